@@ -43,6 +43,7 @@ WAYS = {
     "nt_bxent": ("pairs", "pairs, 8/class"),
     "info_nce": ("both directions", "one direction", "queue of 4096"),
     "sigmoid": ("matching rows", "10 classes"),
+    "hard_negative": ("partners", "references"),
 }
 """Ways of giving the positives, by loss. References are N rows that get a gradient; a queue gets none."""
 
@@ -101,6 +102,8 @@ def _draw(losses: Collection[str], number: int, seed: int) -> dict[str, Recipe]:
         options = {"similarity": random.choice(("cosine", "dot")), "reduction": random.choice(("mean", "sum", "none"))}
         if form.loss in ("supcon", "supcon_in"):
             options["denominator"] = random.choice(("all", "one_positive", "only_negatives"))
+        if form.loss == "hard_negative":
+            options["similarity"] = "cosine"
         columns = random.choice((32, 48, 64, 100, 192, 256, 384, 512, 768))
         dtype = random.choice(("float32", "float32", "float64"))
         name = ", ".join((form.loss, form.way, f"D={columns}", dtype, *options.values()))
@@ -108,10 +111,12 @@ def _draw(losses: Collection[str], number: int, seed: int) -> dict[str, Recipe]:
     return found
 
 
-LATER = ("sigmoid",)
-"""Losses that were added later. They are drawn separately, so that the combinations of the others stay the same."""
+LATER = {"sigmoid": 1, "hard_negative": 2}
+"""Losses that were added later. Two combinations of each are drawn with this seed, so that the others stay the same."""
 
-CORNERS = _draw(WAYS.keys() - {*LATER}, 30, seed=0) | _draw(LATER, 2, seed=1)
+CORNERS = _draw(WAYS.keys() - LATER.keys(), 30, seed=0)
+for _loss, _seed in LATER.items():
+    CORNERS |= _draw((_loss,), 2, _seed)
 """Drawn combinations, by name."""
 
 RECIPES = FORMS | CORNERS
@@ -190,7 +195,7 @@ def _positives(recipe: Recipe, labels: Tensor, drawn: Callable[[], Tensor]) -> d
     rows, partners = torch.arange(n), fast.stacked_partners(n)
     if recipe.loss == "info_nce" or way == "matching rows":
         return {}
-    if recipe.loss == "nt_xent":
+    if recipe.loss in ("nt_xent", "hard_negative"):
         return {"partners": rows if way == "references" else partners}
     if recipe.loss == "nt_bxent" and way == "pairs":
         return {"positive_pairs": torch.stack((rows, partners), dim=1)}
@@ -221,7 +226,7 @@ def make(name: str, n: int, d: int = COLUMNS, kind: str = "random", *, seed: int
     """
     recipe, generator = RECIPES[name], torch.Generator().manual_seed(seed)
     d, rows, two = recipe.columns or d, torch.arange(n), recipe.loss in TOWERS or recipe.way == "references"
-    if two and (recipe.loss in ("info_nce", "nt_xent") or recipe.way == "matching rows"):
+    if two and (recipe.loss in ("info_nce", "nt_xent", "hard_negative") or recipe.way == "matching rows"):
         labels = rows
     elif "8" in recipe.way:
         labels = rows // 8

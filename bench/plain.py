@@ -6,6 +6,7 @@ training. Every anchor must have a positive, and in `nt_bxent` and with the deno
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -170,3 +171,27 @@ def sigmoid(
     positives = _diagonal(a) if labels is None else labels[:, None] == labels
     signs = 2 * positives.to(logits.dtype) - 1
     return _reduced(-F.logsigmoid(signs * logits).sum(dim=1), reduction)
+
+
+def hard_negative(
+    z: Tensor,
+    partners: Tensor,
+    *,
+    ref_embeddings: Tensor | None = None,
+    temperature: float,
+    tau_plus: float = 0.1,
+    beta: float = 1.0,
+    similarity: str = "cosine",
+    reduction: str = "mean",
+) -> Tensor:
+    """The loss of hard negatives, from exponentials as in its paper."""
+    logits = _logits(z, ref_embeddings, temperature, similarity)
+    positives = F.one_hot(partners, logits.shape[1]).bool()
+    negatives = ~positives if ref_embeddings is not None else ~(positives | _diagonal(z))
+    number = negatives.sum(dim=1, dtype=logits.dtype)
+    positive = logits[positives].exp()
+    weights = (beta * logits).exp() * negatives
+    mean = (weights * logits.exp()).sum(dim=1) / weights.sum(dim=1)
+    mass = (number * mean - tau_plus * number * positive) / (1 - tau_plus)
+    mass = mass.clamp(min=number * math.exp(-1 / temperature))
+    return _reduced(-(positive / (positive + mass)).log(), reduction)

@@ -39,7 +39,7 @@ def explain(case: Case, anchor: int | None = None) -> Iterator[str]:
     if anchor is not None and anchor not in anchors:
         raise UsageError(f"--anchor: expected one of {', '.join(map(str, anchors))}, got {anchor}")
     yield f"{case.id}: {case.entry.function}, {case.sizes()}"
-    shown = ("temperature", "bias", "similarity")
+    shown = ("temperature", "bias", "tau_plus", "beta", "similarity")
     options = {name: case.option(name) for name in shown if name in case.entry.keywords} | dict(case.keywords)
     yield "  " + ", ".join(f"{name} {value}" for name, value in options.items())
     yield from (f"  {name} {value}" for name, value in case.arguments.items())
@@ -98,6 +98,12 @@ def _pair(case: Case, pair: Pair, similarity: Any) -> str:
     if case.entry.epsilon or not (0 < numerator < np.inf and 0 < denominator < np.inf):
         numerator, denominator = pair.numerator, pair.denominator
         s += f", both relative to e^{_number(pair.shift)}"
+    if case.entry.form == "mass":
+        negatives, mass = _listed([k for k in pair.members if k != pair.other]), _number(denominator - numerator)
+        return (
+            f"with {pair.other}: {s}; numerator {_number(numerator)}, mass {mass} of the negatives {negatives};"
+            f" ratio {_ratio(pair)}, -log {_number(pair.value)}"
+        )
     return (
         f"with {pair.other}: {s}; numerator {_number(numerator)}, denominator {_number(denominator)}"
         f" over rows {_listed(pair.members)}; ratio {_ratio(pair)}, -log {_number(pair.value)}"

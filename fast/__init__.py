@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from . import kernels
 from .engine.spec import register
+from .hard_negative import hard_negative_loss
 from .info_nce import info_nce_loss
 from .modules import (
+    HardNegativeLoss,
     InfoNCELoss,
     NTBXentLoss,
     NTXentLoss,
@@ -28,6 +30,7 @@ from .views import flatten_views, interleaved_partners, repeat_labels, split_vie
 register("triton", kernels)
 
 __all__ = [
+    "HardNegativeLoss",
     "InfoNCELoss",
     "NTBXentLoss",
     "NTXentLoss",
@@ -37,6 +40,7 @@ __all__ = [
     "SupConInLoss",
     "SupConLoss",
     "flatten_views",
+    "hard_negative_loss",
     "info_nce_loss",
     "interleaved_partners",
     "nt_bxent_loss",

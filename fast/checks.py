@@ -41,6 +41,12 @@ DIRECTIONS = ("both", "a_to_b", "b_to_a")
 BACKENDS: tuple[str, ...] = get_args(Backend)
 LOWEST = 1e-10
 """Lowest temperature, at which float64 still determines losses to about 1e-6; the highest is its reciprocal."""
+RANGES = {
+    "bias": (-1 / LOWEST, 1 / LOWEST, "-1e+10 to 1e+10"),
+    "tau_plus": (0.0, math.nextafter(1.0, 0.0), "0 to 1, 1 excluded"),
+    "beta": (0.0, 1 / LOWEST, "0 to 1e+10"),
+}
+"""The options that are numbers apart from the temperatures: the lowest value, the highest, and the range in words."""
 VIEWS = "; flatten_views lays out [batch, views, dim] as rows"
 """Hint for embeddings that still have an axis of views."""
 ROWS_NOT_ITEMS = "; stacked_partners and interleaved_partners take the number of rows, not of items"
@@ -107,14 +113,25 @@ def check_bias(value: object, *, validate: bool = False) -> None:
         if not device.may_read(value, validate):
             return
         value = float(value.detach())
+    check_range("bias", value)
+
+
+def check_range(name: str, value: object) -> None:
+    """Check that an option is a number in its range, `RANGES`.
+
+    Raises:
+        TypeError: the value is not a number.
+        ValueError: the number is NaN or out of range.
+    """
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"bias: expected a number, got {type(value).__name__}")
+        raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
-    if not -1 / LOWEST <= number <= 1 / LOWEST:
-        raise ValueError(f"bias: expected a number in the range {-1 / LOWEST:g} to {1 / LOWEST:g}, got {value}")
+    low, high, words = RANGES[name]
+    if not low <= number <= high:
+        raise ValueError(f"{name}: expected a number in the range {words}, got {value}")
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:

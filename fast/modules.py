@@ -15,8 +15,9 @@ from typing import Any, ClassVar, Literal, Self, TypeVar, dataclass_transform, g
 
 from torch import Tensor, nn
 
-from .checks import check_bias, check_choice, check_number, check_temperature
+from .checks import check_bias, check_choice, check_number, check_range, check_temperature
 from .engine import Backend, Denominator, InsideReduction, Similarity
+from .hard_negative import Cosine, hard_negative_loss
 from .info_nce import Direction, info_nce_loss
 from .nt_bxent import nt_bxent_loss
 from .nt_xent import PairReduction, nt_xent_loss, nt_xent_pairwise_loss
@@ -99,10 +100,10 @@ class LossModule(nn.Module):
         """Check the options.
 
         Raises:
-            TypeError: a temperature or a bias is neither a number nor a floating tensor, or the base temperature is not
-                a number.
-            ValueError: a temperature is not in the range 1e-10 to 1e10, a bias is not finite, one of them is not a
-                scalar, or an option has an unknown value.
+            TypeError: a temperature or a bias is neither a number nor a floating tensor, or another number has the
+                wrong type.
+            ValueError: a temperature is not in the range 1e-10 to 1e10, another number is not in its range, a tensor is
+                not a scalar, or an option has an unknown value.
         """
         for name, check in {"temperature": check_temperature, "bias": check_bias}.items():
             if name not in self.options():
@@ -112,6 +113,9 @@ class LossModule(nn.Module):
             if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
                 delattr(self, name)
                 self.register_buffer(name, value)
+        for name in ("tau_plus", "beta"):
+            if name in self.options():
+                check_range(name, getattr(self, name))
         if self.base_temperature is not None:
             check_number("base_temperature", self.base_temperature)
         for name, hint in get_type_hints(self.function).items():
@@ -270,3 +274,23 @@ class SigmoidLoss(LossModule):
     temperature: float | Tensor = 0.1
     bias: float | Tensor = -10.0
     reduction: PairReduction = "mean"
+
+
+@module_of(hard_negative_loss)
+class HardNegativeLoss(LossModule):
+    """The module of `hard_negative_loss`.
+
+    Example:
+        >>> import torch
+        >>> from pairproof.fast import HardNegativeLoss, stacked_partners
+        >>> z = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]])
+        >>> loss_function = HardNegativeLoss(beta=0.5)
+        >>> print(f"{loss_function(z, stacked_partners(4)):.4f}")
+        2.2969
+    """
+
+    temperature: float | Tensor = 0.5
+    similarity: Cosine = "cosine"
+    tau_plus: float = 0.1
+    beta: float = 1.0
+    reduction: Reduction = "mean"

@@ -10,6 +10,7 @@ scalars). So they run unchanged on float64, on complex128 (the complex step give
 and on the balls of ``python-flint``, which are intervals with proved bounds.
 """
 
+from .hard_negative import hard_negative_loss
 from .info_nce import info_nce_loss
 from .nt_bxent import nt_bxent_loss
 from .nt_xent import nt_xent_loss, nt_xent_pairwise_loss
@@ -23,6 +24,7 @@ __all__ = [
     "Result",
     "Terms",
     "flatten_views",
+    "hard_negative_loss",
     "info_nce_loss",
     "interleaved_partners",
     "nt_bxent_loss",

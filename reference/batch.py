@@ -210,6 +210,7 @@ def evaluate_similarities(
     base_temperature: float | None = None,
     no_positive: str | None = None,
     reduction: str = "mean",
+    lowest: Scalar | None = None,
     **options: Any,
 ) -> Result:
     """Evaluate a formula for every anchor and reduce the results. Of the arguments, only the logits are checked.
@@ -227,6 +228,7 @@ def evaluate_similarities(
             the formula evaluates such an anchor too.
         reduction: "mean" over the anchors that count, "sum", "none" (a list), or "mean_pairs" over the pairs of the
             formula. The mean of an empty set is 0.
+        lowest: the lowest possible similarity, for a formula that takes its logit as the option ``lowest``.
         options: further options of the formula.
 
     Returns:
@@ -251,6 +253,8 @@ def evaluate_similarities(
     N = [[a for a in A[i] if not is_positive[i][a]] for i in rows]
 
     zero = zero_like(similarity[0][0])
+    if lowest is not None:
+        options["lowest"] = (zero + lowest) / float(temperature)
     without_positives: Anchor = (NAN if no_positive == "nan" else 0.0), []
     values = {
         i: formula(logits[i], i, A[i], P[i], N[i], **options) if P[i] or no_positive is None else without_positives

@@ -35,6 +35,13 @@ CHOICES = {
     "similarity": ("cosine", "dot"),
 }
 
+RANGES = {
+    "bias": (-1 / LOWEST, 1 / LOWEST, "-1e+10 to 1e+10"),
+    "tau_plus": (0.0, math.nextafter(1.0, 0.0), "0 to 1, 1 excluded"),
+    "beta": (0.0, 1 / LOWEST, "0 to 1e+10"),
+}
+"""The options that are numbers apart from the temperatures: the lowest value, the highest, and the range in words."""
+
 
 def check_options(options: Mapping[str, object], more_reductions: Sequence[str] = ()) -> None:
     """Raise an error for an option with an unknown value, or a temperature that check_temperature rejects."""
@@ -42,8 +49,9 @@ def check_options(options: Mapping[str, object], more_reductions: Sequence[str] 
         if name in options:
             check_choice(name, options[name], [*allowed, *(more_reductions if name == "reduction" else ())])
     check_temperature("temperature", options["temperature"])
-    if "bias" in options:
-        check_bias(options["bias"])
+    for name in RANGES:
+        if name in options:
+            check_range(name, options[name])
     if options["base_temperature"] is not None:
         check_temperature("base_temperature", options["base_temperature"])
 
@@ -68,16 +76,17 @@ def check_temperature(name: str, value: object) -> None:
         raise ValueError(f"{name}: expected a number in the range {LOWEST:g} to {1 / LOWEST:g}, got {value!r}")
 
 
-def check_bias(value: object) -> None:
-    """Raise an error unless the bias is a finite number in the range of quotients by the lowest temperature."""
+def check_range(name: str, value: object) -> None:
+    """Raise an error unless the value of an option is a number in its range, ``RANGES``."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
-        raise TypeError(f"bias: expected a number, got {type(value).__name__}")
+        raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
-    if not -1 / LOWEST <= number <= 1 / LOWEST:
-        raise ValueError(f"bias: expected a number in the range {-1 / LOWEST:g} to {1 / LOWEST:g}, got {value!r}")
+    low, high, words = RANGES[name]
+    if not low <= number <= high:
+        raise ValueError(f"{name}: expected a number in the range {words}, got {value!r}")
 
 
 def check_one_target(given: Sequence[str], ref_labels: object) -> None:

@@ -24,7 +24,8 @@ whose loss is nearly 0 is a rounding error of 1, not of its logits.
 
 Sources: the SupCon notebook, In [12] to [27] (arXiv 2004.11362, equations 2 and 3; SimCLR, arXiv 2002.05709, equation
 1); the multi-label notebook, In [98] and [103]; the batch tutorial of 31 January 2023; for references and two towers
-MoCo, arXiv 1911.05722, equation 1, CLIP, arXiv 2103.00020, figure 3, and SigLIP, arXiv 2303.15343, Algorithm 1.
+MoCo, arXiv 1911.05722, equation 1, CLIP, arXiv 2103.00020, figure 3, and SigLIP, arXiv 2303.15343, Algorithm 1; for
+hard negatives arXiv 2010.04592 and arXiv 2007.00224.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from scipy.spatial.distance import cdist
-from scipy.special import log_expit, logsumexp
+from scipy.special import log_expit, log_softmax, logsumexp
 
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -388,3 +389,42 @@ def sigmoid_loss(
     each = -log_expit(np.where(target, 1, -1) * (mat + bias)).sum(axis=1)
     found = _values(each, None, temperature, base_temperature, "sum" if reduction == "mean_pairs" else reduction)
     return Values(found.loss / mat.size, found.anchors) if reduction == "mean_pairs" else found
+
+
+def hard_negative_loss(
+    embeddings: npt.ArrayLike,
+    partners: npt.ArrayLike,
+    *,
+    anchors: npt.ArrayLike | None = None,
+    ref_embeddings: npt.ArrayLike | None = None,
+    self_rows: npt.ArrayLike | None = None,
+    temperature: float = 0.5,
+    base_temperature: float | None = None,
+    similarity: str = "cosine",
+    tau_plus: float = 0.1,
+    beta: float = 1.0,
+    reduction: str = "mean",
+) -> Values:
+    """-log(pos / (pos + Ng)), where pos and Ng are those of image/main.py of joshr17/HCL, divided by pos.
+
+    With mat relative to the positive, neg = e^mat, and imp / imp.sum() = softmax(beta * mat) over the negatives. The
+    logarithm of the mean of neg that this weights, less tau_plus, is logsumexp with the factors of both.
+
+    Source: arXiv 2010.04592; arXiv 2007.00224, equation 8.
+    """
+    mat = _mat(embeddings, similarity, temperature, ref_embeddings)
+    others = _others(mat, ref_embeddings is not None, self_rows)
+    place = np.arange(len(mat))
+    positive = mat[place, np.asarray(partners, dtype=np.int64)]
+    others[place, np.asarray(partners, dtype=np.int64)] = False
+    number = others.sum(axis=1)
+    some = others | (number == 0)[:, None]
+    log_weights = log_softmax(np.where(some, beta * mat, -np.inf), axis=1)
+    log_mean = logsumexp(np.where(some, log_weights + (mat - positive[:, None]), -np.inf), axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        terms = np.stack([log_mean, np.full_like(log_mean, np.log(tau_plus))])
+        log_mass = logsumexp(terms, axis=0, b=np.array([[1.0], [-1.0]])) - np.log1p(-tau_plus)
+    # The logarithm of a negative number is NaN, and the floor is the maximum.
+    log_mass = np.fmax(log_mass, -1 / temperature - positive)
+    each = np.where(number > 0, np.logaddexp(0, log_mass + np.log(np.maximum(number, 1))), 0.0)
+    return _values(each, anchors, temperature, base_temperature, reduction)

@@ -42,6 +42,7 @@ def test_the_plan_has_every_loss_way_and_size() -> None:
     assert names >= {f"info_nce, {way}" for way in ("one direction", "both directions", "queue of 4096")}
     assert names >= {"nt_xent, partners", "nt_bxent, pairs", "nt_bxent, pairs, 8/class"}
     assert names >= {"sigmoid, matching rows", "sigmoid, 10 classes"}
+    assert names >= {"hard_negative, partners", "hard_negative, references"}
     timed = {(job["form"], job["regime"], n) for job in jobs.FULL.timings() for n in job["sizes"]}
     sizes = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
     assert timed >= {(name, "default", n) for name in names for n in sizes}
@@ -62,9 +63,9 @@ def test_the_plan_has_every_loss_way_and_size() -> None:
     assert {job["form"] for job in jobs.FULL.memories()} == names
 
 
-def test_thirty_combinations_are_drawn_and_two_of_losses_added_later() -> None:
+def test_thirty_combinations_are_drawn_and_two_of_each_loss_added_later() -> None:
     drawn = list(forms.CORNERS.values())
-    assert len(drawn) == 32
+    assert len(drawn) == 34
     assert {recipe.loss for recipe in drawn[30:]} == {*forms.LATER}
     assert {recipe.loss for recipe in drawn} == set(forms.WAYS)
     assert {recipe.group for recipe in drawn} == {"labels", "masks", "both directions", "one direction"}

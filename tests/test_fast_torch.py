@@ -22,6 +22,7 @@ from pairproof.fast import (
     InfoNCELoss,
     NTXentLoss,
     SupConLoss,
+    hard_negative_loss,
     info_nce_loss,
     kernels,
     nt_bxent_loss,
@@ -83,6 +84,7 @@ def losses(where: str = "cpu") -> dict[str, Call]:
         "info_nce queue": lambda z, **o: info_nce_loss(
             z, z.flip(1), negatives=bank.to(z.dtype), direction="a_to_b", **o
         ),
+        "hard_negative": lambda z, **o: hard_negative_loss(z, partners, **o),
         "sigmoid": lambda z, **o: sigmoid_loss(z, bank.to(z.dtype), labels=labels, ref_labels=ref_labels, **o),
     }
 

@@ -84,8 +84,8 @@ def every_claim() -> list[Claim]:
     for name, entry in LOSSES.items():
         found.append(External(entry.fast, loss=name).claim)
         found += [Claim(name, call, temperature=0.033) for call in entry.calls]
-        other = "dot" if entry.keywords["similarity"] == "cosine" else "cosine"
-        found += [Claim(name, entry.calls[0], settings={"similarity": other}, passed=frozenset({"reduction"}))]
+        for other in set(entry.choices["similarity"]) - {entry.keywords["similarity"]}:
+            found += [Claim(name, entry.calls[0], settings={"similarity": other}, passed=frozenset({"reduction"}))]
     return found
 
 
@@ -585,8 +585,9 @@ def test_stored_proofs_depend_on_inputs_options_and_sources(monkeypatch: pytest.
 # Closed forms.
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", [name for name, entry in LOSSES.items() if entry.form != "mass"])
 def test_closed_form_agrees_with_the_reference(loss: str) -> None:
+    """The loss of hard negatives has no closed form: its loops compute each sum once."""
     compared: Counter[str] = Counter()
     for golden in load_golden(losses=(loss,)):
         case = golden.case

@@ -65,6 +65,7 @@ KEPT = (
     "info_nce/two-towers-tau-half",
     "info_nce/queue-tau-half",
     "sigmoid/two-towers-tau-half",
+    "hard_negative/one-positive-balanced-tau-half",
 )
 """The cases of the small copy of the fixtures that tests damage."""
 

@@ -177,10 +177,11 @@ def built_in(function, temperature):
 
 VARIANTS = [
     (loss, options)
-    for loss in LOSSES
+    for loss, entry in LOSSES.items()
     for options in (
         {},
-        {"similarity": "dot" if loss != "supcon_epsilon" else "cosine"},
+        *({"similarity": s} for s in entry.choices["similarity"] if s != entry.keywords["similarity"]),
+        *({"beta": beta} for beta in (0.0, 0.5, 2.0) if loss == "hard_negative"),
         {"reduction": "sum"},
         {"reduction": "none"},
         {"base_temperature": 0.3},

@@ -14,6 +14,7 @@ import pytest
 
 from pairproof.conformance.suite.flags import Facts
 from pairproof.conformance.suite.golden import GoldenCase, load_golden
+from pairproof.conformance.suite.records import FLOOR
 
 WORDS = "no one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
 NUMBERS = {word: k for k, word in enumerate(WORDS.split())} | {"thirty": 30, "single": 1, "only": 1}
@@ -113,6 +114,16 @@ class Noted(Facts):
     @cached_property
     def logits(self) -> Any:
         return (self.cosines if self.option("similarity") == "cosine" else self.products) / self.t
+
+    @cached_property
+    def over_floor(self) -> list[float]:
+        """The mass of the negatives of each anchor, divided by its floor, before it is raised to the floor."""
+        tau_plus, found = self.option("tau_plus"), []
+        for i in self.anchors:
+            s, own = (self.logits[i][self.member[i] & (self.mask[i] == kind)] for kind in (False, True))
+            mean = np.average(np.exp(s), weights=np.exp(self.option("beta") * s))
+            found.append((mean - tau_plus * np.exp(own[0])) / (1 - tau_plus) / math.exp(-1 / self.t))
+        return found
 
     def cosines_of(self, positive: bool) -> Any:
         """The cosines of the positives or of the negatives of the anchors."""
@@ -742,6 +753,19 @@ RULES: list[Rule] = [
     (r"same four pairs", lambda c: c.case.entry.two_towers and c.n == 4),
     (rf"(?:against|pair,) {COUNT} negatives?", lambda c, k: len(c.given["negatives"]) == number(k)),
     (rf"bias {REAL}", lambda c, x: c.option("bias") == real(x)),
+    (rf"beta {REAL}", lambda c, x: c.option("beta") == real(x)),
+    (rf"tau_plus {REAL}", lambda c, x: c.option("tau_plus") == real(x)),
+    (
+        r"just (above|below) its floor",
+        lambda c, side: all(1 < x < 1.5 if side == "above" else 0.5 < x < 1 for x in c.over_floor),
+    ),
+    (r"every mass is (?:raised to|at) its floor", lambda c: max(c.over_floor) < 1),
+    (r"no mass is at its floor", lambda c: min(c.over_floor) > 1),
+    (
+        r"mass is equal to its floor",
+        lambda c: np.allclose(c.over_floor, 1) and c.golden.expected.gradient_left_out == FLOOR,
+    ),
+    (r"ln\(1 \+ 2 e\^\(-2/temperature\)\)", lambda c: every_result(c, math.log1p(2 * math.exp(-2 / c.t)))),
     (rf"(?:The second tower has|a tower of) {COUNT} rows", lambda c, m: c.case.shape[1] == number(m)),
     (r"the logit is 0", lambda c: np.allclose(c.logits + c.option("bias"), 0)),
     (r"ln\(1 \+ e\^-5\.75\)", lambda c: every_result(c, math.log1p(math.exp(-5.75)))),

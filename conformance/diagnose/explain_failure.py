@@ -477,7 +477,7 @@ def suspects(found: Failure) -> Iterator[Suspect]:
     forms = ("mean", "inside", "inside, summed")
     parts = {"similarity": ("cosine", "dot"), "denominator": variants.RIGHT_DENOMINATORS, "form": forms}
     for part, names in parts.items():
-        for name in names if part == "similarity" or (variant.in_parts and not variant.binary) else ():
+        for name in names if part == "similarity" or (variant.in_parts and not variant.by_form) else ():
             yield right.other(**{part: name})
     chosen = dict(variant.options)
     for option in () if variant.in_parts else found.loss.formula_options:

@@ -306,6 +306,14 @@ READ_AS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 """How a loss's positives may be read from the arguments of a call, by ``Loss.positives_by`` and the call."""
 
 
+NUMBERS_TRIED: Mapping[str, tuple[float, ...]] = {
+    "bias": (-10.0, 0.0),
+    "tau_plus": (0.1, 0.0),
+    "beta": (1.0, 0.0, 0.5, 2.0),
+}
+"""The values that are tried for an option that is a number, the default first."""
+
+
 def known_losses(call: str, bias: float | None = None) -> list[Variant]:
     """Return every loss of the catalogue that a call can express, with every combination of its options.
 
@@ -318,10 +326,14 @@ def known_losses(call: str, bias: float | None = None) -> list[Variant]:
         choices: dict[str, tuple[Any, ...]] = {
             name: values for name, values in loss.choices.items() if name not in REDUCED_BY
         }
-        if "bias" in loss.keywords:
-            choices["bias"] = (loss.keywords["bias"], 0.0) if bias is None else (bias,)
+        choices |= {name: values for name, values in NUMBERS_TRIED.items() if name in loss.keywords}
+        if bias is not None and "bias" in loss.keywords:
+            choices["bias"] = (bias,)
         for values in product(*choices.values()):
-            variant = variant_of(loss, dict(zip(choices, values, strict=True)))
+            chosen = dict(zip(choices, values, strict=True))
+            if chosen.get("tau_plus") == chosen.get("beta") == 0:  # this is nt_xent
+                continue
+            variant = variant_of(loss, chosen)
             direction = dict(variant.options).get("direction", "a_to_b" if "direction" not in loss.keywords else "")
             direction = direction if loss.two_towers else ""
             usable = call != QUEUE or "negatives" in loss.keywords
@@ -351,7 +363,9 @@ def _right_variants(call: str, bias: float | None, losses: tuple[Loss, ...]) -> 
 
 @lru_cache
 def _wrong_variants(call: str, bias: float | None, losses: tuple[Loss, ...]) -> Sequence[Variant]:
-    return _unique(wrong for variant in known_losses(call, bias) for wrong in variations(variant, call))
+    # Of an option that is a number, mistakes are only combined with the default and with 0.
+    known = (variant for variant in known_losses(call, bias) if not dict(variant.options).get("beta"))
+    return _unique(wrong for variant in known for wrong in variations(variant, call))
 
 
 @lru_cache

@@ -339,7 +339,32 @@ _SIGMOID: Table = {
     ),
     "the sum over the pairs is divided by the square of their number": lambda x: (x.attract + x.repel) / x.members**2,
 }
-FORMS: Table = {**_OUTSIDE, **_INSIDE, **_BINARY, **_SIGMOID}
+_MASS: Table = {
+    "mass": lambda x: x.against(x.log_mean),
+    "the weights of the negatives are divided by the mean of e^s, not by their own mean": (
+        lambda x: x.against(x.log_negatives(1 + x.beta) - x.log_negatives(1.0))
+    ),
+    "the weights of the negatives are multiples of e^s, beta e^s, not powers of it": (
+        lambda x: x.against(torch.tensor(x.beta).double().log() + x.log_negatives(2.0) - x.log_negatives(1.0))
+    ),
+    "the weights of the negatives are not divided by their mean": (
+        lambda x: x.against(x.log_negatives(1 + x.beta) - x.log_number)
+    ),
+    "the weights of the negatives are e^(beta similarity), without the temperature": lambda x: x.against(
+        log_sum(x.logits + x.beta * x.similarities, x.setting.negative)[..., 0]
+        - log_sum((x.beta * x.similarities).expand_as(x.logits), x.setting.negative)[..., 0]
+    ),
+    "all negatives have the same weight, whatever beta is": lambda x: x.against(x.log_negatives(1.0) - x.log_number),
+    "the positives hidden among the negatives are not multiplied by the number of negatives": (
+        lambda x: x.against(x.log_mean, hidden=x.tau_plus / x.q)
+    ),
+    "the positives hidden among the negatives are not subtracted": lambda x: x.against(x.log_mean, hidden=0.0),
+    "the mass of the negatives is not divided by 1 - tau_plus": lambda x: x.against(x.log_mean, divisor=1.0),
+    "the number of negatives is N - 1, which includes the positive": lambda x: x.against(x.log_mean, more=1),
+    "the floor of the mass is that of one negative": lambda x: x.against(x.log_mean, floor=-x.log_number),
+    "the mass of the negatives has no floor but 0": lambda x: x.against(x.log_mean, floor=-math.inf),
+}
+FORMS: Table = {**_OUTSIDE, **_INSIDE, **_BINARY, **_SIGMOID, **_MASS}
 
 FLOWS: Mapping[str, str] = {
     "whole": "",
@@ -348,6 +373,7 @@ FLOWS: Mapping[str, str] = {
     "denominator": "no gradient flows through the denominator",
     "numerator": "no gradient flows through the positives",
     "negatives": "no gradient flows through the negatives",
+    "weights": "no gradient flows through the weights of the negatives",
     "norm": "no gradient flows through the norms",
     "first view": "no gradient flows into the first view",
     "second view": "no gradient flows into the second view",
@@ -360,7 +386,7 @@ NAMES: Mapping[str, str] = {
     **TINY_GUARDS,
     **FLOWS,
     **dict.fromkeys((*RIGHT_POSITIVES, "cosine", "dot", "divided", "same", "mean", "inside", "inside, summed"), ""),
-    **dict.fromkeys(("binary", "sigmoid"), ""),
+    **dict.fromkeys(("binary", "sigmoid", "mass"), ""),
     "sum": "the sum over the positives is not divided by their number",
     "mean_pairs": "the mean is over the positive pairs",
     "pooled": "minus the logarithm of the mean over all anchors, not the mean of minus the logarithm",
@@ -422,19 +448,28 @@ class Variant:
         return self.form in _BINARY or self.form in _SIGMOID
 
     @property
-    def bias(self) -> float:
-        """The number that is added to the logits; 0 for a loss without a bias."""
-        return float(dict(self.options).get("bias", self.entry.keywords.get("bias", 0.0)))
+    def by_form(self) -> bool:
+        """Whether the form alone describes the loss, so that numerators, denominators and guards do not vary."""
+        return self.binary or self.form in _MASS
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """The options that are numbers and change the pairs: the bias, tau_plus and beta; 0 for a loss without them."""
+        return tuple(float(self.number(name)) for name in ("bias", "tau_plus", "beta"))
+
+    def number(self, name: str) -> float:
+        """An option that is a number; 0 for a loss without it."""
+        return float(dict(self.options).get(name, self.entry.keywords.get(name, 0.0)))
 
     @property
     def takes_guard(self) -> bool:
         """Whether the loss has logarithms of sums to which no epsilon is added."""
-        return self.in_parts and not self.binary and not self.guard
+        return self.in_parts and not self.by_form and not self.guard
 
     @property
     def pair_parts(self) -> tuple[str | bool, ...]:
         """The parts that determine the pairs of each anchor, in one setting."""
-        names = ("similarity", "tempering", "numerator", "denominator", "guard", "flow", "binary", "bias")
+        names = ("similarity", "tempering", "numerator", "denominator", "guard", "flow", "by_form", "numbers")
         return tuple(getattr(self, name) for name in names)
 
     def words(self) -> list[str]:
@@ -459,8 +494,8 @@ def variant_of(loss: Loss, options: Mapping[str, Any]) -> Variant:
         loss: the loss.
         options: the options that differ from their defaults; the direction, if it is not "both".
     """
-    biased = ("bias",) if "bias" in loss.keywords else ()
-    own = dict.fromkeys(name for name in (*loss.choices, *loss.formula_options, *biased) if name not in REDUCED_BY)
+    scalars = [name for name in loss.scalars if name != "base_temperature"]
+    own = dict.fromkeys(name for name in (*scalars, *loss.formula_options) if name not in REDUCED_BY)
     usual = {name: loss.default(name) for name in loss.keywords}
     given = {**usual, **options}
     chosen = tuple((name, given[name]) for name in own if given[name] != usual[name])
@@ -554,7 +589,7 @@ class Pairs:
         setting = self.setting
         self.divisor = TEMPERINGS[variant.tempering](evaluation.temperature)
         self.similarities = evaluation.once(self._similarities, variant, "similarity", "flow")
-        self.bias = variant.bias
+        self.bias, self.tau_plus, self.beta = variant.numbers
         self.logits = self.similarities / self.divisor + self.bias
         dtype, also = ROUNDED.get(variant.similarity, ("", False))
         if also:
@@ -605,6 +640,51 @@ class Pairs:
     def pairs_at(self, logits: Tensor) -> Tensor:
         """[T, M], the sum of the binary cross-entropies of all pairs, with other logits."""
         return self.softplus(-logits, self.positive) + self.softplus(logits, self.setting.negative)
+
+    @cached_property
+    def log_number(self) -> Tensor:
+        """[M], the logarithm of the number of negatives, at least 0."""
+        return self.q.double().log()
+
+    def log_negatives(self, factor: float) -> Tensor:
+        """[T, M], the logarithm of the sum over the negatives of the exponentials of multiples of the logits."""
+        return log_sum(factor * self.logits, self.setting.negative)[..., 0]
+
+    @cached_property
+    def log_mean(self) -> Tensor:
+        """[T, M], the logarithm of the mean over the negatives of e^s, weighted by e^(beta s)."""
+        if self.variant.flow != "weights":
+            return self.log_negatives(1 + self.beta) - self.log_negatives(self.beta)
+        still = self.beta * self.logits.detach()
+        sums = (log_sum(s, self.setting.negative)[..., 0] for s in (self.logits + still, still))
+        return next(sums) - next(sums)
+
+    def against(
+        self,
+        log_mean: Tensor,
+        *,
+        hidden: Tensor | float | None = None,
+        divisor: float | None = None,
+        more: int = 0,
+        floor: Tensor | float = 0.0,
+    ) -> Tensor:
+        """[T, M], log(1 + mass / e^s) of the positive.
+
+        Args:
+            log_mean: [T, M], the logarithm of the mean of the negatives.
+            hidden: [M], the fraction of positives among them that is subtracted; tau_plus by default.
+            divisor: what the difference is divided by; 1 - tau_plus by default.
+            more: what is added to the number of negatives.
+            floor: [M], what is added to the logarithm of the floor of the mean.
+        """
+        own = self.total(self.logits)
+        hidden = torch.as_tensor(self.tau_plus if hidden is None else hidden, dtype=torch.float64)
+        excess = _less(log_mean - own, hidden.log().expand_as(own))
+        excess = excess - math.log(1 - self.tau_plus if divisor is None else divisor)
+        lowest = (self.variant.entry.lowest or 0.0) / self.divisor[..., 0]
+        log_ratio = excess.maximum(lowest - own + floor) + (self.q + more).double().log()
+        value = torch.logaddexp(log_ratio, torch.zeros_like(log_ratio))
+        return torch.where(self.negatives > 0, value, 0.0)
 
     def _similarities(self) -> Tensor:
         name, flow, rows = self.variant.similarity, self.variant.flow, self.setting.rows
@@ -707,7 +787,9 @@ class Pairs:
         given = {**entry.keywords, **dict(self.variant.options)}
         options = {name: given[name] for name in entry.formula_options}
         member, positive = self.setting.member, self.setting.positive
-        return torch.stack([entry.baseline(s, member, positive, **options) for s in self.logits])
+        lowest = [{} if entry.lowest is None else {"lowest": entry.lowest / t} for t in self.divisor[:, 0, 0]]
+        values = zip(self.logits, lowest, strict=True)
+        return torch.stack([entry.baseline(s, member, positive, **options, **more) for s, more in values])
 
 
 def _less(a: Tensor, b: Tensor) -> Tensor:
@@ -768,7 +850,7 @@ def variations(variant: Variant, call: str, kept: Collection[str] = ()) -> Itera
     others: dict[str, Iterable[Any]] = {"similarity": [x for x in SIMILARITIES if x != QUEUE_NOT_NORMALISED]}
     if call == QUEUE and variant.positives == "queue a_to_b":
         others = {"similarity": SIMILARITIES, "positives": (QUEUE_IGNORED, QUEUE_ADDED)}
-    if variant.in_parts and not variant.binary:
+    if variant.in_parts and not variant.by_form:
         others["numerator"] = NUMERATORS
         right = {*RIGHT_DENOMINATORS} - {variant.denominator}
         others["denominator"] = [name for name in DENOMINATORS if name.partition(",")[0] not in right]
@@ -776,7 +858,7 @@ def variations(variant: Variant, call: str, kept: Collection[str] = ()) -> Itera
         forms = (name for name in (*_OUTSIDE, *_INSIDE) if name != _LEAK_SUM)
         others["form"] = _INSIDE if variant.form in _INSIDE else forms
     elif variant.in_parts:
-        others["form"] = _SIGMOID if variant.form in _SIGMOID else _BINARY
+        others["form"] = next(table for table in (_SIGMOID, _BINARY, _MASS) if variant.form in table)
     if variant.positives == "meant":
         others["positives"] = [name for name, part in POSITIVES.items() if call in part.calls]
     changed = {part: names for part, names in others.items() if part not in kept}

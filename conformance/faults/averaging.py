@@ -185,3 +185,15 @@ def info_nce_divided_by_the_replicas(direction: parts.Direction) -> Tensor:
 def sigmoid_divided_by_the_cube(batch: parts.Batch) -> Tensor:
     """The sum over all pairs is divided by the cube of the number of anchors, not by their number."""
     return parts.anchors("sigmoid", batch).sum() / len(batch.s) ** 3
+
+
+@fault("hard_negative", build=parts.hard)
+def hard_negative_hidden_positives_not_counted(given: parts.Hard) -> Tensor:
+    """tau_plus e^s of the positive is subtracted from the sum once, not once for each negative."""
+    return given.against(given.log_mean, hidden=given.tau_plus / max(given.number, 1))
+
+
+@fault("hard_negative", build=parts.hard)
+def hard_negative_number_includes_the_positive(given: parts.Hard) -> Tensor:
+    """The number of negatives is taken as 2B - 1, which includes the positive, not as 2B - 2."""
+    return given.against(given.log_mean, number=given.number + 1)

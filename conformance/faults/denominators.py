@@ -128,3 +128,24 @@ def info_nce_every_sum_for_every_anchor(direction: parts.Direction) -> parts.Eva
         return direction
     positive, negatives = direction.rows.logits.tensor_split([1], dim=1)
     return torch.logaddexp(positive, negatives.logsumexp(dim=1)) - positive
+
+
+@fault("hard_negative", github("joshr17/HCL", "issues/1"), build=parts.hard)
+def hard_negative_weights_over_the_mean_similarity(given: parts.Hard) -> Tensor:
+    """The weights are divided by the mean of e^s, as in the paper's pseudocode, not by their own mean."""
+    s = given.rows.logits
+    return given.against(given.log_sum((1 + given.beta) * s) - given.log_sum(s))
+
+
+@fault("hard_negative", github("joshr17/HCL", "issues/5"), build=parts.hard)
+def hard_negative_beta_as_a_factor(given: parts.Hard) -> Tensor:
+    """The weights are beta times e^s, as in the paper's pseudocode, not its power: beta scales the mass."""
+    s = given.rows.logits
+    weighted = given.log_sum(2 * s) - given.log_sum(s)
+    return given.against(weighted + s.new_tensor(given.beta).log())
+
+
+@fault("hard_negative", "https://arxiv.org/abs/2010.04592", build=parts.hard)
+def hard_negative_floor_of_one_negative(given: parts.Hard) -> Tensor:
+    """The floor of the mass is e^(-1/T), as in the paper's pseudocode, without the number of negatives."""
+    return given.against(given.log_mean, floors=min(1, given.number))

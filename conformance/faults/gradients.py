@@ -105,3 +105,11 @@ def supcon_contrast_detached(given: parts.Features) -> parts.Batch:
     """The rows that anchors are contrasted with are detached, as after a gather that is not differentiable."""
     rows = parts.unit(given.rows)
     return parts.batch_of(rows @ rows.T.detach() / given.temperature, given.same)
+
+
+@fault("hard_negative", build=parts.hard)
+def hard_negative_weights_detached(given: parts.Hard) -> Tensor:
+    """The value is right, but the weights of the negatives are detached: part of the gradient is missing."""
+    s = given.rows.logits
+    still = given.beta * s.detach()
+    return given.against(given.log_sum(s + still) - given.log_sum(still))

@@ -170,3 +170,11 @@ def supcon_in_ignored_ids_left_out_of_all_rows(
 def sigmoid_positives_only(batch: parts.Batch) -> parts.Batch:
     """The negatives are left out: only the pairs on the diagonal are summed."""
     return batch._replace(other=batch.positive)
+
+
+@fault("hard_negative", build=parts.hard)
+def hard_negative_positive_among_the_negatives(given: parts.Hard) -> Tensor:
+    """Only the self pair is masked: the positive is one of its own negatives."""
+    s, others = given.rows.logits, parts.off_diagonal(len(given.rows.target))
+    of_weighted, of_weights = (parts.log_sum(x, others)[:, 0] for x in ((1 + given.beta) * s, given.beta * s))
+    return given.against(of_weighted - of_weights, number=given.number + 1)

@@ -218,3 +218,12 @@ def supcon_in_count_in_float32(batch: parts.Batch) -> Tensor:
 def sigmoid_logit_subtracted(batch: parts.Batch) -> Tensor:
     """All pairs are summed as negatives, and the logits of positives are subtracted: fitted pairs lose digits."""
     return parts.row_sums(-F.logsigmoid(-batch.s), batch.other) - parts.row_sums(batch.s, batch.positive)
+
+
+@fault(
+    "hard_negative", github("chingyaoc/DCL", "blob/7d6345f6a2e4e2615e63f39966ad0dad3f54f954/main.py"), build=parts.hard
+)
+def hard_negative_floor_left_out(given: parts.Hard) -> Tensor:
+    """The floor, which the code calls optional, is left out: the loss may be negative, or NaN where the mass is."""
+    ratio = (given.log_mean - given.rows.logits[given.rows.positive]).exp() - given.tau_plus
+    return torch.log1p(given.number * ratio / (1 - given.tau_plus))

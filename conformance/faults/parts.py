@@ -8,6 +8,7 @@ a case that the fault fails detects this detail. ``RIGHT`` contains the correct 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, NamedTuple, TypeAlias
@@ -114,7 +115,70 @@ class Direction(NamedTuple):
         return Rows(logits, torch.zeros(len(logits), dtype=torch.int64))
 
 
-Evaluable: TypeAlias = Tensor | Batch | Rows | Direction | list["Evaluable"]
+class Hard(NamedTuple):
+    """The logits of two views, contrasted with a mass of hard negatives.
+
+    Attributes:
+        rows: the logits [2B, 2B] and the columns of the positives.
+        temperature: divides the cosines.
+        tau_plus: the fraction of positives among the negatives.
+        beta: the exponent of the weights.
+    """
+
+    rows: Rows
+    temperature: float
+    tau_plus: float
+    beta: float
+
+    @property
+    def negative(self) -> Tensor:
+        """[2B, 2B], true for the negatives of each row."""
+        return off_diagonal(len(self.rows.target)) & ~self.rows.positive
+
+    @property
+    def number(self) -> int:
+        """The number of negatives of a row."""
+        return len(self.rows.target) - 2
+
+    def log_sum(self, logits: Tensor) -> Tensor:
+        """[2B], the logarithm of the sum of the negatives' exponentials."""
+        return log_sum(logits, self.negative)[:, 0]
+
+    @property
+    def log_mean(self) -> Tensor:
+        """[2B], the logarithm of the weighted mean of the negatives' exponentials."""
+        s = self.rows.logits
+        return self.log_sum((1 + self.beta) * s) - self.log_sum(self.beta * s)
+
+    def against(
+        self, log_mean: Tensor, *, hidden: float | None = None, number: int | None = None, floors: float | None = None
+    ) -> Tensor:
+        """[2B], the value of each row.
+
+        Args:
+            log_mean: [2B], the logarithm of the mean of the negatives' exponentials.
+            hidden: the fraction of positives that is subtracted; ``tau_plus`` by default.
+            number: the factor of the mean; by default the number of negatives.
+            floors: the factor of the floor; ``number`` by default.
+        """
+        own = self.rows.logits[self.rows.positive]
+        number = self.number if number is None else number
+        floors = number if floors is None else floors
+        hidden = self.tau_plus if hidden is None else hidden
+        excess = log_mean - own
+        if hidden:
+            above = excess > math.log(hidden)
+            share = hidden * (-excess.where(above, 0.0)).exp()
+            excess = (excess + torch.log1p(-share)).where(above, -torch.inf)
+        log_ratio = excess - math.log(1 - self.tau_plus) + _log(number)
+        return -F.logsigmoid(-log_ratio.maximum(-1 / self.temperature - own + _log(floors)))
+
+
+def _log(number: float) -> float:
+    return math.log(number) if number else -math.inf
+
+
+Evaluable: TypeAlias = Tensor | Batch | Rows | Direction | Hard | list["Evaluable"]
 """What a builder or a fault returns: an input of a loss, or its values; the losses of a list are averaged."""
 
 Builder: TypeAlias = Callable[..., Any]
@@ -129,6 +193,8 @@ def loss_of(loss: str, found: Evaluable) -> Tensor:
         found = found.rows
     if isinstance(found, Rows):
         return F.cross_entropy(*found)
+    if isinstance(found, Hard):
+        return found.against(found.log_mean).mean()
     return (anchors(loss, found) if isinstance(found, Batch) else found).mean()
 
 
@@ -285,6 +351,12 @@ def across(
     return Batch(s, positives, torch.ones_like(s, dtype=torch.bool))
 
 
+def hard(view_a: Tensor, view_b: Tensor, *, temperature: float, tau_plus: float = 0.1, beta: float = 1.0) -> Hard:
+    """The logits of the cosines of stacked views, contrasted with a mass of hard negatives."""
+    rows = unit(torch.cat([view_a, view_b]))
+    return Hard(Rows(rows @ rows.T / temperature, stacked(len(rows))), temperature, tau_plus, beta)
+
+
 def diagonal(logits: Tensor) -> Rows:
     """Logits [B, B] with the positives on the diagonal."""
     return Rows(logits, torch.arange(len(logits)))
@@ -343,5 +415,6 @@ RIGHT: Mapping[tuple[str, str], Function] = {
     ("supcon_epsilon", "labels"): composed("supcon_epsilon", products),
     ("info_nce", "views"): composed("info_nce", directions),
     ("sigmoid", "views"): composed("sigmoid", across),
+    ("hard_negative", "views"): composed("hard_negative", hard),
 }
 """The correct implementation of every loss, for every call that some fault uses."""

@@ -150,3 +150,10 @@ def supcon_epsilon_temperature_missing(embeddings: Tensor, labels: Tensor, *, te
 def sigmoid_bias_subtracted(view_a: Tensor, view_b: Tensor, *, temperature: float, bias: float = -10.0) -> parts.Batch:
     """The bias is subtracted, as in the equation that the paper prints, not added as in its pseudocode."""
     return parts.across(view_a, view_b, temperature=temperature, bias=-bias)
+
+
+@fault("hard_negative", build=parts.hard)
+def hard_negative_exponent_without_temperature(given: parts.Hard) -> Tensor:
+    """The weights are powers of e^cosine, not of e^(cosine / temperature)."""
+    s, exponent = given.rows.logits, given.beta * given.temperature * given.rows.logits
+    return given.against(given.log_sum(s + exponent) - given.log_sum(exponent))

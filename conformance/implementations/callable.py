@@ -69,8 +69,11 @@ Time-outs of small and of large batches are counted separately."""
 TRIAL_TEMPERATURE = 0.5
 """The temperature of the small batch on which the calls are tried, unless one is built in."""
 
-TRIAL_BIAS = -10.0
-"""The bias of a target that takes one, in all calls that explore it."""
+TRIAL_NUMBERS: Mapping[str, Mapping[str, float]] = {
+    "bias": {"bias": -10.0},
+    "tau_plus": {"tau_plus": 0.1, "beta": 1.0},
+}
+"""For a target with a parameter of this name, the options that it takes in all calls that explore it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +163,7 @@ class Target:
         signature: its parameters.
         constructs: whether it is a class, constructed for every call.
         takes_temperature: whether a temperature can be passed.
-        trial_keywords: further keywords of every call that explores the target: the bias, if it takes one.
+        trial_keywords: further keywords of every call that explores the target, from ``TRIAL_NUMBERS``.
         forms: the plausible ways to call it, the best guess first.
         form: the one that is used.
         call: how it is called, one of ``CALLS``.
@@ -229,7 +232,9 @@ class Target:
             self.probed_as = "partners"
         elif self.probed_as == "views" and self.signature.requires("negatives"):
             self.probed_as = "queue"
-        self.trial_keywords = {} if self.signature.keyword("bias") is None else {"bias": TRIAL_BIAS}
+        takes = self.signature.keyword
+        numbers = [values for name, values in TRIAL_NUMBERS.items() if takes(name)]
+        self.trial_keywords = {name: x for values in numbers for name, x in values.items() if takes(name)}
         self.takes_temperature = self.call == "similarities" or self.signature.keyword("temperature") is not None
         self.notes = self._notes()
 

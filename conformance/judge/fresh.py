@@ -73,6 +73,9 @@ of which one has two rows."""
 TEMPERATURES = {"low": (0.024, 0.1), "usual": (0.1, 1.0), "high": (1.0, 8.0)}
 """Ranges of the temperature if it can be passed."""
 
+DRAWN = {"bias": (-12.0, 2.0), "tau_plus": (0.01, 0.3), "beta": (0.1, 3.0)}
+"""Ranges of the other options that are numbers, besides 0."""
+
 SPREAD = 0.4
 """Distance of trained-like rows from the centre of their class, relative to the distance of the centre from 0."""
 
@@ -236,7 +239,7 @@ def _factors(claim: Claim) -> dict[str, tuple[Any, ...]]:
         "queue": ("none", "short", "long") if takes("negatives") else ("none",),
         "temperature": tuple(TEMPERATURES) if claim.temperature is None else ("built-in",),
         "base_temperature": claim.values_of("base_temperature") or (None, True),
-        **({"bias": claim.values_of("bias") or (True, 0.0)} if "bias" in entry.keywords else {}),
+        **{name: claim.values_of(name) or (True, 0.0) for name in DRAWN if name in entry.keywords},
         **{name: claim.values_of(name) or values for name, values in entry.choices.items()},
     }
 
@@ -358,9 +361,10 @@ class _Drawing:
         keywords["temperature"] = drawn
         base = self.plan["base_temperature"]
         keywords["base_temperature"] = round(drawn * self.chance.choice((0.5, 3.0)), 5) if base is True else base
-        if "bias" in self.plan:
-            bias = self.plan["bias"]
-            keywords["bias"] = round(self.chance.uniform(-12.0, 2.0), 3) if bias is True else bias
+        for name, limits in DRAWN.items():
+            if name in self.plan:
+                number = self.plan[name]
+                keywords[name] = round(self.chance.uniform(*limits), 3) if number is True else number
         if self.plan["anchors"]:
             keywords["anchors"] = self._anchors(classes)
         keywords = {key: value for key, value in keywords.items() if value not in (None, self.entry.default(key, rows))}

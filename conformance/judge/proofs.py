@@ -29,10 +29,10 @@ from ..suite import cases, catalogue
 from ..suite.cases import Case
 from ..suite.flags import first_untrue
 from ..suite.golden import GoldenCase
-from ..suite.records import NAN_LOSS, TIE, Expected, Matrix, Truth
+from ..suite.records import NAN_LOSS, Expected, Matrix, Truth
 from ..suite.store import write_atomically
 from ..truth import evaluate
-from ..truth.certify import CertificationError, maximum_is_tied
+from ..truth.certify import CertificationError, kink_of
 from ..truth.closed import Form, closed_form
 from ..truth.evaluate import PROVE_UP_TO, truth
 
@@ -63,7 +63,7 @@ def as_claimed(
         # The results of a worked example are proved when it is judged.
         return changed, golden
     try:
-        expected = _proved(changed, maximum_is_tied(changed))
+        expected = _proved(changed, kink_of(changed))
     except CertificationError:  # for example, two entries of a row are too close to tell which is the largest
         return case, golden
     flags = tuple(flag for flag in golden.flags if first_untrue(changed, (flag,)) is None)
@@ -174,7 +174,7 @@ def prove(case: Case) -> Truth:
     Raises:
         CertificationError: a result cannot be proved.
     """
-    return _with_reason(truth(case, form=_form(case)), maximum_is_tied(case))
+    return _with_reason(truth(case, form=_form(case)), kink_of(case))
 
 
 def _form(case: Case) -> Form | None:
@@ -182,25 +182,25 @@ def _form(case: Case) -> Form | None:
     return closed_form(case) if case.size > PROVE_UP_TO else None
 
 
-def _with_reason(true: Truth, tied: bool) -> Truth:
+def _with_reason(true: Truth, kink: str | None) -> Truth:
     if any(map(math.isnan, true.values)):
         return replace(true, gradient_left_out=NAN_LOSS)
-    return replace(true, gradient=None, other_gradients={}, gradient_left_out=TIE) if tied else true
+    return replace(true, gradient=None, other_gradients={}, gradient_left_out=kink) if kink else true
 
 
 @lru_cache(maxsize=1)  # the checks of a case in several dtypes follow each other
-def _proved(case: Case, tied: bool) -> Expected:
+def _proved(case: Case, kink: str | None) -> Expected:
     """Return the proved results of a case, from the cache folder if they are there.
 
     Args:
         case: the case.
-        tied: whether the gradient is left out because the loss has a kink.
+        kink: why the gradient is left out although the loss is defined, or None.
     """
     name = f"{hashlib.sha256(_sources() + _content(case)).hexdigest()}.json"
     # A folder that cannot be read or written, or a damaged entry, only costs time.
     with suppress(OSError, RuntimeError, ValueError, KeyError, TypeError):
         return _read((cache_folder() / name).read_text(encoding="utf-8"))
-    true = _with_reason(truth(case, form=_form(case)), tied)
+    true = _with_reason(truth(case, form=_form(case)), kink)
     with suppress(OSError, RuntimeError):
         cache_folder().mkdir(parents=True, exist_ok=True)
         write_atomically(cache_folder() / name, _written(true))

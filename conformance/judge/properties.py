@@ -75,6 +75,9 @@ HOT = 2.0**30
 ROUNDING = 2.0**-53
 """Unit roundoff of float64, in which relations are computed."""
 
+NUMBERS_DRAWN = {"bias": (-10.0, 0.0, -2.5, 1.0), "tau_plus": (0.1, 0.0, 0.3), "beta": (1.0, 0.0, 0.5, 2.0)}
+"""The values that are drawn for options that are numbers."""
+
 KINDS = ("any", "labelled", "views", "paired")
 
 
@@ -291,8 +294,9 @@ def batches(loss: str, kind: str = "any", fixed: Mapping[str, Any] = MappingProx
         temperatures = (0.5, 0.07, 0.1, 1.0, 2.0) if cosine else (1.0, 0.5, 10.0, 64.0)
         keywords["temperature"] = draw(st.sampled_from(temperatures))
         keywords["base_temperature"] = draw(st.sampled_from((None, 0.07, 0.5)))
-        if "bias" in entry.keywords:
-            keywords["bias"] = draw(st.sampled_from((-10.0, 0.0, -2.5, 1.0)))
+        for name, values in NUMBERS_DRAWN.items():
+            if name in entry.keywords:
+                keywords[name] = draw(st.sampled_from(values))
         if "anchors" in entry.keywords:
             keywords["anchors"] = draw(st.none() | several(st.booleans(), n))
         keywords |= {name: value for name, value in fixed.items() if name in entry.keywords}
@@ -689,7 +693,8 @@ def _hot(subject: Subject, case: Case) -> None:
     hot = _with(case, temperature=HOT, base_temperature=None)
     longest = 1.0 if case.option("similarity") == "cosine" else float(np.linalg.norm(_rows(case), axis=1).max())
     # Logits of magnitude at most S change each ratio of exponentials by a factor of at most e^(2S), each softplus by S.
-    pairs = hot.shape[1] if hot.entry.form == "sigmoid" else 1  # each value is a sum
+    # A sigmoid loss is a sum over pairs, and a mass is divided by 1 - tau_plus.
+    pairs = hot.shape[1] if hot.entry.form == "sigmoid" else 2 if hot.entry.form == "mass" else 1
     slack = 2 * longest**2 / HOT * pairs + 4 * ROUNDING * (1 + abs(hot.bias))
     _agree(_of_equal_logits(hot, 0.0, slack), _ask(subject, hot))
 

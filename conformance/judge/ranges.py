@@ -165,7 +165,7 @@ def find_limits(target: External, claim: Claim, dtypes: Sequence[str] = DTYPES) 
 
 
 def _limits(target: External, claim: Claim, dtypes: Sequence[str]) -> Iterator[Limit]:
-    for similarity in claim.values_of("similarity") or ("cosine", "dot"):
+    for similarity in claim.values_of("similarity") or LOSSES[claim.loss].choices["similarity"]:
         case, known = _case(claim, str(similarity)), dict[tuple[float, float], Expected]()
         if claim.support.refuses(case) is None:
             for dtype in (dtype for dtype in DTYPES if dtype in dtypes):

@@ -159,6 +159,12 @@ class Case:
         """The number that is added to the logits; 0 for a loss without a bias."""
         return float(self.option("bias") or 0.0)
 
+    @property
+    def lowest(self) -> dict[str, float]:
+        """The option of the baseline that is the lowest logit, if it takes one."""
+        lowest = self.entry.lowest
+        return {} if lowest is None else {"lowest": lowest / self.temperature}
+
     def formula_options(self) -> dict[str, Any]:
         """The options that the formula and the baseline take."""
         return {name: self.option(name) for name in self.entry.formula_options}
@@ -342,7 +348,7 @@ def reference_of_similarities(case: Case, matrix: Sequence[Sequence[Any]], **cha
         The loss and its terms.
     """
     names = ("temperature", "bias", "base_temperature", "no_positive", "reduction", *case.entry.formula_options)
-    options: dict[str, Any] = {name: case.option(name) for name in names}
+    options: dict[str, Any] = {name: case.option(name) for name in names} | {"lowest": case.entry.lowest}
     # A proof gives the sets itself, for one anchor at a time.
     if "is_positive" not in changed:
         options |= {"is_positive": case.positive_mask(), "anchors": case.anchors(), "members": case.members()}

@@ -50,7 +50,7 @@ COMMON: Mapping[str, object] = {
 }
 """The keywords that every loss has, with their usual defaults."""
 
-NUMBERS = ("base_temperature", "bias")
+NUMBERS = ("base_temperature", "bias", "tau_plus", "beta")
 """The options apart from the temperature that are numbers."""
 
 REFERENCES: Mapping[str, object] = {"ref_embeddings": None, "ref_labels": None, "self_rows": None}
@@ -84,6 +84,8 @@ class Loss:
         keywords: every keyword with its default; None for ``direction``, see ``default``.
         baseline: the straightforward torch implementation, ``baseline(logits [R, C], member bool [R, C], positive bool
             [R, C], **options) -> [R]``; 0 for a row without terms. The options are those of the formula.
+        lowest: the lowest possible similarity, if the formula and the baseline use its logit; they take this logit as
+            the option ``lowest``.
         module_class: name of its ``torch.nn.Module`` in ``fast``, or "".
         own_choices: allowed values of options that differ from ``CHOICES`` or are not in it.
         variant: fields of ``diagnose.variants.Variant`` that describe the loss. If empty, ``diagnose`` evaluates the
@@ -99,6 +101,7 @@ class Loss:
     positives_by: str
     keywords: Mapping[str, object]
     baseline: Callable[..., Tensor] = field(repr=False)
+    lowest: float | None = None
     module_class: str = ""
     own_choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     variant: Mapping[str, str] = field(default_factory=dict)
@@ -196,7 +199,8 @@ class Loss:
 
         "mean" is the mean over the positives of -log ratio, "inside" is -log of the mean ratio or of the sum of the
         ratios, "binary" is the binary cross-entropy of every pair where the self pair is a positive of loss 0,
-        "sigmoid" is the sum of the binary cross-entropies of all pairs, and "" is any other.
+        "sigmoid" is the sum of the binary cross-entropies of all pairs, "mass" is the cross-entropy against a mass of
+        negatives that has a floor, and "" is any other.
         """
         return self.variant.get("form", "")
 
@@ -311,6 +315,32 @@ def sigmoid_baseline(logits: Tensor, member: Tensor, positive: Tensor) -> Tensor
     return -logsigmoid(sign * logits).where(member, 0.0).sum(dim=1)
 
 
+def hard_negative_baseline(
+    logits: Tensor,
+    member: Tensor,
+    positive: Tensor,
+    *,
+    lowest: float | Tensor,
+    tau_plus: float = 0.1,
+    beta: float = 1.0,
+) -> Tensor:
+    """The cross-entropy of the one positive against a debiased mass of negatives weighted by their hardness."""
+    from torch.nn.functional import logsigmoid
+
+    negative = member & ~positive
+    rows = negative.any(dim=1)
+    own = logits.where(positive, 0.0).sum(dim=1)
+    of_weighted, of_weights = masked_logsumexp((1 + beta) * logits, negative), masked_logsumexp(beta * logits, negative)
+    log_mass = (of_weighted - of_weights)[:, 0] - own
+    if tau_plus:
+        # A mass that is not positive is below the floor. The replaced values keep the gradient finite.
+        above = log_mass > math.log(tau_plus)
+        share = tau_plus * (-log_mass.where(above, 0.0)).exp()
+        log_mass = (log_mass + (1 - share).log() - math.log(1 - tau_plus)).where(above, -math.inf)
+    log_ratio = log_mass.maximum(lowest - own) + negative.sum(dim=1).clamp(min=1).to(own.dtype).log()
+    return -logsigmoid(-log_ratio).where(rows, 0.0)
+
+
 _BY_LABELS: Mapping[str, object] = {**COMMON, "anchors": None, "positives": None}
 _REFERRING = {**_BY_LABELS, **REFERENCES, **IGNORED}
 _SUPCON = {**_REFERRING, "denominator": "all", "no_positive": "zero", "no_negative": "zero"}
@@ -399,6 +429,27 @@ for _loss in (
         own_choices={"reduction": (*REDUCTIONS, "mean_pairs")},
         baseline=sigmoid_baseline,
         variant={"form": "sigmoid"},
+    ),
+    Loss(
+        name="hard_negative",
+        module="hard_negative",
+        module_class="HardNegativeLoss",
+        source="Robinson et al. 2021 (HCL), arXiv 2010.04592, and Chuang et al. 2020 (debiased), arXiv 2007.00224, as"
+        " in image/main.py of joshr17/HCL",
+        positives_by="partners",
+        keywords={
+            **COMMON,
+            "temperature": 0.5,
+            "anchors": None,
+            "ref_embeddings": None,
+            "self_rows": None,
+            "tau_plus": 0.1,
+            "beta": 1.0,
+        },
+        own_choices={"similarity": ("cosine",)},
+        baseline=hard_negative_baseline,
+        lowest=-1.0,
+        variant={"form": "mass"},
     ),
 ):
     register(_loss)

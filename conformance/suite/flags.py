@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from pairproof.reference.hard_negative import log_masses
+
 from .cases import Case
 from .records import Matrix
 
@@ -148,6 +150,9 @@ CONDITIONS: Mapping[str, Condition] = {
     ),
     "queue": _given("negatives"),
     "own-key-in-queue": ("two rows of the towers and the negatives are equal", lambda facts: _repeats(facts.rows)),
+    "hardness": _given("beta"),
+    "hidden-positives": _given("tau_plus"),
+    "mass-floor": ("a mass of negatives is below its floor", lambda facts: _is_floored(facts.case)),
 }
 """For each flag, the condition in words and as a function. Flags that are not listed are not checked."""
 
@@ -185,15 +190,34 @@ def saturated(case: Case) -> bool:
 
     The flag "saturated" also marks golden cases with less extreme positives, so it has no condition.
     """
+    logits, members = _logits(case), case.member_array()
+    largest = np.where(members, np.maximum(logits, 0.0), 0.0).max(axis=1, keepdims=True)
+    return bool((members & case.positive_array() & (largest - logits > 53 * math.log(2))).any())
+
+
+def _is_floored(case: Case) -> bool:
+    """Return whether the mass of an anchor's negatives is below its floor, for a loss with a floor."""
+    if not case.lowest:
+        return False
+    logits, members, positives = _logits(case).tolist(), case.members(), case.positives()
+    for i in case.anchors():
+        (p,) = positives[i]
+        negatives = [k for k in members[i] if k != p]
+        if negatives:
+            mass, floor = log_masses(logits[i], p, negatives, **case.lowest, **case.formula_options())
+            if mass is None or mass < floor:
+                return True
+    return False
+
+
+def _logits(case: Case) -> Matrix:
     rows = case.matrices
     if case.option("similarity") == "cosine":
         rows = {name: _normalised(z) for name, z in rows.items()}
     logits = np.empty(case.shape)
     for block in case.blocks():
         logits[block.part] = rows[block.left] @ rows[block.right].T / case.temperature
-    members = case.member_array()
-    largest = np.where(members, np.maximum(logits, 0.0), 0.0).max(axis=1, keepdims=True)
-    return bool((members & case.positive_array() & (largest - logits > 53 * math.log(2))).any())
+    return logits
 
 
 def _normalised(rows: Matrix) -> Matrix:

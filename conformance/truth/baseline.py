@@ -106,4 +106,5 @@ def anchor_values(case: Case, s: torch.Tensor) -> torch.Tensor:
     """The value of every row from the logits ``s``; 0 for a row without terms."""
     member = case.member_array()
     positive = case.positive_array() & member
-    return case.entry.baseline(s, torch.from_numpy(member), torch.from_numpy(positive), **case.formula_options())
+    options = {**case.formula_options(), **case.lowest}
+    return case.entry.baseline(s, torch.from_numpy(member), torch.from_numpy(positive), **options)

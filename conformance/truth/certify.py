@@ -19,7 +19,7 @@ import numpy as np
 from flint import arb
 
 from ..suite.cases import Case
-from ..suite.records import BY_CHOICE, NAN_LOSS, TIE, Expected, Matrix
+from ..suite.records import BY_CHOICE, FLOOR, NAN_LOSS, TIE, Expected, Matrix
 from .closed import closed_form
 from .evaluate import CertificationError as CertificationError
 from .evaluate import enclosures
@@ -49,22 +49,30 @@ def certify(case: Case, *, gradient: bool = True) -> Expected:
         CertificationError: at the last precision an enclosure still contains numbers that round to different float64,
             or two entries that determine a maximum differ but are equal in float64.
     """
-    tie = maximum_is_tied(case)
-    left_out = NAN_LOSS if case.undefined() else TIE if tie else None if gradient else BY_CHOICE
+    left_out = NAN_LOSS if case.undefined() else kink_of(case) or (None if gradient else BY_CHOICE)
     for bits in PRECISIONS[:-1]:
         with suppress(CertificationError):
             return _proved(case, bits, left_out)
     return _proved(case, PRECISIONS[-1], left_out)
 
 
-def maximum_is_tied(case: Case) -> bool:
-    """Whether a loss with an epsilon has a kink: the largest dot product of an anchor with positives occurs twice.
+def kink_of(case: Case) -> str | None:
+    """Why a case has no gradient although its loss is defined, or None if it has one."""
+    return (FLOOR if case.entry.form == "mass" else TIE) if maximum_is_tied(case) else None
 
-    Under cosine the largest entry of a row is always 1, its self-similarity, so there is no kink.
+
+def maximum_is_tied(case: Case) -> bool:
+    """Whether the loss has a kink at the case, because two arguments of a maximum are equal.
+
+    In a loss with an epsilon, the largest dot product of an anchor's row may occur twice. Under cosine the largest
+    entry of a row is always 1, its self-similarity, so there is no kink. In a loss with a floor, the mass of an
+    anchor's negatives may be equal to the floor.
 
     Raises:
         CertificationError: the loops, which compare in float64, would choose the wrong entry as the largest.
     """
+    if case.entry.form == "mass":
+        return floor_is_reached(case)
     if not case.entry.epsilon:
         return False
     # Exact products of the rows as integers, in units of 1 / scale^2.
@@ -88,6 +96,39 @@ def maximum_is_tied(case: Case) -> bool:
             raise CertificationError(f"{case.id}: the largest products of row {i} are equal in float64")
         tied = tied or len(largest) > 1
     return tied
+
+
+def floor_is_reached(case: Case) -> bool:
+    """Whether the mass of an anchor's negatives is equal to its floor.
+
+    By the theorem of Lindemann and Weierstrass, sums of exponentials of algebraic numbers with rational factors are
+    equal only if they have the same terms. So all negatives are opposite to the anchor, and either tau_plus is 0 or the
+    positive is opposite too.
+    """
+
+    def exact(matrix: Matrix) -> list[list[Fraction]]:
+        return [list(map(Fraction, row)) for row in matrix.tolist()]
+
+    def product(x: Sequence[Fraction], y: Sequence[Fraction]) -> Fraction:
+        return sum((a * b for a, b in zip(x, y, strict=True)), Fraction(0))
+
+    rows = exact(case.embeddings)
+    columns = exact(case.others["ref_embeddings"]) if "ref_embeddings" in case.others else rows
+
+    def opposite(i: int, k: int) -> bool:
+        found = product(rows[i], columns[k])
+        return found < 0 and found**2 == product(rows[i], rows[i]) * product(columns[k], columns[k])
+
+    def reached(i: int) -> bool:
+        (p,) = case.positives()[i]
+        negatives = [k for k in case.members()[i] if k != p]
+        return (
+            bool(negatives)
+            and all(opposite(i, k) for k in negatives)
+            and (not case.option("tau_plus") or opposite(i, p))
+        )
+
+    return any(map(reached, case.anchors()))
 
 
 def nearest(value: arb) -> float | None:

@@ -76,7 +76,8 @@ def enclosures(
 
     Every loss is a function of the logits s_ij / T, plus the bias if it has one, multiplied by T / base_temperature if
     there is one. Its derivative with respect to T is therefore -sum_ij (dL/ds_ij) s_ij / T, plus L / T if there is a
-    base temperature; that with respect to the bias is T sum_ij (dL/ds_ij).
+    base temperature; that with respect to the bias is T sum_ij (dL/ds_ij). If the formula takes a lowest logit, the
+    lowest similarity is one more s_ij.
 
     Args:
         case: the case.
@@ -100,13 +101,15 @@ def enclosures(
                 moved += (0 if case.option("base_temperature") is None else anchors[i]) - _dot(slopes[i], matrix[i])
                 total += anchors[i]
                 continue
-            (row,) = tape.variables([matrix[i]]) if gradient else [matrix[i]]
-            part, result = _part_of_anchor(case, i, row)
+            given_row = [matrix[i], [] if case.entry.lowest is None else [arb(case.entry.lowest)]]
+            row, lowest = tape.variables(given_row) if gradient else given_row
+            part, result = _part_of_anchor(case, i, row, *lowest)
             anchors[i] = arb(tape.value_of(result.terms.anchor_losses[i]))
             factor = arb(factors.get(i, 1))
-            slopes[i] = [x * factor for x in tape.gradient(part, [row])[0]] if gradient else []
+            found = tape.gradient(part, [row, lowest]) if gradient else [[], []]
+            slopes[i], of_lowest = ([x * factor for x in part_of] for part_of in found)
             scaled = 0 if case.option("base_temperature") is None else arb(tape.value_of(part)) * factor
-            moved += scaled - _dot(slopes[i], matrix[i]) if gradient else 0
+            moved += scaled - _dot(slopes[i], matrix[i]) - _dot(of_lowest, given_row[1]) if gradient else 0
             total, pairs = total + tape.value_of(part), pairs + len(result.terms.pairs)
         divisor = max({"mean": len(counted), "mean_pairs": pairs}.get(reduction, 1), 1)
         return Enclosures(
@@ -132,13 +135,14 @@ def _without_collections() -> Iterator[None]:
             gc.enable()
 
 
-def _part_of_anchor(case: Case, i: int, row: Sequence[Any]) -> tuple[Any, reference.Result]:
+def _part_of_anchor(case: Case, i: int, row: Sequence[Any], lowest: Any = None) -> tuple[Any, reference.Result]:
     """The part of the loss that anchor i contributes, before the division by the number of anchors or pairs.
 
     Args:
         case: the case.
         i: the anchor.
         row: its similarities.
+        lowest: the lowest similarity, if the formula uses it.
 
     Returns:
         The part, 0 for an anchor that does not count, and the result of the reference for this anchor.
@@ -154,6 +158,7 @@ def _part_of_anchor(case: Case, i: int, row: Sequence[Any]) -> tuple[Any, refere
         anchors=[i],
         members=[members if k == i else [] for k in rows],
         reduction="mean_pairs" if by_pairs else "sum",
+        lowest=lowest,
     )
     return result.loss * max(len(result.terms.pairs), 1) if by_pairs else result.loss, result
 

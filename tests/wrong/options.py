@@ -209,3 +209,15 @@ def dot_with_references(call: Call) -> Tensor:
 def positive_bias(call: Call) -> Tensor:
     """A positive bias is taken as 0."""
     return call(bias=min(call.bias, 0.0))
+
+
+@wrong("hard_negative")
+def beta_above_one(call: Call) -> Tensor:
+    """A beta above 1 is taken as 1."""
+    return call(beta=min(call.beta, 1.0))
+
+
+@wrong("hard_negative")
+def small_tau_plus(call: Call) -> Tensor:
+    """A tau_plus below 0.05 is taken as 0."""
+    return call(tau_plus=call.tau_plus if call.tau_plus >= 0.05 else 0.0)

@@ -1,0 +1,192 @@
+"""Hard negatives: NT-Xent whose negatives are weighted by their hardness, and corrected for hidden positives.
+
+Let s_ij be the cosine of rows i and j divided by the temperature, p the positive of anchor i and N(i) its n negatives:
+every row except i and p. With t = tau_plus and b = beta, the loss of anchor i is
+
+    log(1 + mass / e^s_ip)
+    mass = max((n g - t n e^s_ip) / (1 - t), n e^(-1/temperature))
+    g    = (sum over N of w e^s) / (sum over N of w),  w = e^(b s)
+
+The weights w are part of the derivative. Without negatives the mass is 0, and so is the loss.
+
+The engine evaluates both sums as odds, log(sum over N of e^s / e^s_ip), for the logits (1 + b) s and b s, which are
+those of the temperatures temperature / (1 + b) and temperature / b. Their difference is q = log(g / e^s_ip), and
+
+    log(mass / e^s_ip) = log n + max(q + log(1 - t e^-q) - log(1 - t), -1/temperature - s_ip)
+
+which does not overflow at any temperature. With b = 0 the second sum is n.
+
+Accuracy: the error of q is a few units in the last place of (1 + 2b) / temperature. Where e^q is near t, the mass is
+ill-conditioned: the subtraction multiplies the error by 1 / (1 - t e^-q), whatever the order of operations. Where the
+floor applies, the value depends only on s_ip and is as accurate as that of NT-Xent.
+
+Sources: Robinson et al. 2021, "Contrastive Learning with Hard Negative Samples" (HCL), arXiv 2010.04592, as in
+image/main.py of joshr17/HCL at commit 7b4647f; with b = 0 Chuang et al. 2020, "Debiased Contrastive Learning", arXiv
+2007.00224, as in main.py of chingyaoc/DCL at commit 7d6345f.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .checks import (
+    check_anchors,
+    check_choice,
+    check_embeddings,
+    check_options,
+    check_partners,
+    check_range,
+    check_references,
+)
+from .engine import Backend, Batch, Policy, Rule, anchor_values, pair_logits, precision, reduced
+from .engine.device import dtypes_of, traced
+from .engine.transforms import Reverse
+
+Cosine = Literal["cosine"]
+Reduction = Literal["mean", "sum", "none"]
+
+NEGLIGIBLE_BETA = 1e-30
+"""Below it, all weights are 1 in float64, as the size of a logit is at most 1e10."""
+
+
+def hard_negative_loss(
+    embeddings: Tensor,
+    partners: Tensor,
+    *,
+    anchors: Tensor | None = None,
+    ref_embeddings: Tensor | None = None,
+    self_rows: Tensor | None = None,
+    temperature: float | Tensor = 0.5,
+    base_temperature: float | None = None,
+    similarity: Cosine = "cosine",
+    tau_plus: float = 0.1,
+    beta: float = 1.0,
+    reduction: Reduction = "mean",
+    validate: bool = False,
+    backend: Backend = "auto",
+) -> Tensor:
+    """NT-Xent with negatives weighted by their hardness and corrected for hidden positives (HCL; debiased if beta=0).
+
+    Example:
+        >>> import torch
+        >>> from pairproof.fast import hard_negative_loss, stacked_partners
+        >>> z = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]])
+        >>> loss = hard_negative_loss(z, stacked_partners(4))
+        >>> print(f"{loss:.4f}")
+        2.3750
+
+    Args:
+        embeddings: floating ``[N, D]``, N >= 2, or with references N >= 1.
+        partners: integers ``[N]``, the row of each row's positive: mutual, never the row itself. `stacked_partners` and
+            `interleaved_partners` return them for two views per item. With references, any row of these except the
+            anchor itself; need not be mutual.
+        anchors: bool ``[N]``, the rows that are anchors; None: all rows.
+        ref_embeddings: floating ``[M, D]``, rows that anchors are contrasted with instead of the batch: a memory bank,
+            a queue, or the gathered rows of all devices. None: the batch.
+        self_rows: integers ``[N]``, the reference that is the anchor itself and is left out, or -1; None: all -1.
+        temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
+            require a gradient.
+        base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
+        similarity: "cosine"; the floor is the exponential of its lowest logit, so there is no other.
+        tau_plus: number from 0 to below 1, the probability that a negative has the class of the anchor.
+        beta: number from 0 to 1e10, the exponent of the weights; 0 gives all negatives the same weight.
+        reduction: "mean" or "sum" over the anchors, or "none": one value per anchor, in row order.
+        validate: also check values on devices other than the CPU, which synchronises with the device.
+        backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
+
+    Returns:
+        A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape, value or device, or an option is unknown.
+
+    Source:
+        arXiv 2010.04592, and image/main.py of joshr17/HCL; with beta=0 arXiv 2007.00224, equation 8.
+    """
+    rule, policy = Rule("out", similarity, temperature, "only_negatives"), Policy(reduction, base_temperature)
+    check_choice("similarity", similarity, ("cosine",))
+    check_options(rule, policy, backend, validate=validate)
+    check_range("tau_plus", tau_plus)
+    check_range("beta", beta)
+    least = 2 if ref_embeddings is None else 1
+    sizes = check_embeddings(embeddings, similarity=similarity, validate=validate, least=least)
+    references = check_references(embeddings, ref_embeddings, None, self_rows, similarity=similarity, validate=validate)
+    targets = check_partners(embeddings, partners, references, validate=validate)
+    if anchors is not None:
+        check_anchors(embeddings, anchors)
+
+    # The gradients of both sums and of the positives are added before they are rounded to a narrow dtype.
+    returned, computing = dtypes_of(embeddings)
+    if isinstance(temperature, Tensor):
+        temperature = temperature.to(computing)  # a quotient of a narrow dtype would be rounded
+    cold = replace(rule, temperature=temperature / (1 + beta))
+    if backend != "exact" and (backend == "triton" or traced(embeddings) or not precision(cold, embeddings, ())):
+        others = embeddings if references.embeddings is None else references.embeddings
+        computing = torch.promote_types(returned, dtypes_of(others)[0])
+    rows, columns = embeddings.to(computing), references.embeddings
+    if columns is not None:
+        columns = columns.to(computing)
+        references = replace(references, embeddings=columns)
+    batch = Batch(rows, targets, cold, references, anchors, storage=embeddings.dtype, sizes=sizes)
+    found = anchor_values(batch, backend)
+    log_number = found.negatives.clamp(min=1).to(found.values.dtype).log()
+    if beta < NEGLIGIBLE_BETA:
+        log_mean = found.values - log_number
+    else:
+        weights = replace(batch, rule=replace(rule, temperature=temperature / beta))
+        log_mean = found.values - anchor_values(weights, backend).values
+    positives = _of_partners(rows, targets.given) if columns is None else columns.index_select(0, targets.given)
+    floor = -1 / temperature - pair_logits(rows, positives, rule)
+    log_ratio = torch.maximum(_debiased(log_mean, tau_plus), floor) + log_number
+    values = torch.where(found.negatives > 0, -F.logsigmoid(-log_ratio), 0.0)
+    return reduced(found._replace(values=values), replace(batch, rule=rule), policy).to(returned)
+
+
+def _debiased(log_mean: Tensor, tau_plus: float) -> Tensor:
+    """Return log((e^q - tau_plus) / (1 - tau_plus)) of q ``[N]``; -inf where the difference is not positive."""
+    if tau_plus == 0:
+        return log_mean
+    # Written so that NaN stays NaN. The replaced values keep the gradient finite.
+    positive = ~(log_mean <= math.log(tau_plus))
+    share = tau_plus * torch.exp(-torch.where(positive, log_mean, 0.0))
+    share = share.clamp(max=1 - torch.finfo(share.dtype).eps)
+    debiased = log_mean + torch.log1p(-share) - math.log1p(-tau_plus)
+    return torch.where(positive, debiased, -math.inf)
+
+
+def _of_partners(rows: Tensor, partners: Tensor) -> Tensor:
+    """Return the row ``[N, D]`` of each row's partner; partners ``[N]`` are mutual."""
+    function: Any = _Partners if torch.compiler.is_compiling() else _Transformable
+    found: Tensor = function.apply(rows, partners)
+    return found
+
+
+class _Partners(torch.autograd.Function):
+    """The rows of mutual partners, whose gradient is selected too.
+
+    The derivative of a plain selection is an addition, which on an accelerator has no fixed order.
+    """
+
+    @staticmethod
+    def forward(rows: Tensor, partners: Tensor) -> Tensor:
+        return rows.index_select(0, partners)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (partners,) = ctx.saved_tensors
+        return _of_partners(grad, partners), None
+
+
+class _Transformable(Reverse, _Partners):
+    """`_Partners` with rules for `torch.func`."""

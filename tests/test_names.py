@@ -1,0 +1,110 @@
+"""Every call of docs/names.md computes the loss that it is listed for, evaluated here as the papers write it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pairproof import fast
+
+TABLE = Path(__file__).parent.parent / "docs/names.md"
+ROWS = [line for line in TABLE.read_text(encoding="utf-8").splitlines() if line.startswith("| ") and "`" in line]
+CALLS = {name.split(",")[0]: call for name, _, call in (re.findall(r"[^|]+", row)[:3] for row in ROWS)}
+CALLS = {name.strip(): call.strip(" `") for name, call in CALLS.items()}
+
+GENERATOR = torch.Generator().manual_seed(16)
+A, B, QUEUE = (torch.randn(n, 5, dtype=torch.float64, generator=GENERATOR) for n in (6, 6, 4))
+Z, ITEMS = torch.cat([A, B]), torch.arange(6).repeat(2)
+LABELS = torch.tensor([0, 1, 0, 2, 1, 0]).repeat(2)
+GIVEN = {"a": A, "b": B, "z": Z, "items": ITEMS, "labels": LABELS, "queue": QUEUE}
+
+
+def exponentials(rows: Tensor, columns: Tensor, temperature: float) -> list[list[float]]:
+    cosines = F.normalize(rows, dim=1) @ F.normalize(columns, dim=1).T
+    found: list[list[float]] = (cosines / temperature).exp().tolist()
+    return found
+
+
+def mean(values: list[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def of_labels(labels: Tensor, temperature: float, value: Callable[[list[float], list[float]], float]) -> float:
+    """The mean over the rows of a function of the exponentials of the positives and of the negatives."""
+    e = exponentials(Z, Z, temperature)
+    values = []
+    for i, label in enumerate(labels.tolist()):
+        others = [(e[i][j], other == label) for j, other in enumerate(labels.tolist()) if j != i]
+        values.append(value([x for x, same in others if same], [x for x, same in others if not same]))
+    return mean(values)
+
+
+def hard(beta: float) -> float:
+    def value(positives: list[float], negatives: list[float]) -> float:
+        (positive,), n = positives, len(negatives)
+        weights = [x**beta for x in negatives]
+        reweighted = math.fsum(w * x for w, x in zip(weights, negatives, strict=True)) / mean(weights)
+        mass = max((-0.1 * n * positive + reweighted) / 0.9, n * math.exp(-2))
+        return -math.log(positive / (positive + mass))
+
+    return of_labels(ITEMS, 0.5, value)
+
+
+def of_towers(temperature: float) -> float:
+    e = exponentials(A, B, temperature)
+    return mean([-math.log(e[i][i] / sum(e[i])) for i in range(6)])
+
+
+def clip() -> float:
+    e = exponentials(A, B, 0.07)
+    back = mean([-math.log(e[i][i] / sum(row[i] for row in e)) for i in range(6)])
+    return (of_towers(0.07) + back) / 2
+
+
+def moco() -> float:
+    keys, queue = exponentials(A, B, 0.07), exponentials(A, QUEUE, 0.07)
+    return mean([-math.log(keys[i][i] / (keys[i][i] + sum(queue[i]))) for i in range(6)])
+
+
+def n_pairs() -> float:
+    s = (A @ B.T).tolist()
+    return mean([math.log(1 + sum(math.exp(s[i][j] - s[i][i]) for j in range(6) if j != i)) for i in range(6)])
+
+
+def siglip() -> float:
+    s = (F.normalize(A, dim=1) @ F.normalize(B, dim=1).T / 0.1 - 10).tolist()
+    costs = [math.log1p(math.exp(-s[i][j] if i == j else s[i][j])) for i in range(6) for j in range(6)]
+    return math.fsum(costs) / 6
+
+
+FORMULAS: dict[str, Callable[[], float]] = {
+    "SimCLR": lambda: of_labels(ITEMS, 0.5, lambda p, n: -math.log(p[0] / sum(p + n))),
+    "SupCon": lambda: of_labels(LABELS, 0.1, lambda p, n: mean([-math.log(x / sum(p + n)) for x in p])),
+    "DCL": lambda: of_labels(ITEMS, 0.1, lambda p, n: -math.log(p[0]) + math.log(sum(n))),
+    "SINCERE": lambda: of_labels(LABELS, 0.1, lambda p, n: mean([-math.log(x / (x + sum(n))) for x in p])),
+    "SuNCEt": lambda: of_labels(LABELS, 0.1, lambda p, n: -math.log(sum(p) / sum(p + n))),
+    "debiased": lambda: hard(0.0),
+    "HCL": lambda: hard(1.0),
+    "CLIP": clip,
+    "SimCSE": lambda: of_towers(0.05),
+    "MoCo": moco,
+    "N-pairs": n_pairs,
+    "SigLIP": siglip,
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_call_computes_the_loss_of_the_paper(name: str) -> None:
+    value = eval(CALLS[name], {**vars(fast), **GIVEN})  # the table is part of the repository
+    assert float(value) == pytest.approx(FORMULAS[name](), rel=1e-12)
+
+
+def test_every_name_has_a_formula() -> None:
+    assert [*CALLS] == [*FORMULAS]
