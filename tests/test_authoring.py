@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from pairproof.conformance.maintain.add import Refused, make_case, read_array
 from pairproof.conformance.maintain.rebuild import differences, shortened
 from pairproof.conformance.suite import golden
 from pairproof.conformance.suite.catalogue import LOSSES
+from pairproof.conformance.suite.records import Expected
 from pairproof.conformance.suite.store import FixtureError, dump_json, fixtures_at, fixtures_root, write_manifest
 from pairproof.conformance.truth.certify import CertificationError
 
@@ -854,6 +856,23 @@ def test_an_interrupted_add_leaves_the_old_files(
     monkeypatch.setattr(authoring, place, stop)
     with pytest.raises(CertificationError, match="stopped"):
         authoring.add(Batch("supcon", "mine", str(batch / "z.npy"), str(batch / "y.npy")), ["no-positive"], "A note.")
+    assert files(root) == before
+
+
+def test_a_wrong_derivative_by_the_temperature_is_not_called_proved(
+    root: Path, batch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proof of a formula that depends on the temperature in another way than through its logits is wrong."""
+    before, certify = files(root), authoring.certify
+
+    def wrong(*given: Any, **more: Any) -> Expected:
+        found = certify(*given, **more)
+        return replace(found, temperature_gradient=1.05 * found.temperature_gradient)
+
+    monkeypatch.setattr(authoring, "certify", wrong)
+    given = Batch("supcon", "mine", str(batch / "z.npy"), str(batch / "y.npy"))
+    with pytest.raises(CertificationError, match=r"^golden/supcon/mine: .* does not know this formula$"):
+        authoring.add(given, ["no-positive"], "A note.")
     assert files(root) == before
 
 

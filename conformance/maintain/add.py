@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import importlib
 import io
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,7 @@ from pairproof.reference import views
 
 from ..judge.options import Batch, Selection, UsageError
 from ..judge.verify import expected_counts, run
-from ..suite.cases import MASKS, MATRICES, Case
+from ..suite.cases import MASKS, MATRICES, Case, call_reference
 from ..suite.catalogue import IGNORED, LOSSES
 from ..suite.flags import first_untrue
 from ..suite.golden import (
@@ -39,8 +40,9 @@ from ..suite.golden import (
     load_golden,
 )
 from ..suite.progress import Progress
+from ..suite.records import Expected
 from ..suite.store import dump_json, fixtures_at, fixtures_root, read_json, write_atomically, write_manifest
-from ..truth.certify import certify
+from ..truth.certify import CertificationError, certify
 from .rebuild import counted_without_running, failures, put_in_place, read_expected, staged, write_counts
 from .renew import renew
 
@@ -290,7 +292,9 @@ def add(
         _require(_content(other.case) != _content(case), same)
     if progress is not None:
         progress("proving", 0, 1)
-    entry = as_json(case, flags, note, certify(case, gradient=gradient))
+    expected = certify(case, gradient=gradient)
+    _compare_slopes(case, expected)
+    entry = as_json(case, flags, note, expected)
     if dry_run:
         return Added(entry)
     name = case.entry.golden_file
@@ -311,6 +315,28 @@ def add(
         put_in_place(stage, root, before)
     notes = [*failures(report), *counted_without_running(report)]
     return Added(entry, (*notes, *(f"updated: {name}" for name in renew(root.parent, case.loss))))
+
+
+def _compare_slopes(case: Case, expected: Expected) -> None:
+    """Compare the proved derivative with respect to the temperature with a difference quotient of the loops.
+
+    The proof assumes that the formula depends on the temperature only in the ways that `truth.evaluate` knows.
+
+    Raises:
+        CertificationError: they differ by more than the error of the quotient.
+    """
+    found, temperature, step = expected.temperature_gradient, case.temperature, 2.0**-13
+    if found is None or not math.isfinite(found) or not 1e-9 < temperature < 1e9:
+        return
+    above, below = (
+        float(np.sum(call_reference(case, temperature=temperature * (1 + sign * step)).loss)) for sign in (1, -1)
+    )
+    quotient = (above - below) / (2 * step * temperature)
+    if not abs(quotient - found) <= 0.01 * abs(found) + 1e-6 * (abs(above) + 1) / temperature:
+        raise CertificationError(
+            f"{case.id}: the proof gives {found:.6g} for the derivative with respect to the temperature, but a"
+            f" difference quotient of the reference is {quotient:.6g}: truth/evaluate.py does not know this formula"
+        )
 
 
 def _content(case: Case) -> tuple[Any, ...]:
