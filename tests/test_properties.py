@@ -233,6 +233,7 @@ FAULTS: dict[str, tuple[str, tuple[str, ...], Evaluate]] = {
         keyword("direction", lambda direction: "a_to_b" if direction == "both" else direction),
     ),
     "the second tower is detached": ("info_nce", ("no torque", "towers"), detached_tower),
+    "the second tower of a sum of pairs is detached": ("sigmoid", ("swapped towers",), detached_tower),
     "rows beside the queue": ("info_nce", ("permutation", "identical rows", "hot"), rows_beside_the_queue),
     "rows are never normalised": (
         "nt_xent_pairwise",

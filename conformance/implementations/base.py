@@ -92,15 +92,15 @@ class Support:
         losses: short names in the catalogue; empty for all.
         options: the supported values of each option; an option that is not listed supports every value.
         lacks: the keywords that it does not take.
-        takes: the keywords of ``OPT_IN`` that it takes with every value.
         also: further reasons to skip a case, each with its condition.
+        takes: the keywords of ``OPT_IN`` that it takes with every value.
     """
 
     losses: tuple[str, ...] = ()
     options: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     lacks: tuple[str, ...] = ()
-    takes: tuple[str, ...] = ()
     also: tuple[tuple[str, Callable[[Case], bool]], ...] = ()
+    takes: tuple[str, ...] = ()
 
     def refuses(self, case: Case) -> str | None:
         """Return the reason to skip a case, worded the same for similar cases; None for a supported case."""

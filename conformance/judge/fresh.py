@@ -361,10 +361,10 @@ class _Drawing:
         keywords["temperature"] = drawn
         base = self.plan["base_temperature"]
         keywords["base_temperature"] = round(drawn * self.chance.choice((0.5, 3.0)), 5) if base is True else base
-        for name, limits in DRAWN.items():
-            if name in self.plan:
-                number = self.plan[name]
-                keywords[name] = round(self.chance.uniform(*limits), 3) if number is True else number
+        for key, limits in DRAWN.items():
+            if key in self.plan:
+                number = self.plan[key]
+                keywords[key] = round(self.chance.uniform(*limits), 3) if number is True else number
         if self.plan["anchors"]:
             keywords["anchors"] = self._anchors(classes)
         keywords = {key: value for key, value in keywords.items() if value not in (None, self.entry.default(key, rows))}

@@ -214,6 +214,7 @@ def _sum(
         are taken relative to it before they are subtracted, so that the difference keeps its digits.
     """
     rule, targets = batch.rule, batch.targets
+    omits = targets.ignored is not None or targets.ids is not None  # without the call of `Targets.omits`
     none = lin = mean = NONE
     if targets.kind in ("partners", "none"):
         exponentials, pos, column = logits.exp2_(), none, none
@@ -222,7 +223,7 @@ def _sum(
             pos = exponentials.gather(1, column).view(-1)
             exponentials.scatter_(1, column, 0.0)
         _clear(exponentials, batch, here)
-        if targets.omits:
+        if omits:
             exponentials.masked_fill_(targets.omitted(here), 0.0)
         return Panel(exponentials, none, column), [exponentials.sum(1), pos, *[none] * 6]
     positive = _clear(positives_of(batch, here, logits, ranks), batch, here)
@@ -252,7 +253,7 @@ def _sum(
         own = exponentials * positive
     shared = rule.denominator == "one_positive" and not lone
     negative = _clear(exponentials - own if shared else exponentials.sub_(own), batch, here)
-    if targets.omits:
+    if omits:
         negative.masked_fill_(targets.omitted(here), 0.0)
     neg, pos = negative.sum(1), own.sum(1)
     missed = first = second = none
@@ -302,7 +303,8 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
     # The sums of all panels are allocated first: small tensors that outlive a panel would fragment its freed memory.
     every = None if plan.rows >= count else rows.new_empty((len(Sums._fields) + 3, count))
     part: list[Tensor] = []
-    omits, remaining, across_remaining = batch.targets.omits, NONE, None
+    omits = batch.targets.ignored is not None or batch.targets.ids is not None
+    remaining, across_remaining = NONE, None
     if omits:
         remaining = torch.empty(count, dtype=torch.int64, device=rows.device)
     for start in range(0, count, plan.rows):
