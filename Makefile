@@ -51,9 +51,9 @@ $(PEERS_STAMP): constraints.txt | $(VENV_STAMP)
 
 # Small packages are installed into .venv. Of large ones, single files are used, without dependencies.
 $(ALL_PEERS_STAMP): pyproject.toml constraints.txt | $(VENV_STAMP) $(PEERS_STAMP)
-	@echo "peers: installing info-nce-pytorch, infonce and optax on JAX into $(VENV), setfit, open_clip and lightly into .peers"
+	@echo "peers: installing the extra peers into $(VENV), and packages of which single files are used into .peers"
 	@$(INSTALL) --no-build-isolation --editable '.[peers]'
-	@for package in setfit open_clip_torch lightly; do \
+	@for package in setfit open_clip_torch lightly sentence-transformers; do \
 		rm -rf .peers/$$package && $(INSTALL) --no-deps --target .peers/$$package $$package || exit 1; \
 	done
 	@touch $@

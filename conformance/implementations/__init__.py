@@ -6,7 +6,7 @@ from .base import Deviation, Implementation, Unavailable
 
 MODULES = (
     *("reference", "scipy_losses", "fast", "pml", "supcontrast", "setfit", "info_nce_pytorch", "infonce"),
-    *("optax_ntxent", "open_clip", "lightly", "documents"),
+    *("optax_ntxent", "open_clip", "lightly", "sentence_transformers", "documents"),
 )
 """The modules of this package that define implementations, in the order of reports."""
 
