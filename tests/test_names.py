@@ -23,7 +23,9 @@ GENERATOR = torch.Generator().manual_seed(16)
 A, B, QUEUE = (torch.randn(n, 5, dtype=torch.float64, generator=GENERATOR) for n in (6, 6, 4))
 Z, ITEMS = torch.cat([A, B]), torch.arange(6).repeat(2)
 LABELS = torch.tensor([0, 1, 0, 2, 1, 0]).repeat(2)
+LABELS_A, LABELS_B = LABELS[:6], torch.tensor([1, 2, 0, 0, 1, 2])
 GIVEN = {"a": A, "b": B, "z": Z, "items": ITEMS, "labels": LABELS, "queue": QUEUE}
+GIVEN |= {"labels_a": LABELS_A, "labels_b": LABELS_B}
 
 
 def exponentials(rows: Tensor, columns: Tensor, temperature: float) -> list[list[float]]:
@@ -62,6 +64,14 @@ def of_towers(temperature: float) -> float:
     return mean([-math.log(e[i][i] / sum(e[i])) for i in range(6)])
 
 
+def several_positives() -> float:
+    e, values = exponentials(A, B, 0.07), []
+    for row, label in zip(e, LABELS_A.tolist(), strict=True):
+        same = [x for x, other in zip(row, LABELS_B.tolist(), strict=True) if other == label]
+        values.append(mean([-math.log(x / sum(row)) for x in same]))
+    return mean(values)
+
+
 def clip() -> float:
     e = exponentials(A, B, 0.07)
     back = mean([-math.log(e[i][i] / sum(row[i] for row in e)) for i in range(6)])
@@ -95,6 +105,8 @@ FORMULAS: dict[str, Callable[[], float]] = {
     "CLIP": clip,
     "SimCSE": lambda: of_towers(0.05),
     "MoCo": moco,
+    "MultipleNegativesRankingLoss": lambda: of_towers(1 / 20),
+    "InfoNCE": several_positives,
     "N-pairs": n_pairs,
     "SigLIP": siglip,
 }

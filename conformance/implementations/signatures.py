@@ -406,7 +406,7 @@ class Claim:
         arrays = dict.fromkeys((*ARRAY_OPTIONS, *(TOWER_TARGETS if entry.two_towers else ())))
         lacks = tuple(name for name in arrays if name in without or name not in self.passed)
         also = tuple((f"has no {name}, which the target requires", _without(name)) for name in sorted(self.required))
-        return Support((self.loss,), options, lacks, tuple(self.passed & {*OPT_IN}), also)
+        return Support((self.loss,), options, lacks, also, tuple(self.passed & {*OPT_IN}))
 
 
 def _without(name: str) -> Callable[[Case], bool]:
