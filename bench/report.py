@@ -48,6 +48,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from pairproof.conformance.suite.store import dump_json
+
 from .forms import COLUMNS, CORNERS, RECIPES, WAYS
 from .goals import MIB, PARTS, Goal, Row, per_row
 from .peers import OURS, PEERS, PLAIN, Unavailable
@@ -272,10 +274,11 @@ def show(report: Row, console: Console) -> None:
 
 
 def write(report: Row, path: Path, console: Console) -> None:
-    """Write the report as JSON, and the plot; numbers that are not finite become null."""
-    finite = json.loads(json.dumps(report), parse_constant=lambda name: None)
+    """Write the report as JSON with six digits, and the plot; numbers that are not finite become null."""
+    text, digits = json.dumps(report), lambda number: float(f"{float(number):.6g}")
+    finite = json.loads(text, parse_constant=lambda name: None, parse_float=digits)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.with_suffix(".json").write_text(json.dumps(finite, indent=1) + "\n", encoding="utf-8")
+    path.with_suffix(".json").write_text(dump_json(finite), encoding="utf-8")
     plot(report, path.with_suffix(".svg"))
     console.print(f"written: {path}.json, {path}.svg")
 
