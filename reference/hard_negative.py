@@ -16,8 +16,8 @@ the loss.
 
 The definition is image/main.py of joshr17/HCL at commit 7b4647f, whose exponent of w contains the similarity divided by
 the temperature. With β = 0 it equals main.py of chingyaoc/DCL at commit 7d6345f. The pseudocode in the appendix of the
-paper differs: it divides by the mean of e^s instead of that of w, multiplies by β instead of raising to it (issues 1
-and 5 of joshr17/HCL), and its floor lacks the factor n.
+paper divides by the mean of e^s instead of that of w, and multiplies by β instead of raising to it. Its authors call
+both typos (issues 1 and 5 of joshr17/HCL).
 
 Sources: Robinson et al., "Contrastive Learning with Hard Negative Samples" (HCL), arXiv 2010.04592; Chuang et al.,
 "Debiased Contrastive Learning", arXiv 2007.00224, equations 7 and 8.

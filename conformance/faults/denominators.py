@@ -145,7 +145,7 @@ def hard_negative_beta_as_a_factor(given: parts.Hard) -> Tensor:
     return given.against(weighted + s.new_tensor(given.beta).log())
 
 
-@fault("hard_negative", "https://arxiv.org/abs/2010.04592", build=parts.hard)
+@fault("hard_negative", build=parts.hard)
 def hard_negative_floor_of_one_negative(given: parts.Hard) -> Tensor:
-    """The floor of the mass is e^(-1/T), as in the paper's pseudocode, without the number of negatives."""
+    """The floor of the mass is e^(-1/T), without the number of negatives."""
     return given.against(given.log_mean, floors=min(1, given.number))
