@@ -22,11 +22,14 @@ from typing import Any
 import numpy.typing as npt
 
 from . import checks
-from .scalars import NAN, Scalar, total, zero_like
+from .scalars import NAN, Scalar, detached, total, zero_like
 from .similarity import similarity_matrix
-from .terms import Anchor, Columns, Result, Terms
+from .terms import Anchor, Columns, Result, Row, Terms
 
 Formula = Callable[..., Anchor]
+Weights = Callable[[Sequence[Row], Sequence[Columns], Sequence[Columns]], Sequence[Row]]
+"""A function of the similarities [R][C] and of P(i) and N(i) of every row. It returns the weights of each row: one per
+column, or any number that the formula expects."""
 OVERFLOW = (
     'similarity: expected "cosine" for rows whose dot products, divided by the temperature, exceed the range of '
     "float64, got 'dot'"
@@ -211,6 +214,8 @@ def evaluate_similarities(
     no_positive: str | None = None,
     reduction: str = "mean",
     lowest: Scalar | None = None,
+    weights: Weights | Sequence[Row] | None = None,
+    detach_weights: bool = True,
     **options: Any,
 ) -> Result:
     """Evaluate a formula for every anchor and reduce the results. Of the arguments, only the logits are checked.
@@ -229,6 +234,9 @@ def evaluate_similarities(
         reduction: "mean" over the anchors that count, "sum", "none" (a list), or "mean_pairs" over the pairs of the
             formula. The mean of an empty set is 0.
         lowest: the lowest possible similarity, for a formula that takes its logit as the option ``lowest``.
+        weights: for a formula that takes the option ``weights``, the weights of every row, or a function that computes
+            them from all similarities.
+        detach_weights: whether computed weights are constants, through which no derivative flows.
         options: further options of the formula.
 
     Returns:
@@ -255,9 +263,15 @@ def evaluate_similarities(
     zero = zero_like(similarity[0][0])
     if lowest is not None:
         options["lowest"] = (zero + lowest) / float(temperature)
+    if callable(weights):
+        weights = weights(similarity, P, N)
+        if detach_weights:
+            weights = [[detached(w) for w in row] for row in weights]
     without_positives: Anchor = (NAN if no_positive == "nan" else 0.0), []
     values = {
-        i: formula(logits[i], i, A[i], P[i], N[i], **options) if P[i] or no_positive is None else without_positives
+        i: formula(logits[i], i, A[i], P[i], N[i], **options, **({} if weights is None else {"weights": weights[i]}))
+        if P[i] or no_positive is None
+        else without_positives
         for i in (rows if anchors is None else anchors)
     }
     losses = {i: scaled(zero + value) for i, (value, _) in values.items()}

@@ -25,6 +25,15 @@ def order(value: Scalar) -> float:
     return value if isinstance(value, float) else float(np.ravel(np.real(value))[0])
 
 
+def detached(value: Scalar) -> Scalar:
+    """Return the value without its derivative.
+
+    That is the real part of a complex number, whose imaginary part is the derivative, or the value of a variable of
+    automatic differentiation. Other scalars have no derivative.
+    """
+    return value.real
+
+
 def zero_like(value: Scalar) -> Scalar:
     """Return 0 in the type of the value."""
     return 0.0 + value * 0

@@ -788,6 +788,10 @@ class Pairs:
         options = {name: given[name] for name in entry.formula_options}
         member, positive = self.setting.member, self.setting.positive
         lowest = [{} if entry.lowest is None else {"lowest": entry.lowest / t} for t in self.divisor[:, 0, 0]]
+        if entry.weights:
+            of_weights = {name: given[name] for name in entry.weights.options}
+            weights = entry.weights.baseline(self.similarities, member, positive, **of_weights)
+            options["weights"] = weights if given.get("detach_weights") is False else weights.detach()
         values = zip(self.logits, lowest, strict=True)
         return torch.stack([entry.baseline(s, member, positive, **options, **more) for s, more in values])
 

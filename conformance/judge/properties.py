@@ -518,7 +518,8 @@ def _of_equal_logits(case: Case, logit: float, slack: float) -> Results:
         logit: the value of every logit.
         slack: tolerance of an anchor's value, relative to 1 plus its magnitude.
     """
-    values = anchor_values(case, torch.full(case.shape, logit + case.bias, dtype=torch.float64)).numpy()
+    equal = torch.full(case.shape, logit, dtype=torch.float64)
+    values = anchor_values(case, equal + case.bias, equal * case.temperature).numpy()
     values[list(case.undefined())] = math.nan
     return _reduced(case, {("anchor", i): (values[i], slack * (1 + abs(values[i]))) for i in case.counted()})
 
@@ -693,8 +694,9 @@ def _hot(subject: Subject, case: Case) -> None:
     hot = _with(case, temperature=HOT, base_temperature=None)
     longest = 1.0 if case.option("similarity") == "cosine" else float(np.linalg.norm(_rows(case), axis=1).max())
     # Logits of magnitude at most S change each ratio of exponentials by a factor of at most e^(2S), each softplus by S.
-    # A sigmoid loss is a sum over pairs, and a mass is divided by 1 - tau_plus.
-    pairs = hot.shape[1] if hot.entry.form == "sigmoid" else 2 if hot.entry.form == "mass" else 1
+    # A sigmoid loss is a sum over pairs, a mass is divided by 1 - tau_plus, and weights multiply logits.
+    many = hot.entry.form == "sigmoid" or hot.entry.weights
+    pairs = hot.shape[1] if many else 2 if hot.entry.form == "mass" else 1
     slack = 2 * longest**2 / HOT * pairs + 4 * ROUNDING * (1 + abs(hot.bias))
     _agree(_of_equal_logits(hot, 0.0, slack), _ask(subject, hot))
 

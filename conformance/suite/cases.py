@@ -169,6 +169,15 @@ class Case:
         """The options that the formula and the baseline take."""
         return {name: self.option(name) for name in self.entry.formula_options}
 
+    def weights_options(self) -> dict[str, Any]:
+        """The options of the functions that compute the weights."""
+        return {name: self.option(name) for name in (self.entry.weights.options if self.entry.weights else ())}
+
+    @property
+    def detaches_weights(self) -> bool:
+        """Whether no gradient flows through the weights."""
+        return bool(self.entry.keywords.get("detach_weights") is None or self.option("detach_weights"))
+
     def holds_in(self, dtype: str) -> bool:
         """Whether every input is zero or a normal number of this dtype, so that converting to it does not round."""
         return dtype in self.exact_dtypes()
@@ -349,6 +358,9 @@ def reference_of_similarities(case: Case, matrix: Sequence[Sequence[Any]], **cha
     """
     names = ("temperature", "bias", "base_temperature", "no_positive", "reduction", *case.entry.formula_options)
     options: dict[str, Any] = {name: case.option(name) for name in names} | {"lowest": case.entry.lowest}
+    if case.entry.weights:
+        weights = functools.partial(case.entry.weights_function, **case.weights_options())
+        options |= {"weights": weights, "detach_weights": case.detaches_weights}
     # A proof gives the sets itself, for one anchor at a time.
     if "is_positive" not in changed:
         options |= {"is_positive": case.positive_mask(), "anchors": case.anchors(), "members": case.members()}

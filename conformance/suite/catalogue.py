@@ -64,12 +64,30 @@ TOWER_TARGETS: Mapping[str, object] = {"partners": None, "labels": None, "ref_la
 
 OUTSIDE_FORMULA = (
     *(*COMMON, *REFERENCES, *IGNORED, *TOWER_TARGETS),
-    *("anchors", "no_positive", "negatives", "direction", "bias"),
+    *("anchors", "no_positive", "negatives", "direction", "bias", "detach_weights"),
 )
 """The keywords that are applied before or after the formula; all others are passed to the formula."""
 
 FAST_ONLY_KEYWORDS: Mapping[str, object] = {"validate": False, "backend": "auto"}
 """Keywords that only ``fast`` has. ``validate`` is off by default because it synchronises an accelerator."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights that a formula takes as the option ``weights``, and that are functions of all similarities of the batch.
+
+    Unless the loss has the keyword ``detach_weights`` and it is False, they are constants, through which no gradient
+    flows. They do not depend on the temperature.
+
+    Attributes:
+        baseline: the straightforward torch function, ``baseline(similarity [R, C], member bool [R, C], positive bool
+            [R, C], **options) -> [R, K]``; K is 1 for a weight of each anchor, or C for one of each pair. The reference
+            has a function of its own, ``weights(similarity, P, N, **options)``.
+        options: the keywords of the loss that both functions take; they are not passed to the formula.
+    """
+
+    baseline: Callable[..., Tensor] = field(repr=False)
+    options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,13 +104,15 @@ class Loss:
             [R, C], **options) -> [R]``; 0 for a row without terms. The options are those of the formula.
         lowest: the lowest possible similarity, if the formula and the baseline use its logit; they take this logit as
             the option ``lowest``.
+        weights: the weights that the formula and the baseline take as the option ``weights``, if there are any.
         module_class: name of its ``torch.nn.Module`` in ``fast``, or "".
         own_choices: allowed values of options that differ from ``CHOICES`` or are not in it.
         variant: fields of ``diagnose.variants.Variant`` that describe the loss. If empty, ``diagnose`` evaluates the
             baseline instead.
         epsilon: number added to every exponential; the exponentials are relative to the maximum of the row, including
             the self pair. 0 for most losses.
-        functions: the "reference", "fast" and "formula" functions of a loss that is defined outside this package.
+        functions: the "reference", "fast", "formula" and "weights" functions of a loss that is defined outside this
+            package.
     """
 
     name: str
@@ -102,6 +122,7 @@ class Loss:
     keywords: Mapping[str, object]
     baseline: Callable[..., Tensor] = field(repr=False)
     lowest: float | None = None
+    weights: Weights | None = None
     module_class: str = ""
     own_choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     variant: Mapping[str, str] = field(default_factory=dict)
@@ -134,6 +155,11 @@ class Loss:
     def formula(self) -> Callable[..., Any]:
         """The reference's formula of one anchor: ``formula(s, i, A, P, N, **options)``."""
         return self._find("formula", f"pairproof.reference.{self.module}", f"{self.name}_anchor")
+
+    @property
+    def weights_function(self) -> Callable[..., Any]:
+        """The reference's function of the weights: ``weights(similarity, P, N, **options)``."""
+        return self._find("weights", f"pairproof.reference.{self.module}", f"{self.name}_weights")
 
     def _find(self, key: str, module: str, name: str) -> Callable[..., Any]:
         return self.functions.get(key) or getattr(importlib.import_module(module), name)
@@ -191,7 +217,8 @@ class Loss:
     @property
     def formula_options(self) -> tuple[str, ...]:
         """The keywords that are passed to the formula and to the baseline."""
-        return tuple(name for name in self.keywords if name not in OUTSIDE_FORMULA)
+        outside = (*OUTSIDE_FORMULA, *(self.weights.options if self.weights else ()))
+        return tuple(name for name in self.keywords if name not in outside)
 
     @property
     def form(self) -> str:

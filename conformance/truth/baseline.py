@@ -75,7 +75,7 @@ def _single(given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def _reduced(case: Case, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The loss and the values of the counted anchors from the similarities ``s``."""
     temperature = float(case.option("temperature"))
-    each = anchor_values(case, s / temperature + case.bias if "bias" in case.entry.keywords else s / temperature)
+    each = anchor_values(case, s / temperature + case.bias if "bias" in case.entry.keywords else s / temperature, s)
     base = case.option("base_temperature")
     if base is not None:
         each = each * (temperature / base)
@@ -102,9 +102,13 @@ def similarities(case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
     return torch.cat([torch.cat(parts, dim=1) for parts in bands.values()])
 
 
-def anchor_values(case: Case, s: torch.Tensor) -> torch.Tensor:
-    """The value of every row from the logits ``s``; 0 for a row without terms."""
+def anchor_values(case: Case, s: torch.Tensor, similarity: torch.Tensor) -> torch.Tensor:
+    """The value of every row from the logits ``s`` and, if the loss has weights, the similarities; 0 without terms."""
     member = case.member_array()
     positive = case.positive_array() & member
+    masks = torch.from_numpy(member), torch.from_numpy(positive)
     options = {**case.formula_options(), **case.lowest}
-    return case.entry.baseline(s, torch.from_numpy(member), torch.from_numpy(positive), **options)
+    if case.entry.weights:
+        weights = case.entry.weights.baseline(similarity, *masks, **case.weights_options())
+        options["weights"] = weights.detach() if case.detaches_weights else weights
+    return case.entry.baseline(s, *masks, **options)

@@ -75,9 +75,13 @@ def enclosures(
     part of the loss with respect to that row. Memory is therefore proportional to the number of similarities.
 
     Every loss is a function of the logits s_ij / T, plus the bias if it has one, multiplied by T / base_temperature if
-    there is one. Its derivative with respect to T is therefore -sum_ij (dL/ds_ij) s_ij / T, plus L / T if there is a
-    base temperature; that with respect to the bias is T sum_ij (dL/ds_ij). If the formula takes a lowest logit, the
-    lowest similarity is one more s_ij.
+    there is one. It may also depend on weights, which are functions of the s_ij but not of T. With these held constant,
+    its derivative with respect to T is -sum_ij (dL/ds_ij) s_ij / T, plus L / T if there is a base temperature; that
+    with respect to the bias is T sum_ij (dL/ds_ij). If the formula takes a lowest logit, the lowest similarity is one
+    more s_ij.
+
+    The tape also differentiates an anchor's part with respect to its weights. If the weights are not constants, the
+    derivatives with respect to the similarities follow from these by differentiating the function of the weights.
 
     Args:
         case: the case.
@@ -92,8 +96,10 @@ def enclosures(
         matrix = similarities(case, given)
         counted, reduction = case.counted(), case.option("reduction")
         factors = {} if upstream is None else dict(zip(counted, upstream, strict=True))
+        weights = _weights(case, matrix) if case.entry.weights else []
         anchors: dict[int, arb] = {}
         slopes: dict[int, list[arb]] = {}
+        of_weights: dict[int, list[arb]] = {}
         total, moved, pairs = arb(0), arb(0), 0
         for i in case.anchors():
             if form:
@@ -101,24 +107,29 @@ def enclosures(
                 moved += (0 if case.option("base_temperature") is None else anchors[i]) - _dot(slopes[i], matrix[i])
                 total += anchors[i]
                 continue
-            given_row = [matrix[i], [] if case.entry.lowest is None else [arb(case.entry.lowest)]]
-            row, lowest = tape.variables(given_row) if gradient else given_row
-            part, result = _part_of_anchor(case, i, row, *lowest)
+            least = [] if case.entry.lowest is None else [arb(case.entry.lowest)]
+            given_row = [matrix[i], least, weights[i] if weights else []]
+            row, lowest, own_weights = tape.variables(given_row) if gradient else given_row
+            part, result = _part_of_anchor(case, i, row, next(iter(lowest), None), own_weights or None)
             anchors[i] = arb(tape.value_of(result.terms.anchor_losses[i]))
             factor = arb(factors.get(i, 1))
-            found = tape.gradient(part, [row, lowest]) if gradient else [[], []]
-            slopes[i], of_lowest = ([x * factor for x in part_of] for part_of in found)
+            found = tape.gradient(part, [row, lowest, own_weights]) if gradient else [[], [], []]
+            slopes[i], of_lowest, of_weights[i] = ([x * factor for x in part_of] for part_of in found)
             scaled = 0 if case.option("base_temperature") is None else arb(tape.value_of(part)) * factor
-            moved += scaled - _dot(slopes[i], matrix[i]) - _dot(of_lowest, given_row[1]) if gradient else 0
+            moved += scaled - _dot(slopes[i], matrix[i]) - _dot(of_lowest, least) if gradient else 0
             total, pairs = total + tape.value_of(part), pairs + len(result.terms.pairs)
         divisor = max({"mean": len(counted), "mean_pairs": pairs}.get(reduction, 1), 1)
+        of_bias = sum((sum(row, arb(0)) for row in slopes.values()), arb(0)) * arb(case.temperature) / divisor
+        if gradient and weights and not case.detaches_weights:
+            for i, row in enumerate(_through_weights(case, matrix, of_weights)):
+                slopes[i] = [a + b for a, b in zip(slopes[i], row, strict=True)] if i in slopes else row
         return Enclosures(
             values=[anchors[i] for i in counted] if reduction == "none" else [total / divisor],
             anchors=anchors,
             gradients=_pull_back(case, given, slopes, divisor) if gradient else {},
             similarity=matrix,
             temperature_gradient=moved / (arb(case.temperature) * divisor),
-            bias_gradient=sum((sum(row, arb(0)) for row in slopes.values()), arb(0)) * arb(case.temperature) / divisor,
+            bias_gradient=of_bias,
             slopes={i: [float(x / divisor) for x in row] for i, row in slopes.items() if row},
         )
 
@@ -135,7 +146,27 @@ def _without_collections() -> Iterator[None]:
             gc.enable()
 
 
-def _part_of_anchor(case: Case, i: int, row: Sequence[Any], lowest: Any = None) -> tuple[Any, reference.Result]:
+def _weights(case: Case, matrix: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """The weights of every row, from the similarities."""
+    member, positive = case.member_array(), case.positive_array()
+    negatives = [np.flatnonzero(row).tolist() for row in member & ~positive]
+    found: list[list[Any]] = case.entry.weights_function(matrix, case.positives(), negatives, **case.weights_options())
+    return found
+
+
+def _through_weights(
+    case: Case, matrix: Sequence[Sequence[arb]], slopes: Mapping[int, Sequence[arb]]
+) -> list[list[arb]]:
+    """The derivatives with respect to the similarities, from those with respect to the weights of each anchor."""
+    variables = tape.variables(matrix)
+    weights = _weights(case, variables)
+    total = sum((w * slope for i, row in slopes.items() for w, slope in zip(weights[i], row, strict=True)), arb(0))
+    return tape.gradient(total, variables)
+
+
+def _part_of_anchor(
+    case: Case, i: int, row: Sequence[Any], lowest: Any = None, weights: Sequence[Any] | None = None
+) -> tuple[Any, reference.Result]:
     """The part of the loss that anchor i contributes, before the division by the number of anchors or pairs.
 
     Args:
@@ -143,6 +174,7 @@ def _part_of_anchor(case: Case, i: int, row: Sequence[Any], lowest: Any = None) 
         i: the anchor.
         row: its similarities.
         lowest: the lowest similarity, if the formula uses it.
+        weights: the anchor's weights, if the formula uses them.
 
     Returns:
         The part, 0 for an anchor that does not count, and the result of the reference for this anchor.
@@ -159,6 +191,7 @@ def _part_of_anchor(case: Case, i: int, row: Sequence[Any], lowest: Any = None) 
         members=[members if k == i else [] for k in rows],
         reduction="mean_pairs" if by_pairs else "sum",
         lowest=lowest,
+        weights=None if weights is None else [weights] * len(rows),
     )
     return result.loss * max(len(result.terms.pairs), 1) if by_pairs else result.loss, result
 

@@ -50,7 +50,7 @@ def truth_of(case: Case) -> Truth:
     found = FastExact({}, "cpu").evaluate(case, "float64")
     s = plain.similarities(case, {name: torch.tensor(matrix) for name, matrix in case.matrices.items()})
     s = s.detach().requires_grad_()
-    each = plain.anchor_values(case, s / float(case.option("temperature")) + case.bias)[case.counted()]
+    each = plain.anchor_values(case, s / float(case.option("temperature")) + case.bias, s)[case.counted()]
     assert case.option("base_temperature") is None
     total = each.mean() if case.option("reduction") == "mean" else each.sum()
     (weights,) = torch.autograd.grad(total, s)
