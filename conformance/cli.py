@@ -394,6 +394,47 @@ def parity(**options: Any) -> None:
     raise typer.Exit(found.exit_code)
 
 
+@_command(app)
+@with_options(tables.TrainingBatch)
+def diagnose(
+    temperature: Annotated[str | None, typer.Option(metavar="T", help="Short for --set temperature=T.")] = None,
+    **options: Any,
+) -> None:
+    r"""Say whether the value of a loss is plausible for a batch, and whether its embeddings can be trained.
+
+    The value is compared with the lowest value that is possible for these classes, which is rarely 0, with the value of
+    random embeddings, and with that of equal embeddings, which a collapsed encoder returns. With embeddings, their
+    norms, cosines and gradient are examined too.
+
+    Exit codes: 0 no problem found, 1 a problem, such as a collapsed encoder, a gradient of 0 or a value below the
+    lowest, 2 invalid command line.
+
+    Examples:
+        pairproof diagnose --class-sizes 256x2 --value 8.909 \
+            --temperature 0.1 --set base_temperature=0.07
+        pairproof diagnose --embeddings z.npy --labels y.npy --temperature 0.1
+        pairproof diagnose --loss info_nce --embeddings a.npy \
+            --embeddings-b b.npy --value 3.2
+    """
+    from .maintain.add import read_training
+    from .training import diagnose as examine
+
+    if temperature is not None:
+        options["settings"]["temperature"] = temperature
+    batch = tables.TrainingBatch(**options)
+    if batch.json is not None:
+        _check_path("--json", batch.json)
+    try:
+        found = examine(**read_training(batch))
+    except (TypeError, ValueError) as error:
+        raise UsageError(str(error)) from error
+    _print(found.lines())
+    if batch.json is not None:
+        text = json.dumps(found.as_json(), indent=1, allow_nan=False)
+        _write(lambda path: path.write_text(text + "\n", encoding="utf-8"), batch.json)
+    raise typer.Exit(found.exit_code)
+
+
 @_command(app, "list")
 @with_options(Selection, only=("losses",))
 def list_everything(

@@ -561,6 +561,55 @@ class Batch:
         object.__setattr__(self, "loss", loss_named(self.loss))
 
 
+def read_sizes(texts: Iterable[str]) -> tuple[int, ...]:
+    """Read sizes of classes, such as ``10,10,12``; ``256x2`` stands for 256 classes of 2 rows.
+
+    Raises:
+        ValueError: a part is not a positive number, or two joined by x.
+    """
+    sizes: list[int] = []
+    for part in read_commas(texts):
+        found = re.fullmatch(r"(?:([1-9]\d{0,8})x)?([1-9]\d{0,8})", part)
+        if not found:
+            raise ValueError(f"expected sizes such as 10,10,12 or 256x2, got {part!r}")
+        sizes += [int(found[2])] * int(found[1] or 1)
+    return tuple(sizes)
+
+
+@dataclass(frozen=True)
+class TrainingBatch:
+    """The input of ``pairproof diagnose``: the path of each array, and the options as texts.
+
+    Attributes:
+        loss: The loss; see: pairproof list.
+        embeddings: File with an [N, D] array; for two towers, the first one.
+        labels: File with [N] integers, the classes of the rows.
+        partners: File with [N] integers, the row of each row's positive; or the word interleaved or stacked. Default:
+            stacked, the first views of all items before the second views.
+        embeddings_b: File with an [N, D] array, the second tower.
+        class_sizes: Instead of embeddings: the number of rows of every class, such as 10,10,12; 256x2 stands for 256
+            classes of 2 rows, or for 256 positive pairs.
+        dim: The number of columns of random embeddings. Default: that of the embeddings, or 128.
+        value: The value that the training loop prints. Default: that of the embeddings.
+        settings: A non-default option of the loss (repeatable).
+        json: Write the diagnosis to this file.
+    """
+
+    loss: str = option("supcon", "--loss", "-l", metavar="LOSS")
+    embeddings: str | None = option(None, "--embeddings")
+    labels: str | None = option(None, "--labels")
+    partners: str | None = option(None, "--partners")
+    embeddings_b: str | None = option(None, "--embeddings-b")
+    class_sizes: tuple[int, ...] = option((), "--class-sizes", metavar="SIZES", read=read_sizes)
+    dim: int | None = option(None, "--dim", metavar="D")
+    value: float | None = option(None, "--value", metavar="NUMBER")
+    settings: Mapping[str, str] = option({}, "--set", metavar=KEY_VALUE, read=read_choices)
+    json: Path | None = option(None, "--json", metavar="FILE")  # noqa: RUF009 - it makes a field
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "loss", loss_named(self.loss))
+
+
 @dataclass(frozen=True)
 class Rebuild:
     """The options of ``pairproof fixtures rebuild`` and ``check``.

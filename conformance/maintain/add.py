@@ -22,10 +22,10 @@ import numpy.typing as npt
 
 from pairproof.reference import views
 
-from ..judge.options import Batch, Selection, UsageError
+from ..judge.options import Batch, Selection, TrainingBatch, UsageError
 from ..judge.verify import expected_counts, run
 from ..suite.cases import MASKS, MATRICES, Case, call_reference
-from ..suite.catalogue import IGNORED, LOSSES
+from ..suite.catalogue import IGNORED, LOSSES, Loss
 from ..suite.flags import first_untrue
 from ..suite.golden import (
     FLAGS,
@@ -169,14 +169,7 @@ def make_case(batch: Batch) -> Case:
     wanted = f"--id: expected lower-case words and digits joined by hyphens, got {batch.id!r}"
     _require(re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", name), wanted)
     first, arrays = loss.embeddings[0], _arrays(batch)
-    keywords: dict[str, Any] = {}
-    known = [key for key in loss.keywords if key not in SHAPES]
-    for key, text in batch.settings.items():
-        _require(key in known, f"--set {key}: {loss.function} has no such option; its options: {', '.join(known)}")
-        try:
-            keywords[key] = float(text) if is_number(loss, key) else text
-        except ValueError:
-            raise Refused(f"{key}: expected a number, got {text!r}") from None
+    keywords = read_settings(loss, batch.settings)
     try:
         loss.reference(**arrays, **keywords)
     except (TypeError, ValueError) as error:
@@ -190,6 +183,49 @@ def make_case(batch: Batch) -> Case:
     if "anchors" in arguments:
         keywords["anchors"] = arguments.pop("anchors")
     return Case(f"{FOLDER}/{batch.loss}/{name}", batch.loss, matrices.pop(first), arguments, keywords, matrices)
+
+
+def read_settings(loss: Loss, settings: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options of a loss, whose values are given as texts, with numbers as floats.
+
+    Raises:
+        Refused: The loss has no such option, or a number is expected.
+    """
+    keywords: dict[str, Any] = {}
+    known = [key for key in loss.keywords if key not in SHAPES]
+    for key, text in settings.items():
+        _require(key in known, f"--set {key}: {loss.function} has no such option; its options: {', '.join(known)}")
+        try:
+            keywords[key] = float(text) if is_number(loss, key) else text
+        except ValueError:
+            raise Refused(f"{key}: expected a number, got {text!r}") from None
+    return keywords
+
+
+def read_training(batch: TrainingBatch) -> dict[str, Any]:
+    """Read the arrays and options of ``pairproof diagnose``, and return them as arguments of ``diagnose``.
+
+    Raises:
+        Refused: A file cannot be read, or the loss has no such option.
+    """
+    _require(batch.loss in LOSSES, f"--loss: expected one of {', '.join(LOSSES)}, got {batch.loss!r}")
+    given: dict[str, Any] = {
+        "loss": batch.loss,
+        "value": batch.value,
+        **read_settings(LOSSES[batch.loss], batch.settings),
+    }
+    given |= {"class_sizes": batch.class_sizes or None} | ({} if batch.dim is None else {"dim": batch.dim})
+    sources = {name: getattr(batch, name) for name in ("embeddings", "labels", "partners", "embeddings_b")}
+    layout = _LAYOUTS.get(sources["partners"] or "")
+    for name, source in sources.items():
+        if source is not None and not (layout and name == "partners"):
+            given[name] = read_array(source, _option(name), name)
+    if layout and "embeddings" in given:
+        try:
+            given["partners"] = np.asarray(layout(len(given["embeddings"])))
+        except ValueError as error:
+            raise Refused(f"--partners {batch.partners}: {error}") from error
+    return given
 
 
 def _arrays(batch: Batch) -> dict[str, Array]:

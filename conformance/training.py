@@ -1,0 +1,627 @@
+"""Which values of a loss are plausible for a batch, and whether its embeddings can be trained.
+
+``diagnose`` compares the value that a training loop prints with three levels: the lowest value that is possible, the
+value of random embeddings, and the value of a collapsed encoder, whose embeddings are all equal. It needs numpy, scipy
+and torch, but none of the optional packages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.optimize import minimize_scalar
+from torch import Tensor
+
+from .suite.catalogue import Loss, find_loss
+
+Array = npt.NDArray[Any]
+
+DRAWS = 4
+"""Number of random batches whose mean is the value at chance."""
+SEED = 0
+NEAR = 0.002
+"""A value is near a level if it differs by less than this part of it; printed values are rounded."""
+SOLVED = 0.01
+"""A value is near the lowest if its distance is less than this part of the lowest's distance to chance."""
+DIM = 128
+"""Number of columns of random embeddings if no embeddings are given."""
+SATURATED = 1e-6
+"""A softmax is saturated if the gradient is less than this part of that of random embeddings."""
+PUBLISHED_BASE = 0.07
+"""The base temperature of the original SupCon code."""
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Values of the loss that explain a printed value. All include the factor of the base temperature.
+
+    Attributes:
+        lowest: a lower bound on the loss of every batch with these classes; None if none is known.
+        attained: whether some embeddings reach it.
+        chance: mean of the loss of random embeddings.
+        spread: standard deviation of the loss of random embeddings.
+        collapsed: the loss if all embeddings are equal.
+        factor: temperature / base_temperature, or 1.
+    """
+
+    lowest: float | None
+    attained: bool
+    chance: float
+    spread: float
+    collapsed: float
+    factor: float
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Properties of the embeddings.
+
+    Attributes:
+        count: number of rows, of both towers together.
+        dim: number of columns.
+        zero: number of rows of zeros.
+        not_finite: number of rows with NaN or an infinity.
+        duplicates: number of rows that have the direction of an earlier row.
+        lowest_norm: the lowest norm of a row.
+        highest_norm: the highest norm of a row.
+        positive_cosine: mean cosine of an anchor and its positives; NaN if no anchor has a positive.
+        negative_cosine: mean cosine of an anchor and its negatives; NaN if no anchor has a negative.
+    """
+
+    count: int
+    dim: int
+    zero: int
+    not_finite: int
+    duplicates: int
+    lowest_norm: float
+    highest_norm: float
+    positive_cosine: float
+    negative_cosine: float
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The gradient of the loss with respect to the embeddings.
+
+    Attributes:
+        norm: its norm.
+        rows_without: number of rows whose gradient is 0.
+        at_chance: its norm for random embeddings of the same norms; of norm 1 if the similarity is the dot product.
+    """
+
+    norm: float
+    rows_without: int
+    at_chance: float
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The result of ``diagnose``.
+
+    Attributes:
+        loss: short name of the loss.
+        value: the value that was given, or that of the embeddings; None without both.
+        computed: the value of the embeddings; None without embeddings.
+        classes: number of classes; None if positives are not given by labels.
+        positives: mean number of positives per anchor.
+        lonely: number of anchors without positives.
+        levels: the values to compare with.
+        rows: properties of the embeddings; None without embeddings.
+        gradient: the gradient; None without embeddings.
+        near: the level that the value is near: "lowest", "chance", "collapsed", or "".
+        problems: what is wrong, and where to look next; one paragraph per entry.
+        hints: what is worth knowing, although it may be intended.
+    """
+
+    loss: str
+    value: float | None
+    computed: float | None
+    classes: int | None
+    positives: float
+    lonely: int
+    levels: Levels
+    rows: Rows | None
+    gradient: Gradient | None
+    near: str
+    problems: tuple[str, ...]
+    hints: tuple[str, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """1 if there are problems, else 0."""
+        return int(bool(self.problems))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the diagnosis as a JSON value; numbers that are not finite are null."""
+
+        def plain(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {name: plain(item) for name, item in value.items()}
+            if isinstance(value, (list, tuple)):
+                return [plain(item) for item in value]
+            return None if isinstance(value, float) and not math.isfinite(value) else value
+
+        return {"format": "pairproof-diagnosis/1", **plain(asdict(self))}
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines that the command prints."""
+        levels, rows, gradient = self.levels, self.rows, self.gradient
+        kinds = "" if self.classes is None else f"{self.classes} classes, "
+        yield f"{self.loss}: {kinds}{self.positives:.4g} positives per anchor, {self.lonely} anchors without positives"
+        if self.value is not None:
+            yield f"  value       {self.value:.6g}{f', near {self.near!r}' if self.near else ''}"
+        if self.computed is not None and self.computed != self.value:
+            yield f"  computed    {self.computed:.6g}, the loss of these embeddings"
+        if levels.lowest is not None:
+            reached = "reached by the best embeddings" if levels.attained else "a bound that may not be reached"
+            yield f"  lowest      {levels.lowest:.6g}, {reached}"
+        yield f"  chance      {levels.chance:.6g} ± {levels.spread:.2g}, random embeddings ({DRAWS} draws, seed {SEED})"
+        yield f"  collapsed   {levels.collapsed:.6g}, all embeddings equal"
+        if levels.factor != 1:
+            yield f"  all values include temperature / base_temperature = {levels.factor:.6g}"
+        if rows is not None:
+            yield (
+                f"  embeddings  {rows.count} rows of {rows.dim} numbers, norms {rows.lowest_norm:.4g} to"
+                f" {rows.highest_norm:.4g}; {rows.zero} zero rows, {rows.not_finite} with NaN or infinity,"
+                f" {rows.duplicates} with the direction of an earlier row"
+            )
+            yield f"  cosines     {rows.positive_cosine:.4f} to positives, {rows.negative_cosine:.4f} to negatives"
+        if gradient is not None:
+            yield (
+                f"  gradient    norm {gradient.norm:.4g}, {gradient.at_chance:.4g} for random embeddings;"
+                f" {gradient.rows_without} rows without gradient"
+            )
+        yield from (f"  problem: {text}" for text in self.problems)
+        yield from (f"  hint: {text}" for text in self.hints)
+
+
+def lowest_value(
+    kinds: Sequence[tuple[int, int, int]], denominator: str, temperature: float, *, drop: bool = False
+) -> float:
+    """A lower bound on the mean of the cross-entropies under cosine similarity, for given classes.
+
+    Let an anchor have P positives with mean cosine p and N negatives with mean cosine n. By Jensen's inequality its
+    value is at least f((n - p) / temperature), where
+
+        f(x) = log(P + N e^x)   for the denominator "all"
+        f(x) = log(1 + N e^x)   for "one_positive"
+        f(x) = log N + x        for "only_negatives"
+
+    The f are convex, so the mean over the anchors of one kind is at least f of their mean x. f increases and p <= 1, so
+    only n matters; it cannot be as low as -1 for all kinds, because the squared norm of the sum of all unit rows,
+    the sum over the anchors of 1 + P p + N n, is not negative. The bound is the minimum under this constraint, computed
+    from its Lagrangian dual, of which every value is a lower bound. With classes of one size the minimum is at
+    n = -1 / (classes - 1): the classes are the corners of a regular simplex, which reaches the bound.
+
+    Args:
+        kinds: (P, N, number of anchors) of every kind of anchor.
+        denominator: "all", "one_positive" or "only_negatives".
+        temperature: positive number.
+        drop: whether anchors without positives are left out of the mean; otherwise they count as 0.
+
+    Returns:
+        The bound; 0 if no anchor has a value.
+
+    Source:
+        Graf et al. 2021, "Dissecting supervised contrastive learning", arXiv 2102.08817, theorem 2, for classes of one
+        size; Lu and Steinerberger 2022, arXiv 2012.08465, for one positive.
+    """
+    total = sum(count for P, _, count in kinds if P or not drop)
+    with_negatives = [N for _, N, _ in kinds if N]
+    if not total or not with_negatives:
+        own = sum(count * math.log(P) for P, _, count in kinds if P)
+        return own / max(total, 1) if denominator == "all" else 0.0
+
+    def value(positives: int, negatives: int, n: float) -> float:
+        if not positives or (not negatives and denominator == "only_negatives"):
+            return 0.0
+        x = (n - 1) / temperature
+        if denominator == "only_negatives":
+            return math.log(negatives) + x
+        own = positives if denominator == "all" else 1
+        return math.log(own) + math.log1p(negatives / own * math.exp(x))
+
+    def best(positives: int, negatives: int, price: float) -> float:
+        """The minimum over n of value - price * (1 + P + N n)."""
+        ends = [-1.0, 1.0]
+        slope = price * negatives * temperature
+        if positives and denominator != "only_negatives" and 0 < slope < 1:
+            own = positives if denominator == "all" else 1
+            ends.append(min(1.0, max(-1.0, 1 + temperature * math.log(own * slope / (negatives * (1 - slope))))))
+        return min(value(positives, negatives, n) - price * (1 + positives + negatives * n) for n in ends)
+
+    def dual(price: float) -> float:
+        return sum(count * best(P, N, price) for P, N, count in kinds)
+
+    # From the highest price on, n = 1 is best for every kind, and the dual only falls.
+    breaks = [1 / (N * temperature) for N in with_negatives]
+    highest = max(breaks)
+    found = minimize_scalar(lambda price: -dual(price), bounds=(0.0, highest), options={"xatol": 1e-12 * highest})
+    return max(map(dual, (0.0, float(found.x), *breaks))) / total
+
+
+def lowest_of_towers(n: int, temperature: float) -> float:
+    """A lower bound on InfoNCE of two towers of n rows under cosine similarity.
+
+    Let d_i be the mean cosine of anchor i and its negatives, less the cosine of its positive. By Jensen's inequality
+    the value of the anchor is at least f(d_i / temperature), f(x) = log(1 + (n - 1) e^x), and the mean is at least f of
+    the mean. With the means a and b of the towers, the sum of -d_i is n / (n - 1) times the sum of
+    (a_i - a) . (b_i - b), and the latter sum is at most n.
+
+    Args:
+        n: number of rows of each tower.
+        temperature: positive number.
+
+    Returns:
+        The bound. It is reached if both towers are the corners of a regular simplex.
+    """
+    return math.log1p((n - 1) * math.exp(-n / ((n - 1) * temperature))) if n > 1 else 0.0
+
+
+def diagnose(
+    embeddings: npt.ArrayLike | Tensor | None = None,
+    labels: npt.ArrayLike | Tensor | None = None,
+    *,
+    loss: str = "supcon",
+    value: float | None = None,
+    class_sizes: Sequence[int] | None = None,
+    embeddings_b: npt.ArrayLike | Tensor | None = None,
+    partners: npt.ArrayLike | Tensor | None = None,
+    dim: int = DIM,
+    **options: Any,
+) -> Diagnosis:
+    """Say which value of a loss is plausible for a batch, and whether its embeddings can be trained.
+
+    The value of a contrastive loss says little by itself: its lowest possible value is rarely 0, and that of a
+    collapsed encoder can be lower than that of random embeddings. Call this function with the embeddings of one batch,
+    or with the sizes of its classes and the value that the training loop prints.
+
+    Example:
+        >>> import pairproof
+        >>> found = pairproof.diagnose(class_sizes=[2] * 256, value=8.909, temperature=0.1, base_temperature=0.07)
+        >>> print(found.near, f"{found.levels.collapsed:.4f}")
+        collapsed 8.9092
+
+    Args:
+        embeddings: [N, D], the embeddings of one batch; for two towers, those of the first.
+        labels: [N] integers, for a loss whose positives are given by labels; for nt_bxent, all pairs of a class are
+            positives.
+        loss: short name of a loss, as ``pairproof list`` prints it.
+        value: the value that the training loop prints; by default that of the embeddings.
+        class_sizes: without embeddings, the number of rows of every class; 2 for every positive pair of a loss that is
+            given partners or two towers.
+        embeddings_b: [N, D], the second tower.
+        partners: [N] integers, the row of the positive of every row; by default row k and row k + N / 2 are partners,
+            two views stacked.
+        dim: number of columns of random embeddings, if no embeddings are given.
+        options: options of the loss, such as ``temperature``.
+
+    Returns:
+        The diagnosis; its ``lines`` are those that ``pairproof diagnose`` prints.
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype, or the loss has no such option.
+        ValueError: an argument has the wrong shape or value.
+    """
+    entry = find_loss(loss)
+    unknown = [name for name in options if name not in entry.keywords or name in ARRAYS]
+    if unknown:
+        raise TypeError(f"{unknown[0]}: {entry.function} has no such option, or diagnose does not accept it")
+    if options.get("reduction", "mean") != "mean":
+        raise ValueError(f"reduction: expected 'mean', got {options['reduction']!r}")
+    if (embeddings is None) == (class_sizes is None):
+        got = "neither" if embeddings is None else "both"
+        raise ValueError(f"embeddings: expected exactly one of embeddings and class_sizes, got {got}")
+    batch = _of_sizes(entry, class_sizes, dim) if embeddings is None else None
+    if batch is None:
+        batch = _of_embeddings(entry, embeddings, labels, embeddings_b, partners)
+    batch = replace(batch, options=options)
+    kinds = batch.kinds()
+    levels = _levels(batch, kinds, given=embeddings is not None)
+    rows = gradient = computed = None
+    if embeddings is not None:
+        rows = _rows(batch)
+        if not rows.not_finite and not (rows.zero and batch.option("similarity") == "cosine"):
+            computed, gradient = _gradient(batch)
+    value = computed if value is None else float(value)
+    anchors = sum(count for _, _, count in kinds)
+    found = Diagnosis(
+        loss=entry.name,
+        value=value,
+        computed=computed,
+        classes=None if batch.labels is None else len(torch.unique(batch.labels)),
+        positives=sum(P * count for P, _, count in kinds) / anchors,
+        lonely=sum(count for P, _, count in kinds if not P),
+        levels=levels,
+        rows=rows,
+        gradient=gradient,
+        near=_near(value, levels),
+        problems=(),
+        hints=(),
+    )
+    return replace(found, problems=tuple(_problems(found, batch)), hints=tuple(_hints(found, batch)))
+
+
+ARRAYS = ("ref_embeddings", "ref_labels", "self_rows", "negatives", "ignored", "positives", "anchors")
+"""Keywords with which the levels are not those of the batch alone."""
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """A batch, and how its loss is called.
+
+    Attributes:
+        entry: the loss.
+        matrices: its matrices [N, D], in float64: embeddings, or two towers.
+        labels: int64 [N], the classes; None if the positives are given in another way.
+        partners: int64 [N]; None if the positives are given in another way.
+        options: options of the loss.
+    """
+
+    entry: Loss
+    matrices: tuple[Tensor, ...]
+    labels: Tensor | None = None
+    partners: Tensor | None = None
+    options: Any = None
+
+    def option(self, name: str) -> Any:
+        """The value of an option, or its default."""
+        return self.options.get(name, self.entry.default(name))
+
+    def loss(self, *matrices: Tensor) -> Tensor:
+        """The loss of other matrices with the positives of this batch."""
+        targets: tuple[Tensor, ...] = ()
+        if self.entry.positives_by == "pairs":
+            assert self.labels is not None
+            same = self.labels[:, None] == self.labels
+            targets = (same.fill_diagonal_(False).nonzero(),)
+        elif self.labels is not None:
+            targets = (self.labels,)
+        elif self.partners is not None:
+            targets = (self.partners,)
+        value: Tensor = self.entry.fast(*matrices, *targets, **self.options)
+        return value
+
+    def kinds(self) -> tuple[tuple[int, int, int], ...]:
+        """(positives, negatives, number of anchors) of every kind of anchor."""
+        n = len(self.matrices[0])
+        if self.entry.two_towers:
+            return ((1, n - 1, n * (1 + (self.option("direction") == "both"))),)
+        if self.labels is None:
+            return ((1, n - 2, n),)
+        sizes, counts = torch.unique(torch.unique(self.labels, return_counts=True)[1], return_counts=True)
+        return tuple(
+            (size - 1, n - size, size * count) for size, count in zip(sizes.tolist(), counts.tolist(), strict=True)
+        )
+
+
+def _of_sizes(entry: Loss, class_sizes: Sequence[int] | None, dim: int) -> _Batch:
+    """A batch of zeros with classes of these sizes."""
+    sizes = [int(size) for size in class_sizes or ()]
+    if not sizes or min(sizes) < 1:
+        raise ValueError(f"class_sizes: expected positive numbers of rows, got {list(class_sizes or ())}")
+    pairs = entry.two_towers or entry.positives_by == "partners"
+    if pairs and set(sizes) != {2}:
+        raise ValueError(
+            f"class_sizes: expected 2 for every positive pair of {entry.function}, got {sorted(set(sizes))}"
+        )
+    if dim < 1:
+        raise ValueError(f"dim: expected at least 1, got {dim}")
+    if entry.two_towers:
+        return _Batch(entry, (torch.zeros(len(sizes), dim, dtype=torch.float64),) * 2)
+    rows = torch.zeros(sum(sizes), dim, dtype=torch.float64)
+    if pairs:
+        return _Batch(entry, (rows,), partners=torch.arange(len(rows)) ^ 1)
+    return _Batch(entry, (rows,), torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)))
+
+
+def _of_embeddings(entry: Loss, embeddings: object, labels: object, embeddings_b: object, partners: object) -> _Batch:
+    """The batch of these arrays, copied to float64 on the CPU."""
+
+    def matrix(name: str, given: Any) -> Tensor:
+        found = torch.as_tensor(given).detach().to("cpu", torch.float64)
+        if found.ndim != 2 or not found.numel():
+            raise ValueError(f"{name}: expected shape [N, D], got shape {list(found.shape)}")
+        return found
+
+    def integers(name: str, given: Any, n: int) -> Tensor:
+        found = torch.as_tensor(given).detach().cpu()
+        if found.is_floating_point() or found.shape != (n,):
+            raise ValueError(f"{name}: expected {n} integers, got shape {list(found.shape)} and dtype {found.dtype}")
+        return found.to(torch.int64)
+
+    given = {"labels": labels, "embeddings_b": embeddings_b, "partners": partners}
+    takes = {"labels": "labels", "pairs": "labels", "towers": "embeddings_b", "partners": "partners"}[
+        entry.positives_by
+    ]
+    for name, array in given.items():
+        if array is not None and name != takes:
+            raise ValueError(f"{name}: expected {takes} for {entry.function}, got {name}")
+    if given[takes] is None and takes != "partners":
+        raise ValueError(f"{takes}: expected with the embeddings of {entry.function}, got none")
+    rows = matrix("embeddings", embeddings)
+    if entry.two_towers:
+        return _Batch(entry, (rows, matrix("embeddings_b", embeddings_b)))
+    if takes == "labels":
+        return _Batch(entry, (rows,), integers("labels", labels, len(rows)))
+    if partners is None and len(rows) % 2:
+        raise ValueError(f"partners: expected with an odd number of rows, {len(rows)}, got none")
+    stacked = torch.arange(len(rows)).roll(len(rows) // 2)
+    return _Batch(entry, (rows,), partners=stacked if partners is None else integers("partners", partners, len(rows)))
+
+
+def _random(batch: _Batch, draw: int, norms: Sequence[Tensor] | None = None) -> list[Tensor]:
+    """Matrices of random directions, with norm 1 or the given norms [N, 1]."""
+    generator = torch.Generator().manual_seed(SEED + draw)
+    shapes = [matrix.shape for matrix in batch.matrices]
+    found = [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
+    found = [matrix / matrix.norm(dim=1, keepdim=True) for matrix in found]
+    return found if norms is None else [matrix * norm for matrix, norm in zip(found, norms, strict=True)]
+
+
+def _levels(batch: _Batch, kinds: tuple[tuple[int, int, int], ...], *, given: bool) -> Levels:
+    """The levels of a batch. Of given embeddings only the norms are used, and these only for dot products."""
+    entry, temperature = batch.entry, float(batch.option("temperature"))
+    base = batch.option("base_temperature")
+    factor = 1.0 if base is None else temperature / float(base)
+    norms = None
+    if given and batch.option("similarity") == "dot":
+        norms = [matrix.norm(dim=1, keepdim=True).nan_to_num() for matrix in batch.matrices]
+    draws = [float(batch.loss(*_random(batch, draw, norms))) for draw in range(DRAWS)]
+    equal = [matrix[:1].expand(len(matrix), -1).contiguous() for matrix in _random(batch, 0, norms)]
+    if entry.two_towers:
+        equal = [equal[0], equal[0]]
+    collapsed, lowest = float(batch.loss(*equal)), None
+    if batch.option("similarity") == "cosine" and entry.name in BOUNDED:
+        default = "one_positive" if entry.name == "nt_xent_pairwise" else "all"
+        drop = batch.option("no_positive") == "drop"
+        if entry.two_towers:
+            lowest = lowest_of_towers(len(batch.matrices[0]), temperature)
+        elif batch.option("inside_reduction") != "sum":
+            denominator = batch.options.get("denominator", default)
+            lowest = lowest_value(kinds, denominator, temperature, drop=drop)
+    n, classes = len(batch.matrices[0]), sum(count // (P + 1) for P, _, count in kinds)
+    corners = n if entry.two_towers else classes
+    return Levels(
+        lowest=None if lowest is None else factor * lowest,
+        attained=lowest is not None and len(kinds) == 1 and batch.matrices[0].shape[1] >= corners - 1,
+        chance=float(np.mean(draws)),
+        spread=float(np.std(draws)),
+        collapsed=collapsed,
+        factor=factor,
+    )
+
+
+BOUNDED = ("supcon", "supcon_in", "nt_xent", "nt_xent_pairwise", "info_nce")
+"""The losses whose lower bound is known."""
+
+
+def _rows(batch: _Batch) -> Rows:
+    matrices = batch.matrices
+    every = torch.cat(matrices)
+    finite = every.isfinite().all(dim=1)
+    norms = every[finite].norm(dim=1)
+    unit = torch.nn.functional.normalize(every[finite & (every != 0).any(dim=1)], dim=1)
+    positive, negative = _cosines(batch) if bool(finite.all()) else (math.nan, math.nan)
+    return Rows(
+        count=len(every),
+        dim=every.shape[1],
+        zero=int((norms == 0).sum()),
+        not_finite=int((~finite).sum()),
+        duplicates=len(unit) - len(torch.unique(unit.float(), dim=0)),
+        lowest_norm=float(norms.min()) if len(norms) else math.nan,
+        highest_norm=float(norms.max()) if len(norms) else math.nan,
+        positive_cosine=positive,
+        negative_cosine=negative,
+    )
+
+
+def _cosines(batch: _Batch) -> tuple[float, float]:
+    """Mean cosine of the positive pairs and of the negative pairs, from sums over the classes."""
+    unit = [torch.nn.functional.normalize(matrix, dim=1) for matrix in batch.matrices]
+    n = len(unit[0])
+    if batch.entry.two_towers:
+        own, every = float((unit[0] * unit[1]).sum()), float(unit[0].sum(dim=0) @ unit[1].sum(dim=0))
+        return own / n, (every - own) / (n * (n - 1)) if n > 1 else math.nan
+    selves, every = float((unit[0] ** 2).sum()), float((unit[0].sum(dim=0) ** 2).sum())
+    if batch.labels is None:
+        own, pairs = float((unit[0] * unit[0][batch.partners]).sum()), n
+    else:
+        _, places, sizes = torch.unique(batch.labels, return_inverse=True, return_counts=True)
+        sums = torch.zeros(len(sizes), unit[0].shape[1], dtype=torch.float64).index_add_(0, places, unit[0])
+        own, pairs = float((sums**2).sum()) - selves, int((sizes * (sizes - 1)).sum())
+    others = n * (n - 1) - pairs
+    return own / pairs if pairs else math.nan, (every - selves - own) / others if others else math.nan
+
+
+def _gradient(batch: _Batch) -> tuple[float, Gradient]:
+    """The value of the embeddings, and its gradient."""
+
+    def gradient(matrices: Sequence[Tensor]) -> tuple[float, Tensor]:
+        leaves = [matrix.clone().requires_grad_() for matrix in matrices]
+        value = batch.loss(*leaves)
+        if not value.requires_grad:
+            return float(value), torch.zeros(sum(map(len, leaves)))
+        return float(value.detach()), torch.cat(torch.autograd.grad(value, leaves)).norm(dim=1)
+
+    value, rows = gradient(batch.matrices)
+    # Large dot products saturate random embeddings as well, so these are unit vectors.
+    cosine = batch.option("similarity") == "cosine"
+    norms = [matrix.norm(dim=1, keepdim=True) for matrix in batch.matrices] if cosine else None
+    _, random = gradient(_random(batch, 0, norms))
+    return value, Gradient(float(rows.norm()), int((rows == 0).sum()), float(random.norm()))
+
+
+def _near(value: float | None, levels: Levels) -> str:
+    """The level that a value is near, or ""."""
+    if value is None or not math.isfinite(value):
+        return ""
+    widths = {
+        "collapsed": (levels.collapsed, NEAR * abs(levels.collapsed)),
+        "chance": (levels.chance, NEAR * abs(levels.chance) + 3 * levels.spread),
+    }
+    if levels.lowest is not None:
+        widths["lowest"] = levels.lowest, max(NEAR * abs(levels.lowest), SOLVED * abs(levels.chance - levels.lowest))
+    inside = {name: abs(value - level) for name, (level, width) in widths.items() if abs(value - level) <= width}
+    return min(inside, key=lambda name: inside[name], default="")
+
+
+def _problems(found: Diagnosis, batch: _Batch) -> Iterator[str]:
+    """What is wrong with the batch or with the value."""
+    levels, rows, gradient, value = found.levels, found.rows, found.gradient, found.value
+    if rows is not None and rows.not_finite:
+        yield "Some embeddings are NaN or infinite: look at the encoder's output and at the step before this one."
+    if rows is not None and rows.zero and batch.option("similarity") == "cosine":
+        yield "Some embeddings are zero, where cosine similarity is undefined: look for dead units in the last layer."
+    if value is not None and math.isnan(value):
+        yield "The value is NaN: run pairproof check on the function that printed it."
+    if levels.lowest is not None and value is not None and value < levels.lowest * (1 - NEAR) - 1e-6:
+        yield (
+            "The value is below the lowest: the function that printed it computes another loss, or has another"
+            " temperature. Run pairproof identify on it."
+        )
+    if value is not None and found.computed is not None and abs(value - found.computed) > NEAR * abs(found.computed):
+        yield "The value is not the loss of these embeddings: run pairproof check on the function that printed it."
+    if found.near == "collapsed":
+        yield (
+            "The value is that of equal embeddings, whose gradient is 0: the encoder has collapsed. Compare the"
+            " embeddings of a batch; if they are nearly equal, restart with a warm-up or a lower learning rate."
+        )
+    if gradient is not None and gradient.norm == 0:
+        yield "The gradient is 0, so these embeddings do not change in training."
+    elif gradient is not None and gradient.norm < SATURATED * gradient.at_chance and found.near != "lowest":
+        yield "The gradient is less than a millionth of that of random embeddings: the softmax is saturated."
+
+
+def _hints(found: Diagnosis, batch: _Batch) -> Iterator[str]:
+    """What to know or to look at, although it may be intended."""
+    levels, rows, value = found.levels, found.rows, found.value
+    factor = float(batch.option("temperature")) / PUBLISHED_BASE
+    if value is not None and not found.near and levels.factor == 1 and abs(factor - 1) > 2 * NEAR:
+        near = _near(value / factor, levels)
+        if near:
+            yield (
+                f"Divided by temperature / {PUBLISHED_BASE} = {factor:.4g}, the value is near {near!r}. The original"
+                " SupCon code multiplies its loss by temperature / base_temperature; if yours does, repeat this with"
+                f" base_temperature {PUBLISHED_BASE}."
+            )
+    if found.near == "chance":
+        yield (
+            "The value is that of random embeddings: nothing has been learned yet. If it stays, check that the labels"
+            " are in the order of the rows, views included, and that the gradient reaches the encoder."
+        )
+    if found.near == "lowest":
+        yield "The batch is solved: the loss cannot become lower."
+    if found.lonely:
+        yield (
+            f"{found.lonely} of the anchors have no positives and contribute no gradient as anchors: sample several"
+            " rows per class, or two views of each."
+        )
+    if rows is not None and batch.option("similarity") == "dot" and rows.highest_norm > 2 * rows.lowest_norm:
+        yield "Dot products depend on the norms, which differ by more than a factor of 2: normalise, or use cosine."

@@ -1,0 +1,292 @@
+"""``pairproof diagnose``: levels of a loss, bounds, and what is said of the embeddings of a batch."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import pairproof
+from pairproof import fast
+from pairproof.conformance import cli
+from pairproof.conformance.suite.catalogue import LOSSES
+from pairproof.conformance.training import BOUNDED, Diagnosis, diagnose, lowest_of_towers, lowest_value
+
+FACTS = [
+    # HobbitLong/SupContrast#3: 256 images, two views, temperature 0.1: (0.1 / 0.07) ln 511.
+    ({"class_sizes": [2] * 256, "temperature": 0.1, "base_temperature": 0.07}, 8.909, "collapsed"),
+    # HobbitLong/SupContrast#42: the same with 64 images.
+    ({"class_sizes": [2] * 64, "temperature": 0.1, "base_temperature": 0.07}, 6.920, "collapsed"),
+    # HobbitLong/SupContrast#21: 4 images of 4 classes, two views: ln 7.
+    ({"class_sizes": [2] * 4}, 1.9459104537963867, "collapsed"),
+    # HobbitLong/SupContrast#118: 16 equal rows of two classes; the thread divides by 16.
+    ({"class_sizes": [8, 8]}, 16 * 0.1693, "collapsed"),
+    # The same rows in one class: equal embeddings are the best ones.
+    ({"class_sizes": [16]}, 16 * 0.1693, "lowest"),
+]
+
+
+@pytest.mark.parametrize(("given", "value", "near"), FACTS, ids=[str(value) for _, value, _ in FACTS])
+def test_values_of_public_threads(given: dict[str, Any], value: float, near: str) -> None:
+    found = diagnose(value=value, **given)
+    assert found.near == near
+    assert bool(found.problems) == (near == "collapsed")
+    assert found.levels.collapsed == pytest.approx(value, rel=1e-3)
+
+
+def test_a_missing_base_temperature_is_named() -> None:
+    found = diagnose(class_sizes=[2] * 256, temperature=0.1, value=8.909)
+    assert found.near == ""
+    assert not found.problems
+    assert "1.429, the value is near 'collapsed'" in found.hints[0]
+    assert not diagnose(class_sizes=[2] * 256, temperature=0.1, value=3.0).hints
+
+
+def best_found(labels: Tensor, dim: int, loss: str, temperature: float, **options: Any) -> float:
+    """The lowest value that gradient descent finds."""
+    rows = torch.randn(len(labels), dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    rows.requires_grad_()
+    optimiser = torch.optim.LBFGS([rows], max_iter=400, line_search_fn="strong_wolfe", tolerance_grad=1e-12)
+
+    def step() -> Tensor:
+        optimiser.zero_grad()
+        value: Tensor = LOSSES[loss].fast(rows, labels, temperature=temperature, **options)
+        value.backward()
+        return value
+
+    optimiser.step(step)
+    return float(step().detach())
+
+
+BATCHES = [
+    ("supcon", [3, 3, 3], {}, True),
+    ("supcon", [2, 2, 2, 2], {"denominator": "one_positive"}, True),
+    ("supcon", [4, 4], {"denominator": "only_negatives"}, True),
+    ("supcon_in", [3, 3, 3], {}, True),
+    ("nt_xent_pairwise", [3, 3], {}, True),
+    ("supcon", [2, 3, 5], {}, False),
+    ("supcon", [1, 1, 4, 3], {}, False),
+    ("supcon", [1, 4, 3], {"no_positive": "drop"}, False),
+    ("supcon", [2, 6], {"denominator": "only_negatives"}, False),
+    ("nt_xent_pairwise", [1, 2, 5], {}, False),
+]
+
+
+@pytest.mark.parametrize("temperature", [0.2, 1.0])
+@pytest.mark.parametrize(("loss", "sizes", "options", "attained"), BATCHES)
+def test_nothing_is_below_the_lowest(
+    loss: str, sizes: list[int], options: dict[str, Any], attained: bool, temperature: float
+) -> None:
+    labels = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    levels = diagnose(class_sizes=sizes, loss=loss, dim=4, temperature=temperature, **options).levels
+    assert levels.lowest is not None
+    assert levels.attained == attained
+    best = best_found(labels, 4, loss, temperature, **options)
+    assert best >= levels.lowest - 1e-12
+    # A bound far below the best embeddings would be of no use; an attained one is found.
+    assert best - levels.lowest < (1e-7 if attained else 0.2 * (levels.chance - levels.lowest))
+
+
+def test_the_lowest_of_equal_classes_is_that_of_a_simplex() -> None:
+    """3 classes of 4 rows: cosine -1/2 between classes."""
+    expected = math.log(3 + 8 * math.exp(-1.5 / 0.3))
+    assert lowest_value([(3, 8, 12)], "all", 0.3) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_the_lowest_of_towers_is_that_of_a_simplex(n: int) -> None:
+    corners = torch.eye(n, dtype=torch.float64) - 1 / n
+    attained = float(fast.info_nce_loss(corners, corners, temperature=0.4))
+    assert lowest_of_towers(n, 0.4) == pytest.approx(attained, rel=1e-12)
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(50):
+        a, b = (torch.randn(n, 3, dtype=torch.float64, generator=generator) for _ in "ab")
+        assert fast.info_nce_loss(a, a + 0.1 * b, temperature=0.4) >= attained - 1e-12
+
+
+def test_levels_of_every_loss() -> None:
+    """Chance and collapse are values of the loss itself; a bound is given exactly for the losses that have one."""
+    for name, entry in LOSSES.items():
+        levels = diagnose(class_sizes=[2] * 6, loss=name, dim=8).levels
+        assert math.isfinite(levels.chance), name
+        assert math.isfinite(levels.collapsed), name
+        cosine = entry.default("similarity") == "cosine"
+        assert (levels.lowest is not None) == (name in BOUNDED and cosine), name
+
+
+def test_the_batch_tutorial_cannot_be_trained() -> None:
+    """The off-diagonal logits are far below the maximum of the row, so 0.5545 = 2 ln 4 / 5 has gradient 0."""
+    rows = torch.tensor([[100.0, 0.0], [0.0, 90.0], [-80.0, 0.0], [0.0, -70.0], [60.0, 60.0]])
+    found = diagnose(rows, torch.tensor([0, 1, 0, 1, 2]), loss="supcon_epsilon", temperature=0.07)
+    assert found.gradient is not None
+    assert found.gradient.norm == 0
+    assert "The gradient is 0, so these embeddings do not change in training." in found.problems
+    assert found.lonely == 1
+
+
+def batch(rows: int = 24, dim: int = 6) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(rows, dim, dtype=torch.float64, generator=generator), torch.arange(rows) % 4
+
+
+def test_embeddings_are_measured() -> None:
+    z, labels = batch()
+    z[3] = 2 * z[7]
+    found = diagnose(z, labels, temperature=0.5)
+    rows, gradient = found.rows, found.gradient
+    assert rows is not None
+    assert gradient is not None
+    assert (rows.count, rows.dim, rows.zero, rows.not_finite, rows.duplicates) == (24, 6, 0, 0, 1)
+    assert rows.lowest_norm == pytest.approx(float(z.norm(dim=1).min()))
+    assert rows.highest_norm == pytest.approx(float(z.norm(dim=1).max()))
+    cosines = torch.nn.functional.cosine_similarity(z[:, None], z[None], dim=2)
+    same, others = labels[:, None] == labels, ~torch.eye(24, dtype=torch.bool)
+    assert rows.positive_cosine == pytest.approx(float(cosines[same & others].mean()), rel=1e-9)
+    assert rows.negative_cosine == pytest.approx(float(cosines[~same].mean()), rel=1e-9)
+    leaf = z.clone().requires_grad_()
+    loss = fast.supcon_loss(leaf, labels, temperature=0.5)
+    loss.backward()
+    assert leaf.grad is not None
+    assert gradient.norm == pytest.approx(float(leaf.grad.norm()), rel=1e-9)
+    assert found.value == found.computed == pytest.approx(float(loss.detach()), rel=1e-12)
+    assert found.classes == 4
+    assert found.positives == 5
+
+
+def test_other_targets() -> None:
+    z, _ = batch()
+    stacked = diagnose(z, loss="nt_xent")
+    assert stacked.value == pytest.approx(float(fast.nt_xent_loss(z, fast.stacked_partners(24))))
+    assert stacked.rows is not None
+    assert stacked.rows.positive_cosine == pytest.approx(
+        float(torch.nn.functional.cosine_similarity(z[:12], z[12:]).mean())
+    )
+    partners = fast.interleaved_partners(24)
+    assert diagnose(z, loss="nt_xent", partners=partners).value == pytest.approx(float(fast.nt_xent_loss(z, partners)))
+    towers = diagnose(z[:12], loss="info_nce", embeddings_b=z[12:])
+    assert towers.value == pytest.approx(float(fast.info_nce_loss(z[:12], z[12:])))
+    cosines = torch.nn.functional.cosine_similarity(z[:12, None], z[None, 12:], dim=2)
+    assert towers.rows is not None
+    assert towers.rows.negative_cosine == pytest.approx(float((cosines.sum() - cosines.trace()) / 132))
+
+
+PROBLEMS = {
+    "NaN or infinite": lambda z: z.index_fill_(0, torch.tensor(2), math.nan),
+    "embeddings are zero": lambda z: z.index_fill_(0, torch.tensor(2), 0.0),
+    "the encoder has collapsed": lambda z: z.copy_(z[:1] + 1e-6 * z),
+}
+
+
+@pytest.mark.parametrize("words", PROBLEMS)
+def test_problems_of_embeddings(words: str) -> None:
+    z, labels = batch()
+    PROBLEMS[words](z)
+    found = diagnose(z, labels, temperature=0.5)
+    assert any(words in problem for problem in found.problems)
+    assert found.exit_code == 1
+
+
+def test_values_that_cannot_be_right() -> None:
+    z, labels = batch()
+    (wrong,) = diagnose(z, labels, value=2.0, temperature=0.5).problems
+    assert "not the loss of these embeddings" in wrong
+    (below,) = diagnose(class_sizes=[4] * 4, value=0.9, temperature=0.5).problems
+    assert "below the lowest" in below
+    (nan,) = diagnose(class_sizes=[4] * 4, value=math.nan).problems
+    assert "NaN" in nan
+    assert not diagnose(class_sizes=[4] * 4, value=2.5, temperature=0.5).problems
+
+
+def test_saturation_and_a_solved_batch() -> None:
+    _, labels = batch()
+    corners = torch.eye(4, dtype=torch.float64)[labels] - 0.25
+    solved = diagnose(corners, labels, temperature=0.05)
+    assert solved.near == "lowest"
+    assert not solved.problems
+    assert "solved" in solved.hints[0]
+    saturated = diagnose(3 * torch.eye(4)[labels], labels, similarity="dot", temperature=0.5)
+    assert saturated.gradient is not None
+    assert saturated.gradient.norm > 0
+    (problem,) = saturated.problems
+    assert "less than a millionth" in problem
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({}, ValueError, "embeddings: expected exactly one of embeddings and class_sizes, got neither"),
+        ({"class_sizes": []}, ValueError, "class_sizes: expected positive numbers of rows"),
+        ({"class_sizes": [3], "loss": "nt_xent"}, ValueError, "class_sizes: expected 2 for every positive pair"),
+        ({"class_sizes": [2], "reduction": "sum"}, ValueError, "reduction: expected 'mean'"),
+        ({"class_sizes": [2], "negatives": None}, TypeError, "negatives: supcon_loss has no such option"),
+        ({"class_sizes": [2], "loss": "supkon"}, ValueError, "unknown loss 'supkon'"),
+        ({"class_sizes": [2], "dim": 0}, ValueError, "dim: expected at least 1"),
+        ({"embeddings": np.ones((4, 2))}, ValueError, "labels: expected with the embeddings of supcon_loss"),
+        ({"embeddings": np.ones(4), "labels": [0, 1, 0, 1]}, ValueError, r"embeddings: expected shape \[N, D\]"),
+        ({"embeddings": np.ones((4, 2)), "labels": [0, 1]}, ValueError, "labels: expected 4 integers"),
+        ({"embeddings": np.ones((3, 2)), "loss": "nt_xent"}, ValueError, "partners: expected with an odd number"),
+        (
+            {"embeddings": np.ones((4, 2)), "labels": [0, 1, 0, 1], "partners": [1, 0, 3, 2]},
+            ValueError,
+            "partners: expected labels for supcon_loss",
+        ),
+    ],
+)
+def test_bad_input(given: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        diagnose(**given)
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["diagnose", *arguments])
+    return int(caught.value.code or 0)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    z, labels = batch()
+    np.save(tmp_path / "z.npy", z.numpy())
+    (tmp_path / "y.csv").write_text("\n".join(map(str, labels.tolist())))
+    files = ["--embeddings", f"{tmp_path}/z.npy", "--labels", f"{tmp_path}/y.csv"]
+    assert run(*files, "--temperature", "0.5", "--json", f"{tmp_path}/d.json") == 0
+    text = capsys.readouterr().out
+    expected = diagnose(z, labels, temperature=0.5)
+    assert f"  chance      {expected.levels.chance:.6g}" in text
+    assert json.loads((tmp_path / "d.json").read_text()) == json.loads(json.dumps(expected.as_json()))
+    assert (
+        run("--class-sizes", "256x2", "--value", "8.909", "--temperature", "0.1", "--set", "base_temperature=0.07") == 1
+    )
+    assert "the encoder has collapsed" in " ".join(capsys.readouterr().out.split())
+    assert run("--loss", "nt-xent", "--embeddings", f"{tmp_path}/z.npy", "--partners", "interleaved") == 0
+    value = float(fast.nt_xent_loss(z, fast.interleaved_partners(24)))
+    assert f"  value       {value:.6g}" in capsys.readouterr().out
+    for arguments, words in (
+        (["--class-sizes", "2y3"], "--class-sizes: expected sizes such as 10,10,12 or 256x2, got '2y3'"),
+        (["--class-sizes", "2", "--set", "beta=1"], "--set beta: supcon_loss has no such option"),
+        (["--embeddings", "none.npy"], "there is no file none.npy"),
+        ([], "expected exactly one of embeddings and class_sizes"),
+    ):
+        assert run(*arguments) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_the_function_needs_no_optional_package() -> None:
+    code = """
+import sys
+for name in ("rich", "typer", "jsonschema", "flint", "pytest", "hypothesis"):
+    sys.modules[name] = None
+import pairproof
+assert "torch" not in sys.modules
+print(pairproof.diagnose(class_sizes=[2] * 4, value=1.9459).near)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert found.stdout == "collapsed\n"
+    assert isinstance(pairproof.diagnose(class_sizes=[2]), Diagnosis)
