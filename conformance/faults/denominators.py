@@ -149,3 +149,11 @@ def hard_negative_beta_as_a_factor(given: parts.Hard) -> Tensor:
 def hard_negative_floor_of_one_negative(given: parts.Hard) -> Tensor:
     """The floor of the mass is e^(-1/T), without the number of negatives."""
     return given.against(given.log_mean, floors=min(1, given.number))
+
+
+@fault("info_nce", build=parts.directions)
+def info_nce_closer_negatives_left_out(direction: parts.Direction) -> parts.Rows:
+    """Negatives closer than the positive are left out as false negatives, although no option requests it."""
+    rows = direction.rows
+    own = rows.logits.detach()[rows.positive][:, None]
+    return rows._replace(logits=rows.logits.masked_fill(rows.logits > own, -torch.inf))

@@ -49,6 +49,12 @@ def supcon_in_labels_as_bytes(embeddings: Tensor, labels: Tensor, *, temperature
     return parts.labelled(embeddings, labels.to(torch.uint8), temperature)
 
 
+@fault("supcon", level="policies")
+def supcon_labels_in_bfloat16(embeddings: Tensor, labels: Tensor, *, temperature: float) -> parts.Batch:
+    """Labels are converted to bfloat16, as under mixed precision: above 256, neighbouring labels become one class."""
+    return parts.labelled(embeddings, labels.bfloat16(), temperature)
+
+
 @fault("supcon_epsilon", level="policies")
 def supcon_epsilon_negative_labels_ignored(embeddings: Tensor, labels: Tensor, *, temperature: float) -> parts.Batch:
     """A negative label is read as no label: rows with a negative label have no positives."""

@@ -227,3 +227,16 @@ def hard_negative_floor_left_out(given: parts.Hard) -> Tensor:
     """The floor, which the code calls optional, is left out: the loss may be negative, or NaN where the mass is."""
     ratio = (given.log_mean - given.rows.logits[given.rows.positive]).exp() - given.tau_plus
     return torch.log1p(given.number * ratio / (1 - given.tau_plus))
+
+
+@fault(
+    "nt_xent",
+    build=parts.views,
+    level="digits",
+    right_at=(0.33, math.inf),
+    because="A negative has at least e^(-2/T) times the positive's exponential, and e^-6.1 is above 2^-9.",
+)
+def nt_xent_probability_rounds_to_1(rows: parts.Rows) -> Tensor:
+    """An anchor whose probability rounds to 1 in bfloat16 counts as solved: its loss and its gradient are 0."""
+    value = torch.logaddexp(rows.negatives, rows.logits[rows.positive]) - rows.logits[rows.positive]
+    return value.where((-value).exp().bfloat16() < 1, 0.0)

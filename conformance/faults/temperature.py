@@ -157,3 +157,15 @@ def hard_negative_exponent_without_temperature(given: parts.Hard) -> Tensor:
     """The weights are powers of e^cosine, not of e^(cosine / temperature)."""
     s, exponent = given.rows.logits, given.beta * given.temperature * given.rows.logits
     return given.against(given.log_sum(s + exponent) - given.log_sum(exponent))
+
+
+@fault(
+    "info_nce",
+    build=parts.directions,
+    level="range",
+    right_at=(0.01, math.inf),
+    because="The scale 1/T is at most 100.",
+)
+def info_nce_scale_clamped(direction: parts.Direction) -> parts.Direction:
+    """The scale is clamped at 100, as CLIP clamps the scale that it learns: lower temperatures count as 0.01."""
+    return direction._replace(temperature=max(direction.temperature, 0.01))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,26 @@ class Facts:
         self.mutual = mask.shape[0] == mask.shape[1] and np.array_equal(mask, mask.T)
         self.given: dict[str, Any] = {**case.arguments, **case.others, **case.keywords}
         self.labels = [*self.given.get("labels", [0]), *self.given.get("ref_labels", [])]
+
+    @cached_property
+    def farthest_positive(self) -> Matrix:
+        """For every row, the smallest logit of a positive; infinity for a row without positives."""
+        return self._logits_where(self.case.positive_array(), math.inf).min(axis=1)
+
+    @cached_property
+    def nearest_negative(self) -> Matrix:
+        """For every row, the largest logit of a negative; minus infinity for a row without negatives."""
+        return self._logits_where(~self.case.positive_array(), -math.inf).max(axis=1)
+
+    @cached_property
+    def margins(self) -> Matrix:
+        """For every row, its smallest positive logit minus the logarithm of the sum of its negatives' exponentials."""
+        negatives = self._logits_where(~self.case.positive_array(), -math.inf)
+        found: Matrix = self.farthest_positive - np.logaddexp.reduce(negatives, axis=1)
+        return found
+
+    def _logits_where(self, pairs: Any, elsewhere: float) -> Matrix:
+        return np.where(pairs & self.case.member_array(), _logits(self.case), elsewhere)
 
 
 Condition = tuple[str, Callable[[Facts], Any]]
@@ -150,6 +171,24 @@ CONDITIONS: Mapping[str, Condition] = {
     ),
     "queue": _given("negatives"),
     "own-key-in-queue": ("two rows of the towers and the negatives are equal", lambda facts: _repeats(facts.rows)),
+    "hard-negative": (
+        "a negative is at least as close to its anchor as a positive",
+        lambda facts: (facts.farthest_positive <= facts.nearest_negative + 1e-9).any(),
+    ),
+    "loss-rounds-to-0": (
+        "the exponentials of each anchor's negatives sum to less than 2^-8 times that of its only positive, and for"
+        " some anchor to more than 2^-20 times",
+        lambda facts: {*facts.positives} == {1} and 8 < (facts.margins / math.log(2)).min() < 20,
+    ),
+    "scale-at-the-clamp": ("the temperature is 0.01 or less", lambda facts: facts.case.temperature <= 0.01),
+    "copy-of-the-positive": (
+        "a negative of an anchor equals its positive",
+        lambda facts: _repeats_a_positive(facts.case),
+    ),
+    "thousand-classes": (
+        "labels are from 0 to 999, and two of them are equal when rounded to bfloat16",
+        lambda facts: min(facts.labels) >= 0 and max(facts.labels) <= 999 and _collide_in_bfloat16(facts.labels),
+    ),
     "hardness": _given("beta"),
     "hidden-positives": _given("tau_plus"),
     "mass-floor": ("a mass of negatives is below its floor", lambda facts: _is_floored(facts.case)),
@@ -193,6 +232,24 @@ def saturated(case: Case) -> bool:
     logits, members = _logits(case), case.member_array()
     largest = np.where(members, np.maximum(logits, 0.0), 0.0).max(axis=1, keepdims=True)
     return bool((members & case.positive_array() & (largest - logits > 53 * math.log(2))).any())
+
+
+def _repeats_a_positive(case: Case) -> bool:
+    """Return whether an anchor has a positive and a negative that are equal rows."""
+    positive, member = case.positive_array(), case.member_array()
+    columns: Matrix = np.zeros((*case.shape, case.embeddings.shape[1]))
+    for block in case.blocks():
+        columns[block.part] = case.matrices[block.right]
+    return any(
+        (columns[i, member[i] & positive[i], None] == columns[i, member[i] & ~positive[i]]).all(axis=2).any()
+        for i in case.anchors()
+    )
+
+
+def _collide_in_bfloat16(labels: Sequence[int]) -> bool:
+    """Return whether two labels from 0 to 999 are equal when rounded to the 8 significant bits of bfloat16."""
+    steps = [2.0 ** max(0, label.bit_length() - 8) for label in labels]
+    return len({round(label / step) * step for label, step in zip(labels, steps, strict=True)}) < len({*labels})
 
 
 def _is_floored(case: Case) -> bool:
