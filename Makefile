@@ -28,7 +28,7 @@ export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES := -1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv peers verify test test-all kernels kernels-covering kernels-3.6 kernels-long kernels-golden kernels-golden-slow kernels-golden-all mutants bench bench-quick lint format types fixtures fixtures-check peers-check wheel clean
+.PHONY: help venv peers verify test test-all kernels kernels-covering kernels-3.6 kernels-long kernels-golden kernels-golden-slow kernels-golden-all mutants bench bench-quick lint format types fixtures fixtures-check fixtures-archive peers-check wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' Makefile
@@ -157,6 +157,11 @@ fixtures: $(VENV_STAMP) $(PEERS_STAMP) $(ALL_PEERS_STAMP) ## recompute fixtures/
 fixtures-check: $(VENV_STAMP) $(PEERS_STAMP) $(ALL_PEERS_STAMP) ## report what make fixtures would change (REPORT=FILE)
 	@echo "fixtures-check: recomputing in a copy and comparing with fixtures/$(if $(REPORT),; the counts are those of $(REPORT))"
 	@OMP_NUM_THREADS=1 $(BIN)/$(if $(REPORT),python tools/check_fixtures.py $(REPORT),pairproof fixtures check $(ARGS))
+
+# The archive can be checked without Python: see readers/.
+fixtures-archive: $(VENV_STAMP) ## pack the fixtures into dist/ (ARGS="--previous FILE")
+	@echo "fixtures-archive: packing fixtures/ and readers/ into dist/"
+	@$(BIN)/python tools/fixtures_archive.py $(ARGS)
 
 peers-check: $(VENV_STAMP) $(PEERS_STAMP) $(ALL_PEERS_STAMP) ## check that the table of peers is current (REPORT=FILE)
 	@echo "peers-check: conformance/implementations/README.md"

@@ -115,12 +115,12 @@ def checked_root(root: Path | None) -> Path:
 def data_files(root: Path) -> list[str]:
     """The data files of a folder of fixtures, as sorted paths relative to it.
 
-    Every file is data except the manifest, the README, Python files and caches, and everything whose name, or that of a
-    folder around it, begins with a dot.
+    Every file is data except the manifest, the README, the changelog, Python files and caches, and everything whose
+    name, or that of a folder around it, begins with a dot.
     """
     files = {path.relative_to(root) for path in root.rglob("*") if path.is_file() and path.suffix != ".py"}
     kept = (path for path in files if not any(part.startswith((".", "__pycache__")) for part in path.parts))
-    return sorted({path.as_posix() for path in kept} - {MANIFEST, "README.md"})
+    return sorted({path.as_posix() for path in kept} - {MANIFEST, "README.md", "CHANGELOG.md"})
 
 
 def _checksums(root: Path) -> dict[str, str]:

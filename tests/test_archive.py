@@ -1,0 +1,108 @@
+"""The archive of the fixtures, and the programs that check NT-Xent from it in other languages."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tools import fixtures_archive
+
+ROOT = Path(__file__).resolve().parent.parent
+LANGUAGES = {
+    "js": ("node", "apt-get install nodejs", []),
+    "cpp": ("c++", "apt-get install g++", ["c++", "-std=c++17", "-Wall", "-Wextra", "-Werror"]),
+    "rs": ("rustc", "apt-get install rustc", ["rustc", "--edition", "2021", "-D", "warnings"]),
+}
+
+
+@pytest.fixture(scope="session")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("archive")
+    assert fixtures_archive.main(["--output", str(folder)]) == 0
+    (archive,) = folder.glob("*.tar.gz")
+    shutil.unpack_archive(archive, folder)
+    return next(path for path in folder.iterdir() if path.is_dir())
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_program_recomputes_every_case(unpacked: Path, tmp_path: Path, language: str) -> None:
+    tool, install, build = LANGUAGES[language]
+    if shutil.which(tool) is None:
+        pytest.skip(f"{tool} is not installed: {install}")
+    source = f"readers/nt_xent.{language}"
+    command = [tool, source]
+    if build:
+        command = [str(tmp_path / "nt_xent")]
+        subprocess.run([*build, source, "-o", *command], cwd=unpacked, check=True, timeout=300)
+    found = subprocess.run(command, cwd=unpacked, capture_output=True, text=True, timeout=60)
+    cases = json.loads((unpacked / "golden/nt_xent.json").read_text())["cases"]
+    assert (found.stdout, found.returncode) == (f"{len(cases)} passed, 0 failed\n", 0)
+
+    # Change one number of each kind by a part in 10^9. The program must find each of these cases.
+    plain = [one for one in cases if set(one["keywords"]) <= {"temperature"} and set(one["arguments"]) == {"partners"}]
+    loss, gradient = [one for one in plain if 0.01 < one["expected"]["loss"] < 10][:2]
+    loss["expected"]["loss"] *= 1 + 1e-9
+    row = max(gradient["expected"]["gradient"], key=lambda row: max(map(abs, row)))
+    row[max(range(len(row)), key=lambda d: abs(row[d]))] *= 1 + 1e-9
+    reference = next(one for one in cases if "gradients" in one["expected"] and one not in (loss, gradient))
+    row = max(reference["expected"]["gradients"]["ref_embeddings"], key=lambda row: max(map(abs, row)))
+    row[max(range(len(row)), key=lambda d: abs(row[d]))] *= 1 + 1e-9
+    altered = tmp_path / "altered.json"
+    altered.write_text(json.dumps({"cases": cases}))
+    found = subprocess.run([*command, str(altered)], cwd=unpacked, capture_output=True, text=True, timeout=60)
+    lines = found.stdout.splitlines()
+    expected = {
+        loss["id"]: "the loss",
+        gradient["id"]: "the gradient",
+        reference["id"]: "the gradient of the references",
+    }
+    assert dict(re.findall(r"^(\S+): (.*) differs", found.stdout, re.MULTILINE)) == expected
+    assert lines[-1] == f"{len(cases) - 3} passed, 3 failed"
+    assert found.returncode == 1
+
+
+def test_the_same_files_give_the_same_bytes(unpacked: Path) -> None:
+    files = fixtures_archive.contents(ROOT)
+    assert fixtures_archive.pack(files, "x") == fixtures_archive.pack(dict(reversed(files.items())), "x")
+    assert {path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*") if path.is_file()} == set(files)
+    assert {"LICENSE", "README.md", "manifest.json", "golden/nt_xent.json", "schema/golden.schema.json"} <= set(files)
+
+
+def changed(files: dict[str, bytes], name: str, old: str, new: str) -> dict[str, bytes]:
+    text = files[name].decode()
+    assert old in text
+    return files | {name: text.replace(old, new, 1).encode()}
+
+
+def test_an_earlier_archive_is_kept() -> None:
+    files = fixtures_archive.contents(ROOT)
+    fixtures_archive.compare(files, files)
+    renamed = changed(files, "golden/nt_xent.json", '"id": "nt_xent/two-rows"', '"id": "nt_xent/two-new-rows"')
+    with pytest.raises(fixtures_archive.Refused, match=r"nt_xent/two-rows: the case is missing"):
+        fixtures_archive.compare(renamed, files)
+    data = json.loads(files["golden/nt_xent.json"])
+    data["cases"][0]["keywords"]["temperature"] = 0.75
+    other = files | {"golden/nt_xent.json": json.dumps(data).encode()}
+    with pytest.raises(fixtures_archive.Refused, match=r"keywords changed, so the case needs a new id"):
+        fixtures_archive.compare(other, files)
+    del data["cases"][0]
+    fewer = files | {"golden/nt_xent.json": json.dumps(data).encode()}
+    with pytest.raises(fixtures_archive.Refused, match="1 cases were added, so the version must increase"):
+        fixtures_archive.compare(files, fewer)
+    older = changed(files, "CHANGELOG.md", "## 1.", "## 0.")
+    fixtures_archive.compare(files, changed(fewer, "CHANGELOG.md", "## 1.", "## 0."))
+    with pytest.raises(fixtures_archive.Refused, match="older"):
+        fixtures_archive.compare(older, files)
+
+
+def test_bad_archives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x.tar.gz").write_bytes(b"not an archive")
+    assert fixtures_archive.main(["--output", str(tmp_path), "--previous", str(tmp_path / "x.tar.gz")]) == 1
+    assert "cannot be read" in capsys.readouterr().err
+    with pytest.raises(fixtures_archive.Refused, match="expected a heading"):
+        fixtures_archive.version_of("# Releases\n")
