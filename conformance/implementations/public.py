@@ -1,7 +1,8 @@
 """Public losses that are recorded, not installed: their sources, how to call them, and what ``check`` must report.
 
 Each loss has two files in ``public/``. ``NAME.toml`` names the repository, the file and its checksum, the options of
-``pairproof check``, and the expected results; it contains no code of the repository. ``answers/NAME.json`` contains the
+``pairproof check``, and the expected results; it contains no code of the repository. The fields that it lacks are taken
+from the file that it names as ``like``. ``answers/NAME.json`` contains the
 loss and the gradients that the code returned for some golden cases. ``tools/record_public.py`` writes the answers.
 """
 
@@ -50,7 +51,7 @@ class PublicLoss:
         license: name of its license; "none" if the repository has none.
         computes: what it computes, in a few words.
         loss: the loss that it is checked as, short name in the catalogue.
-        extracts: the definitions that are loaded, as NAME or CLASS.METHOD; without the rest of the file.
+        extracts: the definitions that are loaded, as NAME, CLASS.METHOD or FUNCTION.NAME; without the rest of the file.
         target: the definition that is checked.
         level: the highest level at which it conforms; "" if it does not conform at any level.
         stubs: code that the definitions need, such as a replacement of a base class.
@@ -117,14 +118,12 @@ class PublicLoss:
         if missing := [name for name in self.needs if importlib.util.find_spec(name) is None]:
             raise Unavailable(f"{self.name} needs {', '.join(missing)}")
         text = self.source(folder)
-        scopes = {"": ast.parse(text).body}
-        for node in scopes[""]:
-            if isinstance(node, ast.ClassDef):
-                scopes[node.name] = node.body
-        parts = [HEADER, self.stubs]
+        parts, top = [HEADER, self.stubs], ast.parse(text).body
         for name in self.extracts:
-            scope, _, last = name.rpartition(".")
-            for node in scopes[scope]:
+            body, (*scopes, last) = top, name.split(".")
+            for scope in scopes:
+                body = next(node.body for node in body if getattr(node, "name", "") == scope)
+            for node in body:
                 if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == last:
                     node.decorator_list = []
                     parts.append(ast.unparse(node))
@@ -139,5 +138,6 @@ def load_public(names: Sequence[str] = ()) -> list[PublicLoss]:
     Raises:
         KeyError: there is no loss of a name.
     """
-    found = {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
-    return [PublicLoss(name, **tomllib.loads(found[name].read_text(encoding="utf-8"))) for name in names or found]
+    found = {path.stem: tomllib.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.toml"))}
+    given = {name: found.get(data.pop("like", ""), {}) | data for name, data in found.items()}
+    return [PublicLoss(name, **given[name]) for name in names or given]

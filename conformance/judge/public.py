@@ -127,8 +127,8 @@ def numbers(written: object) -> Matrix:
 def replay(public: PublicLoss) -> Finding:
     """Judge the recorded answers of a loss.
 
-    The limits, the level of the usages, and the identified loss are taken from the record. As in ``check``, the
-    diagnosis compares the identified loss with the target on every case.
+    The limits, the level of the usages, the identified loss, and the reasons that only other batches show are taken
+    from the record. As in ``check``, the diagnosis compares the identified loss with the target on every case.
 
     Raises:
         Unavailable: no answers are recorded.
@@ -151,7 +151,7 @@ def replay(public: PublicLoss) -> Finding:
     match = Match.from_data(data["match"]) if data.get("match") else None
     reasons = [one.words for one in collected.diagnose(lambda: match).reasons]
     level = min(level_of(checks), data["usages"], key=["", *map(str, Level)].index)
-    return Finding(public, len(checks), level, (*reasons, *data["said"]))
+    return Finding(public, len(checks), level, tuple(dict.fromkeys([*reasons, *data["said"]])))
 
 
 def level_of(checks: Sequence[Check]) -> str:
@@ -184,7 +184,7 @@ def _said(found: CheckResult) -> list[str]:
 
 
 def record(public: PublicLoss, folder: Path) -> Finding:
-    """Check a loss from its repository, and write its answers for a selection of golden cases.
+    """Check a loss from its repository, and write its answers for a selection of the golden cases of the check.
 
     Each flag, value of an option, and status at a level is in at least one of the cases if a small case has it.
 
@@ -209,7 +209,7 @@ def record(public: PublicLoss, folder: Path) -> Finding:
                 options = {(name, case.option(name)) for name in case.entry.choices}
                 features = {*options, *(changed.flags if changed else ()), results.get(case.id)}
                 small = case.holds_in(dtype) and case.embeddings.size <= LARGEST
-                if features <= seen or not small or target.refuses(case):
+                if features <= seen or not small or case.id not in results or target.refuses(case):
                     continue
                 try:
                     outcome = target.evaluate(case, dtype)
@@ -234,7 +234,9 @@ def record(public: PublicLoss, folder: Path) -> Finding:
     }
     single = next((note for note in result.notes if note in FLOAT32_NOTES), "")
     usages = level_of([one for one in result.judged if one.kind == "usage"])
-    data = {"claim": claim, "in_float32": single, "said": _said(result), "usages": usages, "answers": answers}
+    unseen = [one.words for one in result.diagnosis.reasons if answers.keys().isdisjoint(one.cases)]
+    said = [*unseen, *_said(result)]
+    data = {"claim": claim, "in_float32": single, "said": said, "usages": usages, "answers": answers}
     if match := result.diagnosis.match:
         data["match"] = match.as_data()
     path = FOLDER / "answers" / f"{public.name}.json"
