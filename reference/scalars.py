@@ -22,7 +22,9 @@ def order(value: Scalar) -> float:
 
     That is the real part of a complex number, the midpoint of a ball, or the first entry of an array.
     """
-    return value if isinstance(value, float) else float(np.ravel(np.real(value))[0])
+    if isinstance(value, float):
+        return value
+    return float(np.real(value.flat[0] if isinstance(value, np.ndarray) else value))
 
 
 def detached(value: Scalar) -> Scalar:

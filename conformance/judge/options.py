@@ -246,7 +246,7 @@ class Selection:
         peers: supcontrast=PATH also runs the current SupContrast code; PATH is its repository or its losses.py.
             folder=PATH is the folder with the files of the peers (public implementations); without it, the environment
             variable PAIRPROOF_PEERS, or else .peers.
-        processes: Number of processes; by default one per core, where that is safe.
+        processes: Number of processes; by default one per core, at most 8, on Linux and for more than 50 cases.
         covering: Run only a small fixed subset of the selected cases, chosen to cover every kind of mistake, every
             value of every option and every kernel.
         thorough: Also run the cases of more than 258 rows, and bfloat16 and float16. Without this option, they run only
@@ -260,7 +260,7 @@ class Selection:
     device: str = option("cpu", "--device", metavar="DEVICE")
     required: Sequence[str] = option((), "--require", metavar="NAME", read=read_commas)
     peers: Mapping[str, str] = option({}, "--peer", metavar=NAME_PATH, read=read_pairs)
-    processes: int | None = None
+    processes: int | None = option(None, "--jobs", "-j", metavar="N")
     covering: bool = option(False, "--covering")
     thorough: bool = option(False, "--thorough")
 

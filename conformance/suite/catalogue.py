@@ -7,6 +7,7 @@ loss defined elsewhere is added to the catalogue with ``register``.
 from __future__ import annotations
 
 import importlib
+import sys
 import math
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
@@ -162,7 +163,7 @@ class Loss:
         return self._find("weights", f"pairproof.reference.{self.module}", f"{self.name}_weights")
 
     def _find(self, key: str, module: str, name: str) -> Callable[..., Any]:
-        return self.functions.get(key) or getattr(importlib.import_module(module), name)
+        return self.functions.get(key) or getattr(sys.modules.get(module) or importlib.import_module(module), name)
 
     @property
     def golden_file(self) -> str:

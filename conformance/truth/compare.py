@@ -121,7 +121,7 @@ def _gradient(what: str, expected: Matrix, found: Matrix | None, rows: Matrix) -
     if not np.isfinite(found).all():
         row = int(np.argmin(np.isfinite(found).all(axis=1)))
         return math.inf, f"{_of_row(what, row)}: expected finite numbers, got {found[row].tolist()}"
-    errors = np.array([math.hypot(*row) for row in found - expected])
+    errors = np.array([math.hypot(*row) for row in (found - expected).tolist()])
     ratios = errors / rows
     worst = float(ratios.max())
     if worst <= 1:
