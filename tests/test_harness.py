@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -386,6 +388,43 @@ def test_large_cases_and_narrow_dtypes_run_only_if_selected(fake: pytest.MonkeyP
     assert [check.dtype for check in run(replace(TWO_CASES, cases=(), dtypes=("bfloat16",))).checks] == ["bfloat16"]
 
 
+def test_alternates_share_the_cases_of_a_run_that_selects_nothing(fake: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Second(Fake):
+        name = "second"
+
+    chosen = [golden for golden in load_golden(losses=("supcon",)) if golden.case.size < 9][:12]
+    fake.setattr(running, "ALL", (Fake, Second))
+    fake.setattr(running, "fixtures_root", lambda: tmp_path)
+    fake.setattr(running, "load_golden", lambda losses: chosen)
+    fake.setattr(running, "load_worked", lambda: [])
+    fake.setattr(Fake, "evaluate", lambda self, case, dtype: plain_outcome(case, dtype))
+    fake.setattr(Fake, "alternates", ("fake", "second"))
+
+    def judged(passed: int = len(chosen), **more: Any) -> tuple[list[str], list[str]]:
+        counts = {"fake/supcon": {"passed": passed}, "second/supcon": {"passed": len(chosen)}}
+        expected = {"format": running.EXPECTED_FORMAT, "counts": counts, "entries": {}}
+        (tmp_path / "expected.json").write_text(json.dumps(expected))
+        report = run(Selection(processes=1, **more))
+        return [f"{check.implementation} {check.case}" for check in report.checks], report.problems
+
+    names, problems = judged()
+    assert sorted(name.split()[1] for name in names) == sorted(golden.id for golden in chosen)
+    assert {name.split()[0] for name in names} == {"fake", "second"}
+    assert problems == []
+    (problem,) = judged(len(chosen) + 1)[1]
+    assert problem.startswith("fake/supcon: expected 13 passed")
+    for more, number in (({"thorough": True}, 24), ({"implementations": ("fake",)}, 12), ({"losses": ("supcon",)}, 24)):
+        found, problems = judged(**more)
+        assert (len(found), problems) == (number, [])
+
+
+def test_killed_process_ends_the_run(fake: pytest.MonkeyPatch) -> None:
+    fake.setattr(running, "LEAST_CASES", 1)
+    fake.setattr(Fake, "evaluate", lambda self, case, dtype: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(CouldNotRun, match=r"was killed; with less memory, use --jobs 1"):
+        run(replace(TWO_CASES, processes=2))
+
+
 def test_absent_implementation_is_skipped_unless_named(fake: pytest.MonkeyPatch) -> None:
     fake.setattr(Fake, "mode", "absent")
     selection = replace(TWO_CASES, implementations=(), dtypes=("float64",))
@@ -416,6 +455,7 @@ def test_run_without_judged_checks_does_not_pass(fake: pytest.MonkeyPatch) -> No
         (Selection(dtypes=("float8",)), "unknown dtype 'float8'"),
         (Selection(cases=("nothing/like-it",)), "no case matches nothing/like-it"),
         (Selection(peers={"somebody": "x"}), "unknown peer"),
+        (Selection(processes=0), "--jobs: expected a positive number, got 0"),
     ],
 )
 def test_selection_that_matches_nothing_raises(selection: Selection, words: str) -> None:

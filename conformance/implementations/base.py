@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -172,6 +173,8 @@ class Implementation(ABC):
         held_to_plain: whether its error may be at most twice that of the straightforward torch implementation.
         anywhere: whether it runs on every machine. The counts of an implementation that needs a special device are not
             stored: in a full run it must pass every case in every dtype in which the case is representable.
+        alternates: the names of similar implementations and its own; a run that selects nothing judges each case with
+            only one of them. Empty if it is always judged.
         environment: the environment variables that repeating a check needs, as ``NAME=VALUE``.
         narrows_weights: whether it rounds the weights of bfloat16 and float16 rows to the dtype of the rows before the
             two are multiplied.
@@ -185,6 +188,7 @@ class Implementation(ABC):
     computes_in: ClassVar[str | None] = None
     held_to_plain: ClassVar[bool] = False
     anywhere: ClassVar[bool] = True
+    alternates: ClassVar[tuple[str, ...]] = ()
     environment: tuple[str, ...] = ()
     narrows_weights: bool = False
 
@@ -214,6 +218,11 @@ class Implementation(ABC):
     @abstractmethod
     def version(self) -> str:
         """The version of the copy that is judged."""
+
+    def alternates_on(self, case: Case) -> bool:
+        """Whether another one of ``alternates`` is judged on a case. It follows from the case's id alone."""
+        names = self.alternates
+        return bool(names) and names[zlib.crc32(case.id.encode()) % len(names)] != self.name
 
     def refuses(self, case: Case) -> str | None:
         """Return the reason to skip a case, or None for a supported case."""

@@ -25,6 +25,10 @@ SMALL_TILES_UP_TO = 130
 """Largest ``Case.size`` for which "tiled" runs with 4 rows per tile; larger cases have several tiles of 64 rows too."""
 
 
+BACKENDS = ("fast-dense", "fast-tiled", "fast-exact")
+"""The implementations that select a backend and run on every machine."""
+
+
 class Fast(Implementation):
     """The losses of ``pairproof.fast``, with the default backend."""
 
@@ -82,6 +86,7 @@ class FastDense(Fast):
     """The losses of ``pairproof.fast`` with ``backend="dense"``."""
 
     name = "fast-dense"
+    alternates = BACKENDS
     title = 'pairproof.fast, torch, backend="dense"'
     backend = "dense"
 
@@ -90,6 +95,7 @@ class FastTiled(Fast):
     """The losses of ``pairproof.fast`` with ``backend="tiled"`` and several small tiles per case."""
 
     name = "fast-tiled"
+    alternates = BACKENDS
     title = 'pairproof.fast, torch, backend="tiled", 4 rows per tile (64 above 130² similarities)'
     backend = "tiled"
 
@@ -99,6 +105,7 @@ class FastExact(Fast):
 
     computes_in = "float64"
     name = "fast-exact"
+    alternates = BACKENDS
     title = 'pairproof.fast, torch, backend="exact"'
     backend = "exact"
 

@@ -249,8 +249,9 @@ class Selection:
         processes: Number of processes; by default one per core, at most 8, on Linux and for more than 50 cases.
         covering: Run only a small fixed subset of the selected cases, chosen to cover every kind of mistake, every
             value of every option and every kernel.
-        thorough: Also run the cases of more than 258 rows, and bfloat16 and float16. Without this option, they run only
-            if --case, --dtype or --covering selects them.
+        thorough: Also run the cases of more than 258 rows, bfloat16 and float16, and fast-dense, fast-tiled and
+            fast-exact on every case. Without this option, the former run only if --case, --dtype or --covering selects
+            them; the latter run on a third of the cases each, unless a loss, case, dtype or implementation is selected.
     """
 
     losses: Sequence[str] = option((), "--loss", "-l", metavar="LOSS", read=read_commas)
@@ -283,6 +284,11 @@ class Selection:
     def takes_dtype(self, dtype: str) -> bool:
         """Whether a dtype is selected."""
         return dtype in (self.dtypes or DEFAULT_DTYPES) or (not self.dtypes and self.complete)
+
+    @property
+    def alternates(self) -> bool:
+        """Whether only one of several similar implementations is judged on each case."""
+        return self.whole and not (self.complete or self.implementations)
 
     @property
     def complete(self) -> bool:

@@ -75,6 +75,7 @@ class Report:
     cases_chosen: int = 0
     cases_left_out: int = 0
     dtypes_left_out: list[str] = field(default_factory=list)
+    alternates: bool = False
     cases_in_all: int = 0
 
     @property
@@ -152,7 +153,10 @@ def run(selection: Selection, progress: Progress | None = None) -> Report:
         cases = [case for case in cases if case.size <= MOST_ROWS]
     report.cases_chosen, report.cases_left_out = len(cases), len(left_out)
     report.dtypes_left_out = [] if selection.dtypes else [name for name in DTYPES if not selection.takes_dtype(name)]
-    jobs = [partial(judge_case, case, stored[case], implementations, selection) for case in cases]
+    report.alternates = selection.alternates and any(one.alternates for one in implementations)
+    jobs = [
+        partial(judge_case, case, stored[case], _judged(implementations, case, selection), selection) for case in cases
+    ]
     with _shared_out(jobs, cases, selection) as results:
         # Meanwhile the other processes judge the first cases.
         if any(i.name == "reference" for i in implementations) and selection.takes_dtype("float64"):
@@ -166,12 +170,17 @@ def run(selection: Selection, progress: Progress | None = None) -> Report:
         report.problems.append(f"nothing was judged: {why}")
     if selection.whole:
         for one in implementations:
-            if left_out or not {*report.dtypes_left_out}.isdisjoint(one.dtypes):
+            if left_out or report.alternates or not {*report.dtypes_left_out}.isdisjoint(one.dtypes):
                 continue  # a deviation may match only what is left out
             used = {name for check in report.checks if check.implementation == one.name for name in check.declared}
             report.problems += unused([deviation.name for deviation in one.deviations], used, one.name)
         report.problems += _count_problems(report, implementations, cases, left_out)
     return report
+
+
+def _judged(implementations: Sequence[Implementation], case: Case, selection: Selection) -> list[Implementation]:
+    """The implementations that a run judges on a case."""
+    return [one for one in implementations if not (selection.alternates and one.alternates_on(case))]
 
 
 def truth_of(case: Case, golden: GoldenCase | None) -> Truth:
@@ -469,8 +478,8 @@ def _count_problems(
     """The differences between the counts of a whole run and those of the file, for the implementations present.
 
     An implementation that needs a special device has no counts in the file: it must pass every case. The counts in the
-    file include the checks of ``left_out`` and of the dtypes that are left out. The number of these checks is known,
-    but not how many of them pass or deviate.
+    file include the checks of ``left_out``, of the dtypes that are left out, and of implementations on the cases that
+    an alternate judges. The number of these checks is known, but not how many of them pass or deviate.
     """
     if not (fixtures_root() / EXPECTED).is_file():
         return [f"{EXPECTED} is missing: the counts of checks cannot be asserted"]
@@ -491,12 +500,17 @@ def _count_problems(
         for case in cases
         for dtype in filter(report.selection.takes_dtype, one.dtypes)
     )
+    all_left_out = {case.id for case in left_out}
+
+    def absent(one: Implementation, case: Case) -> bool:
+        return case.id in all_left_out or (report.alternates and one.alternates_on(case))
+
     missing = tally(
         Check("case", one.name, case.loss, case.id, dtype, Status.PASSED if runs else Status.SKIPPED)
         for one in implementations
         if one.anywhere
         for case in (*cases, *left_out)
-        for dtype, runs in _not_run(one, case, one.dtypes if case in left_out else report.dtypes_left_out)
+        for dtype, runs in _not_run(one, case, one.dtypes if absent(one, case) else report.dtypes_left_out)
     )
 
     def complete(key: str) -> bool:

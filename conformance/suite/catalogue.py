@@ -7,8 +7,8 @@ loss defined elsewhere is added to the catalogue with ``register``.
 from __future__ import annotations
 
 import importlib
-import sys
 import math
+import sys
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
