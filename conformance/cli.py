@@ -174,14 +174,21 @@ def _judge(judge: Callable[[Progress], Report | CheckResult], printing: tables.P
         CouldNotRun: a file could not be written.
     """
     from . import report as pages
+    from . import summary as summaries
 
+    writers = {
+        "json": pages.write_json,
+        "junit": pages.write_junit,
+        "summary": summaries.write_summary,
+        "badge": summaries.write_badge,
+    }
+    files = {name: path for name in writers if (path := getattr(printing, name)) is not None}
     details = printing.show if isinstance(printing, tables.RunPrinting) else ()
     for name in details:
         if name not in (*tables.DETAILS, "all"):
             raise tables.unknown("value of --show", name, (*tables.DETAILS, "all"))
-    for option, path in (("--json", printing.json), ("--junit", printing.junit)):
-        if path is not None:
-            _check_path(option, path)
+    for name, path in files.items():
+        _check_path(f"--{name}", path)
     start = time.perf_counter()
     with _bar() as bar:
         found = judge(bar)
@@ -192,9 +199,8 @@ def _judge(judge: Callable[[Progress], Report | CheckResult], printing: tables.P
         except OSError as error:
             raise CouldNotRun(f"{printing.save} cannot be written: {error.strerror}") from None
     pages.show(found, Output(), seconds=time.perf_counter() - start, details=None if printing.quiet else details)
-    for write, path in ((pages.write_json, printing.json), (pages.write_junit, printing.junit)):
-        if path is not None:
-            _write(functools.partial(write, found), path)
+    for name, path in files.items():
+        _write(functools.partial(writers[name], found), path)
     raise typer.Exit(found.exit_code)
 
 

@@ -308,11 +308,15 @@ class Printing:
         quiet: Print only the failures and the verdict.
         json: Also write the report as JSON to this file.
         junit: Also write the report as JUnit XML to this file.
+        summary: Also write a summary as Markdown to this file, for example for GitHub's step summary.
+        badge: Also write the verdict to this file, as the JSON that shields.io reads from an endpoint.
     """
 
     quiet: bool = option(False, "--quiet", "-q")
     json: Path | None = option(None, "--json", metavar="FILE")  # noqa: RUF009 - it makes a field
     junit: Path | None = option(None, "--junit", metavar="FILE")  # noqa: RUF009 - it makes a field
+    summary: Path | None = option(None, "--summary", metavar="FILE")  # noqa: RUF009 - it makes a field
+    badge: Path | None = option(None, "--badge", metavar="FILE")  # noqa: RUF009 - it makes a field
 
 
 @dataclass(frozen=True)
