@@ -487,7 +487,7 @@ def test_each_difference_is_one_line() -> None:
 
 EMBEDDINGS = np.array([[1.0, 0.5], [0.75, -0.25], [-1.0, 0.125], [0.5, 0.5], [-0.5, 2.0]])
 LABELS = np.array([7, 7, -3, -3, 9])
-ALWAYS = ("--flag", "trained-like", "--flag", "hard-negative", "--note", "The batch of a user.")
+ALWAYS = ("--flag", "trained-like", "--flag", "hard-positive", "--note", "The batch of a user.")
 
 
 @pytest.fixture
@@ -534,7 +534,7 @@ def test_add_appends_a_proved_case(root: Path, batch: Path, capsys: pytest.Captu
     assert added.case.embeddings.tolist() == EMBEDDINGS.tolist()
     assert added.case.arguments == {"labels": LABELS.tolist()}
     assert added.case.keywords == {"temperature": 0.5, "no_positive": "drop"}
-    assert added.flags == ("trained-like", "hard-negative")
+    assert added.flags == ("trained-like", "hard-positive")
     assert added.dtypes == ("float64", "float32", "bfloat16", "float16")
     rows = EMBEDDINGS / np.linalg.norm(EMBEDDINGS, axis=1, keepdims=True)
     logits = rows @ rows.T / 0.5

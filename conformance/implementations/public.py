@@ -26,6 +26,8 @@ WHERE = "PAIRPROOF_PUBLIC"
 """The environment variable that names a folder with git repositories, each as ``OWNER+NAME``, and with packages of PyPI
 in ``pypi``."""
 
+SCOPES = (ast.FunctionDef, ast.ClassDef)
+"""What can be extracted from a file, or contain what is."""
 HEADER = """from __future__ import annotations
 import math
 from types import SimpleNamespace
@@ -122,9 +124,9 @@ class PublicLoss:
         for name in self.extracts:
             body, (*scopes, last) = top, name.split(".")
             for scope in scopes:
-                body = next(node.body for node in body if getattr(node, "name", "") == scope)
+                body = next(node for node in body if isinstance(node, SCOPES) and node.name == scope).body
             for node in body:
-                if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == last:
+                if isinstance(node, SCOPES) and node.name == last:
                     node.decorator_list = []
                     parts.append(ast.unparse(node))
                 elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == last:

@@ -52,12 +52,14 @@ class Facts:
     @cached_property
     def farthest_positive(self) -> Matrix:
         """For every row, the smallest logit of a positive; infinity for a row without positives."""
-        return self._logits_where(self.case.positive_array(), math.inf).min(axis=1)
+        found: Matrix = self._logits_where(self.case.positive_array(), math.inf).min(axis=1)
+        return found
 
     @cached_property
     def nearest_negative(self) -> Matrix:
         """For every row, the largest logit of a negative; minus infinity for a row without negatives."""
-        return self._logits_where(~self.case.positive_array(), -math.inf).max(axis=1)
+        found: Matrix = self._logits_where(~self.case.positive_array(), -math.inf).max(axis=1)
+        return found
 
     @cached_property
     def margins(self) -> Matrix:
