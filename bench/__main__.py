@@ -26,8 +26,8 @@ from .peers import CAPTURED, Unavailable
 
 MISSED, COULD_NOT_RUN = 1, 3
 
-MORE_PROCESSES = 14
-"""Number of additional processes that measure a floor that is missed."""
+MORE_PROCESSES = (4, 10)
+"""Numbers of additional processes that measure a floor that is missed: at first, and if it is still missed then."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 
@@ -63,21 +63,33 @@ def _run(plan: jobs.Plan, date: str | None) -> dict[str, Any]:
 def _retry(found: dict[str, Any], plan: jobs.Plan, fraction: float, console: Console) -> list[goals.Goal]:
     """In more processes, time the jobs that miss a floor, and judge the median of all processes.
 
-    The time that a peer spends on fresh memory varies between processes, so more rounds in one process do not help.
+    The time that a peer spends on fresh memory varies between processes, so more rounds in one process do not help, and
+    neither do forks of one process.
     """
-    keys = ("form", "regime", "n")
     recorded = json.loads(goals.MISSED.read_text(encoding="utf-8"))
-    judged = goals.floors(found, fraction, recorded)
-    missed = {tuple(goal[key] for key in keys) for goal in judged if goal["met"] is False and "form" in goal}
-    for job in plan.timings():
-        job["sizes"] = [n for n in job["sizes"] if (job["form"], job["regime"], n) in missed]
-        if job["sizes"]:
-            console.print(f"below a floor, measuring in {MORE_PROCESSES} more processes: {jobs.describe(job)}")
-            shapes = {(job["form"], job["regime"], n) for n in job["sizes"]}
-            again = [row for row in found["timings"] if tuple(row[key] for key in keys) in shapes]
-            runs = [again, *(jobs.attempt(job) for _ in range(MORE_PROCESSES))]
-            found["timings"] = [row for row in found["timings"] if row not in again] + measure.median_of_processes(runs)
+    runs: dict[tuple[str, str, int], list[list[goals.Row]]] = {}
+    for number in MORE_PROCESSES:
+        judged = goals.floors(found, fraction, recorded)
+        missed = {_shape(goal) for goal in judged if goal["met"] is False and "form" in goal}
+        for job in plan.timings():
+            job["sizes"] = [n for n in job["sizes"] if _shape({**job, "n": n}) in missed]
+            job["forked"] = False
+            if not job["sizes"]:
+                continue
+            console.print(f"below a floor, measuring in {number} more processes: {jobs.describe(job)}")
+            more = [jobs.attempt(job) for _ in range(number)]
+            for n in job["sizes"]:
+                shape = _shape({**job, "n": n})
+                before = runs.get(shape) or [[row for row in found["timings"] if _shape(row) == shape]]
+                runs[shape] = before + [[row for row in rows if _shape(row) == shape] for rows in more]
+        found["timings"] = [row for row in found["timings"] if _shape(row) not in runs]
+        found["timings"] += [row for rows in runs.values() for row in measure.median_of_processes(rows)]
     return goals.floors(found, fraction, recorded)
+
+
+def _shape(row: goals.Row) -> tuple[str, str, int]:
+    """The form, the regime and the number of rows of a row of timings, of a job with one size, or of a goal."""
+    return row["form"], row["regime"], row["n"]
 
 
 def _record(found: dict[str, Any], console: Console) -> None:

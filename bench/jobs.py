@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,7 @@ class Plan:
                 job["errors_up_to"] = self.errors_up_to if regime == "default" else 0
                 job["gradient_rows"] = GRADIENT_ROWS if max(some) > LARGE else None
                 job["captured"] = 0 if self.on_cpu else CAPTURED_UP_TO
+                job["forked"] = self.on_cpu and not self.full and regime == "default"
                 job["names"] = (
                     names_for(form, self.device, dtype) if some is small or not self.on_cpu else [OURS, PLAIN]
                 )
@@ -196,8 +198,45 @@ def describe(job: Job) -> str:
     return ", ".join(words)
 
 
+def _environment(regime: str) -> dict[str, str]:
+    """The environment variables of the processes that measure with an allocator."""
+    found = {k: v for k, v in os.environ.items() if k not in TUNED}
+    found |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **REGIMES[regime]}
+    found.setdefault("PAIRPROOF_PEERS", str(ROOT / ".peers"))
+    return found
+
+
+WORKER = [sys.executable, "-m", "bench.worker"]
+
+
+@cache
+def _forks() -> subprocess.Popen[str]:
+    """Start the process that runs forked jobs. It ends with this process, which closes its stdin."""
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    return subprocess.Popen([*WORKER, "--forks"], text=True, cwd=ROOT, env=_environment("default"), **pipes)
+
+
+def _run_in_fork(job: Job) -> tuple[int, Any, str]:
+    """Run a job in a fork of a process that has imported torch, which takes longer than measuring a small batch.
+
+    Returns:
+        The exit status, the rows and the last line on stderr.
+    """
+    forks = _forks()
+    assert forks.stdin is not None
+    assert forks.stdout is not None
+    try:
+        forks.stdin.write(f"{json.dumps(job)}\n")
+        forks.stdin.flush()
+        status, rows, last = json.loads(forks.stdout.readline())
+    except (OSError, ValueError):
+        _forks.cache_clear()
+        return 1, None, "the process that runs forked jobs has ended"
+    return status, rows, last
+
+
 def run(job: Job) -> list[dict[str, Any]]:
-    """Run one job in a fresh process.
+    """Run one job in its own process: a fresh one, or a fork.
 
     Args:
         job: a job of a `Plan`.
@@ -208,12 +247,19 @@ def run(job: Job) -> list[dict[str, Any]]:
     Raises:
         Unavailable: the process failed; the message has its last line on stderr.
     """
-    environment = {k: v for k, v in os.environ.items() if k not in TUNED}
-    environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **REGIMES[job["regime"]]}
-    environment.setdefault("PAIRPROOF_PEERS", str(ROOT / ".peers"))
-    command, given = [sys.executable, "-m", "bench.worker"], json.dumps(job)
+    if job.get("forked"):
+        status, found, last = _run_in_fork(job)
+        if status != 0:
+            raise Unavailable(f"{describe(job)}: {last}")
+        return list(found)
     process = subprocess.run(
-        command, input=given, capture_output=True, text=True, cwd=ROOT, env=environment, check=False
+        WORKER,
+        input=json.dumps(job),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=_environment(job["regime"]),
+        check=False,
     )
     if process.returncode != 0:
         words = process.stderr.strip().splitlines() or [f"exit status {process.returncode}"]

@@ -1,10 +1,17 @@
-"""The process that runs one job: it reads the job as JSON from stdin and writes the rows as JSON to stdout."""
+"""The process that runs one job: it reads the job as JSON from stdin and writes the rows as JSON to stdout.
+
+With --forks it reads several jobs, one per line, and runs each in a fork of itself, so that modules are imported once.
+It writes one line per job: the exit status, the rows, and the last line on stderr.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import resource
 import sys
+import tempfile
+import traceback
 from typing import Any
 
 import torch
@@ -31,11 +38,8 @@ def _prepare_device(job: dict[str, Any]) -> None:
         torch.backends.cuda.matmul.allow_tf32 = True
 
 
-def main() -> None:
-    """Run the job on stdin with one thread: "time", "memory" or "accuracy"."""
-    job = json.load(sys.stdin)
-    # A peer may print: only the result may go to stdout.
-    output, sys.stdout = sys.stdout, sys.stderr
+def run(job: dict[str, Any]) -> list[dict[str, Any]]:
+    """Run a job with one thread: "time", "memory" or "accuracy"."""
     torch.set_num_threads(1)
     if job["device"] == "cpu":
         _limit_memory()
@@ -44,8 +48,38 @@ def main() -> None:
         _prepare_device(job)
         clock = cuda.EventClock(job["device"])
     kinds = {"time": measure.time_form, "memory": measure.step_memory}
-    rows = kinds[job["kind"]](job, clock) if job["kind"] in kinds else accuracy.error_rows(job)
-    json.dump(rows, output)
+    return kinds[job["kind"]](job, clock) if job["kind"] in kinds else accuracy.error_rows(job)
+
+
+def run_in_fork(job: dict[str, Any]) -> tuple[int, Any, str]:
+    """Run a job in a fork of this process; return its exit status, its rows and its last line on stderr."""
+    with tempfile.TemporaryFile("w+") as rows, tempfile.TemporaryFile("w+") as errors:
+        child = os.fork()
+        if child == 0:
+            os.dup2(errors.fileno(), sys.stderr.fileno())
+            try:
+                json.dump(run(job), rows)
+                rows.flush()
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        rows.seek(0)
+        errors.seek(0)
+        lines = errors.read().strip().splitlines() or [f"exit status {status}"]
+        return status, json.loads(rows.read()) if status == 0 else None, lines[-1]
+
+
+def main() -> None:
+    """Run the job on stdin; with --forks, all of them."""
+    # A peer may print: only results may go to stdout.
+    output, sys.stdout = sys.stdout, sys.stderr
+    if "--forks" not in sys.argv:
+        json.dump(run(json.load(sys.stdin)), output)
+        return
+    for line in sys.stdin:
+        print(json.dumps(run_in_fork(json.loads(line))), file=output, flush=True)
 
 
 if __name__ == "__main__":

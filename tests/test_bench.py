@@ -832,18 +832,21 @@ def test_a_missed_floor_is_measured_again_and_fails(monkeypatch: pytest.MonkeyPa
     done = short_run(monkeypatch, 1.0)
     result = CliRunner().invoke(command.app, CHOSEN)
     assert result.exit_code == 1, result.output
-    assert "measuring in 14 more processes: supcon, two views, N=1024" in " ".join(result.output.split())
-    timed = [job["sizes"] for job in done if job["kind"] == "time"]
-    assert timed == [[64, 256, 1024]] + 14 * [[1024]]  # at 64 and 256, half of every goal is reached
+    for number in (4, 10):
+        assert f"measuring in {number} more processes: supcon, two views, N=1024" in " ".join(result.output.split())
+    timed = [(job["sizes"], job["forked"]) for job in done if job["kind"] == "time"]
+    # At 64 and 256, half of every goal is reached.
+    assert timed == [([64, 256, 1024], True)] + 14 * [([1024], False)]
     short_run(monkeypatch, 6000.0)
     assert CliRunner().invoke(command.app, ["--floors", "0.5"]).exit_code == 0
 
 
 def test_one_process_below_a_floor_does_not_fail_the_median(monkeypatch: pytest.MonkeyPatch) -> None:
-    short_run(monkeypatch, 5.0, first=1.0)
+    done = short_run(monkeypatch, 5.0, first=1.0)
     result = CliRunner().invoke(command.app, CHOSEN)
     assert result.exit_code == 0, result.output
-    assert "measuring in 14 more processes: supcon, two views, N=1024" in " ".join(result.output.split())
+    assert "measuring in 4 more processes: supcon, two views, N=1024" in " ".join(result.output.split())
+    assert [job["sizes"] for job in done if job["kind"] == "time"] == [[64, 256, 1024]] + 4 * [[1024]]
 
 
 def test_the_median_of_processes_is_reported() -> None:
@@ -986,6 +989,25 @@ def test_the_error_of_a_job_is_reported() -> None:
     job = {"kind": "memory", "form": peers.SUPCON, "n": "many", "implementation": peers.OURS, "regime": "tuned"}
     with pytest.raises(peers.Unavailable, match=r"supcon, two views, N=many, memory of pairproof: ValueError"):
         jobs.run({**job, "device": "cpu", "dtype": "float32", "d": D, "temperature": TEMPERATURE, "backend": "auto"})
+
+
+def test_a_forked_job_returns_its_rows_or_its_error(capfd: pytest.CaptureFixture[str]) -> None:
+    # In a fork of this process, because starting another one takes seconds.
+    job = {"kind": "memory", "form": peers.SUPCON, "implementation": peers.OURS, "device": "cpu", "dtype": "float32"}
+    job |= {"d": D, "temperature": TEMPERATURE, "backend": "auto", "n": 64}
+    status, (found,), _ = worker.run_in_fork(job)
+    assert (status, found["status"], found["n"]) == (0, "measured", 64)
+    status, rows, last = worker.run_in_fork({**job, "n": "many"})
+    assert (status, rows) == (1, None)
+    assert last.startswith("ValueError: ")
+    assert capfd.readouterr().err == ""
+
+
+def test_only_timings_of_a_quick_run_are_forked() -> None:
+    for plan, number in ((jobs.QUICK, len(forms.FORMS)), (jobs.FULL, 0), (jobs.DEVICE_QUICK, 0)):
+        forked = [job for made in plan.work().values() for job in made if job.get("forked")]
+        assert len(forked) == number
+        assert {job["regime"] for job in forked} <= {"default"}
 
 
 @pytest.mark.parametrize("plan", [jobs.FULL, jobs.QUICK])
