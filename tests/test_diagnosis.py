@@ -76,7 +76,6 @@ TABLE = [
     ("times_2t", "info_nce", "values are multiplied by temperature/0.5", "base_temperature=0.5"),
 ]
 FAST = {
-    "bfloat16_products",
     "divided_by_positives_plus_1",
     "weighted_directions",
     "policy_nan",

@@ -202,8 +202,9 @@ def __getattr__(name: str) -> Any: ...
 """The classes of torch that modules inherit or accept. mypy takes ten seconds longer to read torch itself."""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="mypy is not installed: pip install mypy")
-@pytest.mark.parametrize("torch_itself", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("torch_itself", [False, True])
 def test_mypy_rejects_wrong_options(tmp_path: Path, torch_itself: bool) -> None:
     root = Path(__file__).resolve().parent.parent
     package = tmp_path / "stubs" / "pairproof"

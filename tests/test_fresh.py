@@ -111,9 +111,10 @@ def test_batches_with_a_saturated_positive_are_of_the_level_range() -> None:
     assert found.verdict == "conforms"
 
 
+@pytest.mark.parametrize("numbers", [SOME, pytest.param(LARGE - 1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("claim", every_claim(), ids=lambda claim: f"{claim.loss}-{claim.call}-{claim.temperature}")
-def test_drawn_batches_are_supported_and_exact(claim: Claim) -> None:
-    for number in range(LARGE - 1):
+def test_drawn_batches_are_supported_and_exact(claim: Claim, numbers: int) -> None:
+    for number in range(numbers):
         case = draw(claim, 1, number)
         assert claim.support.refuses(case) is None
         assert all(case.holds_in(dtype) for dtype in DTYPES)

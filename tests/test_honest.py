@@ -25,7 +25,9 @@ HONEST: dict[str, tuple[str, dict[str, Any], str]] = {
 """The loss of each target, the options that it needs, and what the report says about its range."""
 
 
-@pytest.mark.parametrize("name", HONEST)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ("supcon", "moco") else pytest.mark.slow) for name in HONEST]
+)
 def test_right_loss_conforms_on_some_cases(name: str) -> None:
     loss, options, _ = HONEST[name]
     cases = ("golden/*/*queue*" if name == "moco" else "golden/*/t*", "usage/[stu]*")

@@ -505,9 +505,9 @@ WRONG = [
     (leaks_one, "exp(0) of the diagonal leaks"),
     (forgets_to_divide, "not divided by their number"),
     (divides_twice, "divided by their number twice"),
-    (forgets_the_positive, "temperature is not applied to the numerator"),
+    pytest.param(forgets_the_positive, "temperature is not applied to the numerator", marks=pytest.mark.slow),
     (squares_the_temperature, "the temperature is applied twice"),
-    (takes_columns, "rows are divided by norms over the batch"),
+    pytest.param(takes_columns, "rows are divided by norms over the batch", marks=pytest.mark.slow),
     (takes_one_positive, "only the first positive of each anchor is used"),
     (adds_epsilon, "epsilon of 1e-04 is added to the ratio"),
     (adds_two_epsilons, "an epsilon of 1e-06 is added to the numerator, and one of 1e-08 to the denominator"),
@@ -736,10 +736,17 @@ ODD = [
     ),
     (moco, f"{MOCO}; takes the temperature as an argument", ""),
     (moco_with_transposed_queue, f"{MOCO}; takes the temperature as an argument", "negatives: passed as [D, K]"),
-    (moco_without_normalising, f"{MOCO}, temperature 0.2 (built in, recovered)", "passed are not normalised"),
+    pytest.param(
+        moco_without_normalising,
+        f"{MOCO}, temperature 0.2 (built in, recovered)",
+        "passed are not normalised",
+        marks=pytest.mark.slow,
+    ),
     (moco_that_ignores_its_queue, f"{MOCO}; takes", "but the negatives that are passed are replaced by the other keys"),
     (moco_with_keys, f"{MOCO}; takes the temperature as an argument", f"but {ADDED}"),
-    (cosines_by_distances, "computes nt_xent; takes the temperature as an argument", UNIT),
+    pytest.param(
+        cosines_by_distances, "computes nt_xent; takes the temperature as an argument", UNIT, marks=pytest.mark.slow
+    ),
     (refuses_rows_of_other_norms, "computes nt_xent, temperature 0.3 (built in, recovered)", UNIT),
     (nan_for_duplicates, "computes supcon; takes", "left out, because it returns NaN or infinity: duplicated rows"),
     (weighted, "computes info_nce; takes the temperature as an argument", WEIGHTS),
@@ -797,9 +804,7 @@ def mean_square(x1, x2):
     return F.mse_loss(F.normalize(x1, dim=1), F.normalize(x2, dim=1))
 
 
-@pytest.mark.parametrize(
-    "function", slow_except([simsiam, mean_square], [byol, simsiam, cosine_embedding, mean_square])
-)
+@pytest.mark.parametrize("function", slow_except([mean_square], [byol, simsiam, cosine_embedding, mean_square]))
 def test_similarity_without_contrast_is_reported_as_unknown(function):
     """Without negatives the answers fit the loss at many temperatures, so none is reported."""
     identification = found(function)

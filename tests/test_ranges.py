@@ -168,7 +168,16 @@ def test_limits_that_are_found_before_a_call_exceeds_the_time_limit_are_kept() -
     ]
 
 
-@pytest.mark.parametrize("name", ["supcon", "nt_xent", "nt_bxent", "supcon_epsilon", "info_nce"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "supcon",
+        pytest.param("nt_xent", marks=pytest.mark.slow),
+        pytest.param("nt_bxent", marks=pytest.mark.slow),
+        "supcon_epsilon",
+        pytest.param("info_nce", marks=pytest.mark.slow),
+    ],
+)
 def test_fast_loss_has_no_limit_in_its_range(name: str) -> None:
     start = time.process_time()
     limits = limits_of(getattr(fast, f"{name}_loss"), name)

@@ -198,6 +198,7 @@ def assert_sample(document: str, line: str, exit_code: int) -> None:
         rest = rest.partition(part)[2]
 
 
+@pytest.mark.slow
 def test_sample_in_the_readme_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "losses.py").write_text(EXAMPLES[0], encoding="utf-8")
     monkeypatch.chdir(tmp_path)

@@ -59,6 +59,7 @@ def test_wrong_implementation_can_be_called(regime: str) -> None:
         assert len(subject.evaluate(case, subject.dtypes[0]).values) in (1, len(case.anchors())), one.name
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_this_process")
 def test_a_target_is_the_right_loss_outside_its_regime() -> None:
     # The control: with nothing wrong, a target built in the same way conforms.

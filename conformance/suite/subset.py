@@ -6,6 +6,7 @@ is a set cover problem, which is NP-hard; a greedy choice comes close and is the
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable, Hashable, Mapping
 
@@ -36,13 +37,22 @@ def covering(
     """
     traits = {case: (traits_of_case or traits_of)(case, golden) for case, golden in cases.items()}
     missing: set[Hashable] = set().union(*traits.values())
-    chosen: set[Case] = set()
+    order = list(cases)
+    # The case with the most missing traits; among equals the smallest, then the first. A number in the heap may be out
+    # of date. It is too large then, because the number of missing traits of a case never grows.
+    heap = [(-len(traits[case]), case.size, k) for k, case in enumerate(order)]
+    heapq.heapify(heap)
+    chosen: set[int] = set()
     while missing:
-        # The case with the most missing traits; among equals the smallest, then the first.
-        best = max(traits, key=lambda case: (len(traits[case] & missing), -case.size))
-        chosen.add(best)
-        missing -= traits[best]
-    return [case for case in cases if case in chosen]
+        number, size, k = heap[0]
+        now = -len(traits[order[k]] & missing)
+        if now != number:
+            heapq.heapreplace(heap, (now, size, k))
+            continue
+        heapq.heappop(heap)
+        chosen.add(k)
+        missing -= traits[order[k]]
+    return [case for k, case in enumerate(order) if k in chosen]
 
 
 def traits_of(case: Case, golden: GoldenCase | None) -> set[Hashable]:
