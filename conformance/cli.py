@@ -231,12 +231,12 @@ def verify(
     ] = False,
     **options: Any,
 ) -> None:
-    """Check every implementation, and every number that five published documents print.
+    """Check every implementation, and every number that five published documents and three public tests print.
 
-    A number that a document prints is called a figure. The reference recomputes each figure with interval arithmetic. A
-    figure that is not reproduced is called an artefact; its recorded explanation is checked. The claims that the
-    documents make in words are tested. Every implementation is compared with the proved value and gradient of every
-    case that it supports.
+    A number that a document or a test prints is called a figure. The reference recomputes each figure with interval
+    arithmetic. A figure that is not reproduced is called an artefact; its recorded explanation is checked. The claims
+    that the documents make in words are tested. Every implementation is compared with the proved value and gradient of
+    every case that it supports.
 
     Exit codes: 0 everything holds and the expected number of checks ran, 1 something does not hold, 2 invalid command
     line, 3 could not run: something that the options request is not available, or no result could be compared.
@@ -479,8 +479,12 @@ def list_everything(
         "losses": [f"{name}: {it.function}({takes[name]}); {it.source}" for name, it in entries.items()],
         "implementations": [f"{kind.name}: {kind.title}" for kind in ALL],
         "documents": [
-            f"{it.document.id}: {several(len(it.figures), 'figure')}, {several(len(it.claims), 'claim')}"
-            for it in fixtures
+            *(
+                f"{it.document.id}: {several(len(it.figures), 'figure')}, {several(len(it.claims), 'claim')}"
+                for it in fixtures
+                if it.document.source is None
+            ),
+            "public tests: " + ", ".join(it.document.id for it in fixtures if it.document.source is not None),
         ],
         "cases": [f"{it.id}: {it.loss}, {it.sizes()}" for it in cases],
         "figures": [f"{name}: {it.what} ({it.place})" for name, it in figures],

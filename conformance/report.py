@@ -194,7 +194,7 @@ def _claims(report: Report) -> Iterator[Part]:
 
 
 def _documents(report: Report) -> Iterator[Part]:
-    """One row for each document: its figures and its claims by verdict."""
+    """One row for each document or public test: its figures and its claims by verdict."""
 
     def row(name: str) -> Iterator[Cell]:
         judged = [one for one in report.judgements if one.document == name]
@@ -207,7 +207,9 @@ def _documents(report: Report) -> Iterator[Part]:
 
     names = dict.fromkeys([one.document for one in report.judgements] + [one.document for one in report.claims])
     columns = ("document", "figures", "reproduced", "artefacts", "failed", "claims", "hold", "partly", "not")
-    return _table("Documents: printed figures, and claims in words", columns, map(list, map(row, names)))
+    return _table(
+        "Documents and public tests: printed figures, and claims in words", columns, map(list, map(row, names))
+    )
 
 
 def _matrix(cases: Sequence[Check]) -> Iterator[Part]:
@@ -360,8 +362,10 @@ def _findings(report: Report) -> Iterator[Cell]:
         yield f"{counts[Status.SKIPPED]} skipped, each with its reason: --show skips"
     if report.judgements:
         figures = Counter(one.verdict for one in report.judgements if one.passed)
+        tests = sum(one.document.source is not None for one in report.fixtures)
         yield (
-            f"{len(report.fixtures)} documents, {len(report.judgements)} figures: {figures['reproduced']} reproduced,"
+            f"{len(report.fixtures) - tests} documents, {tests} public tests,"
+            f" {len(report.judgements)} figures: {figures['reproduced']} reproduced,"
             f" {figures['artefact']} artefacts; entries: {show_counts(report.entries())}; {len(report.claims)} claims"
         )
     if report.selection.covering:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from pairproof.conformance.documents.load import Printed, WorkedFixture, dump_worked, load_worked
+from pairproof.conformance.implementations.public import WHERE
 from pairproof.conformance.maintain.rebuild import read_expected
 from pairproof.conformance.suite.catalogue import LOSSES
 from pairproof.conformance.suite.golden import load_errors, load_golden
@@ -36,6 +38,13 @@ COUNTS = {
     "vectorized_notebook": (137, 0, 36, 0, 0, 14, 14, 0),
 }
 """Numbers of entries (number, infinite, mask, index, layout) and of figures (all, reproduced, artefact)."""
+
+TESTS = {
+    "monai_tests": (5, 0, 0, 0, 0, 5, 5, 0),
+    "optax_tests": (3, 0, 0, 0, 0, 3, 3, 0),
+    "supcon_tests": (44, 0, 0, 0, 0, 18, 18, 0),
+}
+"""The same of the public tests."""
 
 CLAIMS = {"batch_tutorial": 3, "pair_notebook": 11, "sit_article": 5, "supcon_notebook": 14, "vectorized_notebook": 5}
 
@@ -81,10 +90,11 @@ def edit(root: Path, name: str, change: Callable[[Any], object]) -> None:
 
 
 def test_loads_every_document(worked: dict[str, WorkedFixture]) -> None:
-    assert list(worked) == sorted(COUNTS)
+    assert list(worked) == sorted(COUNTS | TESTS)
     for name, fixture in worked.items():
-        assert tuple(fixture.counts.values()) == COUNTS[name], name
-        assert len(fixture.claims) == CLAIMS[name], name
+        assert tuple(fixture.counts.values()) == (COUNTS | TESTS)[name], name
+        assert len(fixture.claims) == CLAIMS.get(name, 0), name
+        assert (fixture.document.source is not None) == (name in TESTS)
 
 
 def test_copy_loads_equal_examples(copy: Path) -> None:
@@ -480,7 +490,7 @@ def test_jsonschema_missing(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "jsonschema", None)
     with pytest.raises(ImportError, match=re.escape('pip install "pairproof[verify]"')):
         load_worked(copy)
-    assert len(load_worked()) == len(COUNTS)
+    assert len(load_worked()) == len(COUNTS | TESTS)
 
 
 @pytest.fixture(scope="module")
@@ -520,6 +530,26 @@ def test_every_figure_is_printed_in_the_document(
             assert re.search(_pattern(value.printed), text), key
     for link in fixture.document.links:
         assert link in text, link
+
+
+@pytest.mark.parametrize("name", TESTS)
+def test_every_figure_is_printed_in_the_lines_of_the_public_test(worked: dict[str, WorkedFixture], name: str) -> None:
+    document = worked[name].document
+    assert document.source is not None
+    place = Path(os.environ.get(WHERE, "/nowhere")) / document.source["repository"].replace("/", "+")
+    if not place.is_dir():
+        pytest.skip(f"{WHERE} names no folder with {place.name}")
+    command = ["git", "-C", str(place), "show", f"{document.source['commit']}:{document.source['file']}"]
+    content = subprocess.run(command, check=True, capture_output=True).stdout
+    assert hashlib.sha256(content).hexdigest() == document.sha256
+    lines = content.decode("utf-8").splitlines()
+    for figure in worked[name].figures:
+        first, last = (int(number) for number in (re.findall(r"\d+", figure.place) * 2)[:2])
+        text, position = "\n".join(lines[first - 1 : last]), 0
+        for _, entry in figure.entries():
+            found = re.compile(r"(?<![\d.-])" + _pattern(str(entry))).search(text, position)
+            assert found, f"{figure.id}: {entry} is not in {figure.place}"
+            position = found.end()
 
 
 @pytest.mark.parametrize("name", COUNTS)

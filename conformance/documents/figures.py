@@ -8,6 +8,9 @@ in up to three ways, depending on what the document gives, and every way must re
 * ``printed cosines``: from the printed cosine matrix, if it is printed with more digits than the embeddings;
 * ``exact inputs``: from the exact embeddings, if they are known.
 
+A public test may print more digits than it compares. Its figure is reproduced if the difference from the computed
+interval is at most what the test accepts (``Figure.within``).
+
 A loss printed with all digits of its dtype is compared with arithmetic in that dtype (``own arithmetic``) instead of
 with the value at the exact inputs. Masks, indices and layouts must be equal to the computed ones.
 
@@ -191,6 +194,9 @@ def _judge(fixture: WorkedFixture, figure: Figure) -> Judgement:
         matches = [_compare(way.way, figure, way.quantity) for way in _ways(fixture, known)]
         if figure.quantity == "loss" and source.exact is not None:
             value = float(known.quantity)
+        if figure.within:
+            off = max(abs(float(reduce(getitem, at, known.quantity)) - float(str(x))) for at, x in figure.entries())
+            finding = f"at most {off:.1g} from the exact value; the test accepts {float(figure.within):g}"
         if figure.length and known.call:
             own, verdict, finding = _own_arithmetic(known)
             # An artefact need not have the exact value; only its explanation is checked.
@@ -248,11 +254,16 @@ def _difference(figure: Figure, on_diagonal: bool, entry: str | bool, value: Any
     if on_diagonal and figure.diagonal in INFINITE and figure.quantity == "similarity":
         return f", but the diagonal is recorded as {figure.diagonal}"
     computed = arb(value)
-    if computed.overlaps(_printed(str(entry), figure.decimals)):
+    if computed.overlaps(_interval(figure, str(entry))):
         return ""
     distance = float(abs(computed.mid() - exact(str(entry)))) * 10.0 ** (figure.decimals or 0)
     away = f", {distance:.2f} units of the last printed place away" if figure.decimals is not None else ""
     return f" but computed {_show(computed)}{away}"
+
+
+def _interval(figure: Figure, text: str) -> arb:
+    """The numbers that round to an entry, or that the public test accepts."""
+    return exact(text) + exact(figure.within) * arb(0, 1) if figure.within else _printed(text, figure.decimals)
 
 
 def _printed(text: str, decimals: int | None) -> arb:

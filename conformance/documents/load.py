@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from fractions import Fraction
 from pathlib import Path
 from types import MappingProxyType
@@ -34,7 +34,10 @@ COUNTED = ("number", "infinite", "mask", "index", "layout", "figures", "reproduc
 
 @dataclass(frozen=True)
 class Document:
-    """A published document. ``sha256`` is the checksum of the text file from which the figures were read."""
+    """A published document, or a public test. ``sha256`` is the checksum of the file from which the figures were read.
+
+    ``source`` has the repository, the commit and the file of a public test; it is None for other documents.
+    """
 
     id: str
     title: str
@@ -42,6 +45,7 @@ class Document:
     sha256: str
     links: tuple[str, ...]
     notes: tuple[str, ...]
+    source: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,8 @@ class Figure:
 
     The ``verdict`` is "reproduced", or "artefact" if the document prints another value than its formula gives, or a
     value that does not depend on the input. For an artefact, ``instead`` has the value of the formula ("value") and an
-    explanation of the printed one ("because").
+    explanation of the printed one ("because"). ``within`` is the largest difference that a public test accepts, if the
+    printed digits are not the precision of the figure.
     """
 
     id: str
@@ -96,6 +101,7 @@ class Figure:
     rows: tuple[int, int] | None = None
     kind: str
     decimals: int | None
+    within: str | None = None
     length: str | None
     diagonal: str | None
     arithmetic: str
@@ -193,9 +199,10 @@ def dump_worked(fixture: WorkedFixture | Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Convert records to JSON objects in the order of their fields; ``row`` and ``rows`` are left out if None."""
+    """Convert records to JSON objects in the order of their fields; fields with a default are left out if None."""
     if is_dataclass(value):
-        value = {key: item for key, item in vars(value).items() if item is not None or key not in ("row", "rows")}
+        optional = {field.name for field in fields(value) if field.default is None}
+        value = {key: item for key, item in vars(value).items() if item is not None or key not in optional}
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return list(map(_plain, value)) if isinstance(value, tuple) else value
@@ -342,6 +349,8 @@ def _expected_shape(figure: Figure, symbols: str, shape: tuple[int, ...], fixtur
     call = fixture.call_of(figure)
     # The number of views is taken from the figure, if it divides the number of rows.
     views = shape[1] if len(shape) == 3 and count % shape[1] == 0 else 1
+    if symbols == "B" and shape and count % shape[0] == 0:
+        views = count // shape[0]
     pairs = len(call.arguments.get("positive_pairs", ())) if call else 0
     first, end = figure.rows or (0, count)
     sizes = {"N": count, "N/2": count // 2, "D": width, "V": views, "B": count // views, "M+N": pairs + count}

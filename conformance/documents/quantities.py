@@ -44,6 +44,12 @@ def _exponentials(e: Evaluation, name: str) -> list[Any]:
     return [getattr(e.result.terms.pairs[pair], name).exp() for pair in e.positive_pairs]
 
 
+def _means_over_views(e: Evaluation) -> list[Any]:
+    """The mean over the views of the losses of each item, as many items as the figure has entries."""
+    losses, items = e.result.terms.anchor_losses, len(e.figure.printed)
+    return [sum(losses[i] for i in range(b, e.n, items)) * items / e.n for b in range(items)]
+
+
 def _square(entry: Callable[[Evaluation, int, int], Any], kind: str = "mask") -> Quantity:
     """A quantity of shape [N, N], given by a function for its entries."""
     return Quantity(kind, "N N", lambda e: [[entry(e, i, j) for j in range(e.n)] for i in range(e.n)])
@@ -67,6 +73,7 @@ QUANTITIES: Mapping[str, Quantity] = {
     "denominators": Quantity("number", "N", lambda e: _exponentials(e, "log_denominator")),
     "denominator": Quantity("number", "", lambda e: _exponentials(e, "log_denominator")[e.figure.row]),
     "anchor_losses": Quantity("number", "N", lambda e: [e.result.terms.anchor_losses[i] for i in range(e.n)]),
+    "item_losses": Quantity("number", "B", _means_over_views),
     "loss": Quantity("number", "", lambda e: e.result.loss),
     "features": Quantity("layout", "B V D", lambda e: _split(e, e.source.table(str, printed=True))),
     "eye": _square(lambda e, i, j: i == j),
