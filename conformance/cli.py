@@ -320,10 +320,10 @@ def check(
 
         {"id": 7, "value": 1.25, "gradients": {"embeddings": [[0.01, ...], ...]}}
 
-    With reduction "none", it writes "values", one per anchor. If it fails, it writes "error" with a message. NaN,
-    Infinity and null stand for values that are not finite. If the command hangs, crashes or writes anything else, the
-    check counts as errored; the command is restarted at most three times. For details, see python -m pydoc
-    pairproof.conformance.implementations.subprocess.
+    With reduction "none" or "none_pairs", it writes "values", one per anchor or per pair. If it fails, it writes
+    "error" with a message. NaN, Infinity and null stand for values that are not finite. If the command hangs, crashes
+    or writes anything else, the check counts as errored; the command is restarted at most three times. For details, see
+    python -m pydoc pairproof.conformance.implementations.subprocess.
     """
     from .judge import check as checking
 

@@ -115,14 +115,13 @@ def _ratio(pair: Pair) -> str:
 
 
 def _whole(case: Case, result: Result) -> Iterator[str]:
-    """Yield the reduction on one line, -((log 0.1407 + log 0.1922)/2 + ...)/9 = 2.1960, or a line per anchor."""
+    """Yield the reduction on one line, -((log 0.1407 + log 0.1922)/2 + ...)/9 = 2.1960, or one per anchor or pair."""
     terms, form, reduction = result.terms, case.entry.form, case.option("reduction")
     sign = "" if form in ("binary", "sigmoid") else "-"
     scale = "" if case.option("base_temperature") is None else f" x {_number(terms.scale)}"
-    if reduction == "mean_pairs":
-        pairs_of = terms.pairs.values()
+    if case.over_pairs:
         summed = form == "sigmoid"
-        parts = [_number(p.value) if summed else f"log {_ratio(p)}" for p in pairs_of if p.positive or summed]
+        parts = [_number(p.value) if summed else f"log {_ratio(p)}" for _, p in sorted(terms.pairs.items())]
     else:
         pairs = {i: [pair for (a, _), pair in terms.pairs.items() if a == i] for i in terms.counted}
         parts = [
@@ -132,7 +131,11 @@ def _whole(case: Case, result: Result) -> Iterator[str]:
         for i, part, value in zip(terms.counted, parts, result.loss, strict=True):
             yield f"anchor {i}: {sign}({part}){scale} = {_number(value)}"
         return
-    divisor = "" if reduction == "sum" or not parts else f"/{len(parts)}"
+    if reduction == "none_pairs":
+        for place, part, value in zip(sorted(terms.pairs), parts, result.loss, strict=True):
+            yield f"pair {place}: {sign}{part}{scale} = {_number(value)}"
+        return
+    divisor = f"/{len(parts)}" if reduction.startswith("mean") and parts else ""
     yield f"{sign}({' + '.join(parts) or '0'}){divisor}{scale} = {_number(result.loss)}"
 
 

@@ -31,7 +31,7 @@ from .engine import (
 )
 
 REDUCTIONS = ("mean", "sum", "none")
-PAIR_REDUCTIONS = (*REDUCTIONS, "mean_pairs")
+PAIR_REDUCTIONS = (*REDUCTIONS, "mean_pairs", "sum_pairs", "none_pairs")
 SIMILARITIES: tuple[str, ...] = get_args(Similarity)
 DENOMINATORS: tuple[str, ...] = get_args(Denominator)
 INSIDE_REDUCTIONS: tuple[str, ...] = get_args(InsideReduction)

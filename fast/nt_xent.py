@@ -30,7 +30,7 @@ from .engine import Backend, Batch, Policy, Rule, Similarity, loss_of
 from .supcon import labelled_loss
 
 Reduction = Literal["mean", "sum", "none"]
-PairReduction = Literal["mean", "sum", "none", "mean_pairs"]
+PairReduction = Literal["mean", "sum", "none", "mean_pairs", "sum_pairs", "none_pairs"]
 NoPositive = Literal["zero", "drop", "nan"]
 
 
@@ -157,14 +157,20 @@ def nt_xent_pairwise_loss(
             require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
-        no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan".
+        no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan". It has no
+            pairs: under "nan" it makes "mean_pairs" and "sum_pairs" NaN, else it adds nothing to them, and it never has
+            an entry in "none_pairs".
         reduction: "mean" or "sum" over the anchors, or "none": one value per anchor not dropped, in row order, where an
-            anchor's value is the mean over its pairs; or "mean_pairs", the mean over all pairs.
+            anchor's value is the mean over its pairs; or over the positive pairs of all anchors "mean_pairs",
+            "sum_pairs" or "none_pairs": one value per pair, ordered by anchor, then by column. If P is the bool mask
+            ``[N, N]``, with references ``[N, M]``, of the positives of the anchors, without self pairs and ignored
+            pairs, ``P.nonzero()`` returns the pairs in this order.
         validate: also check values on devices other than the CPU, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
 
     Returns:
-        A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
+        A scalar, or ``[anchors]`` under "none", or ``[pairs]`` under "none_pairs"; float64 for float64 embeddings, else
+        float32.
 
     Raises:
         TypeError: an argument has the wrong type or dtype.

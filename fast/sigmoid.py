@@ -14,15 +14,16 @@ google-research/big_vision, trainers/proj/image_text/siglip.py; open_clip's SigL
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
 from torch import Tensor
 
 from .checks import PAIR_REDUCTIONS, check_bias, check_embeddings, check_options, check_pairs_of_towers
-from .engine import Backend, Batch, Policy, References, Rule, Similarity, loss_of
+from .engine import Backend, Batch, Policy, References, Rule, Similarity, loss_of, pair_values
 
-PairReduction = Literal["mean", "sum", "none", "mean_pairs"]
+PairReduction = Literal["mean", "sum", "none", "mean_pairs", "sum_pairs", "none_pairs"]
 
 
 def sigmoid_loss(
@@ -64,12 +65,14 @@ def sigmoid_loss(
             gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
-        reduction: "mean" over the rows of a, "mean_pairs" over all N M pairs, "sum", or "none": one value per row of a.
+        reduction: "mean" over the rows of a, "mean_pairs" over all N M pairs, "sum" or "sum_pairs", the same number,
+            "none": one value per row of a, or "none_pairs": one value per pair, ordered by row of a, then by row of b.
+            ``reshape(N, M)`` of these has the value of row i of a and row j of b at (i, j).
         validate: also check values on devices other than the CPU, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
 
     Returns:
-        A scalar, or ``[N]`` under "none"; float64 for float64 embeddings, else float32.
+        A scalar, ``[N]`` under "none", or ``[N M]`` under "none_pairs"; float64 for float64 embeddings, else float32.
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
@@ -87,7 +90,9 @@ def sigmoid_loss(
     shape = "[N, D]" if partners is labels is positives is None else "[M, D]"
     of_a, of_b = check(a, name="embeddings_a"), check(b, name="embeddings_b", shape=shape)
     targets = check_pairs_of_towers(a, b, partners, labels, ref_labels, positives, validate=validate)
-    over_pairs = reduction == "mean_pairs"
-    policy = Policy("mean", base_temperature) if over_pairs else policy
-    loss = loss_of(Batch(a, targets, rule, References(b, sizes=of_b), sizes=of_a), policy, backend)
-    return loss / b.shape[0] if over_pairs else loss
+    batch = Batch(a, targets, rule, References(b, sizes=of_b), sizes=of_a)
+    if reduction == "none_pairs":
+        return pair_values(batch, policy, backend)
+    # An anchor's value is already the sum over its pairs.
+    loss = loss_of(batch, replace(policy, reduction=reduction.removesuffix("_pairs")), backend)
+    return loss / b.shape[0] if reduction == "mean_pairs" else loss

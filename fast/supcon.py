@@ -36,7 +36,7 @@ from .checks import (
     check_options,
     check_references,
 )
-from .engine import Backend, Batch, Denominator, InsideReduction, Policy, Rule, Similarity, loss_of
+from .engine import Backend, Batch, Denominator, InsideReduction, Policy, Rule, Similarity, loss_of, pair_values
 
 Reduction = Literal["mean", "sum", "none"]
 NoPositive = Literal["zero", "drop", "nan"]
@@ -284,7 +284,7 @@ def labelled_loss(
         reductions: the reductions that the loss has.
 
     Returns:
-        A scalar, or ``[anchors]`` under "none".
+        A scalar, or ``[anchors]`` under "none", or ``[pairs]`` under "none_pairs".
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
@@ -302,4 +302,4 @@ def labelled_loss(
     if ignored is not None or ids is not None or ref_ids is not None:
         targets = check_ignored(embeddings, targets, others, ignored, ids, ref_ids, validate=validate)
     batch = Batch(embeddings, targets, rule, others, anchors, sizes=sizes)
-    return loss_of(batch, policy, backend)
+    return pair_values(batch, policy, backend) if policy.reduction == "none_pairs" else loss_of(batch, policy, backend)

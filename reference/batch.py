@@ -34,6 +34,8 @@ OVERFLOW = (
     'similarity: expected "cosine" for rows whose dot products, divided by the temperature, exceed the range of '
     "float64, got 'dot'"
 )
+PAIR_REDUCTIONS = ("mean_pairs", "sum_pairs", "none_pairs")
+"""The reductions of a loss whose formula has a value for every pair."""
 ABSENT = object()
 """The value of an argument that the loss does not have."""
 
@@ -231,8 +233,9 @@ def evaluate_similarities(
         base_temperature: if given, every value is multiplied by temperature / base_temperature.
         no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan". With None
             the formula evaluates such an anchor too.
-        reduction: "mean" over the anchors that count, "sum", "none" (a list), or "mean_pairs" over the pairs of the
-            formula. The mean of an empty set is 0.
+        reduction: "mean" over the anchors that count, "sum", "none" (a list), or over the pairs of the formula
+            "mean_pairs", "sum_pairs" or "none_pairs" (a list, ordered by anchor, then by column). The mean of an empty
+            set is 0.
         lowest: the lowest possible similarity, for a formula that takes its logit as the option ``lowest``.
         weights: for a formula that takes the option ``weights``, the weights of every row, or a function that computes
             them from all similarities.
@@ -289,9 +292,12 @@ def evaluate_similarities(
     )
     if reduction == "none":
         return Result([losses[i] for i in counted], terms)
-    if reduction == "mean_pairs":
+    if reduction in PAIR_REDUCTIONS:
+        each = [scaled(pairs[place].value) for place in sorted(pairs)]
+        if reduction == "none_pairs":
+            return Result(each, terms)
         # The value of an anchor without pairs is 0, or NaN.
-        each = [losses[i] for i in losses if not values[i][1]] + [scaled(pair.value) for pair in pairs.values()]
-        return Result(total(each, zero) / max(len(pairs), 1), terms)
+        loss = total([losses[i] for i in losses if not values[i][1]] + each, zero)
+        return Result(loss / max(len(pairs), 1) if reduction == "mean_pairs" else loss, terms)
     loss = total((losses[i] for i in counted), zero)
     return Result(loss / len(counted) if reduction == "mean" and counted else loss, terms)

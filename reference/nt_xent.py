@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import numpy.typing as npt
 
-from .batch import evaluate
+from .batch import PAIR_REDUCTIONS, evaluate
 from .supcon import supcon_anchor
 from .terms import Anchor, Columns, Result, Row, cross_entropy
 
@@ -134,9 +134,12 @@ def nt_xent_pairwise_loss(
         temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
-        no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan".
+        no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan". It has no
+            pairs: under "nan" it makes "mean_pairs" and "sum_pairs" NaN, else it adds nothing to them, and it never has
+            an entry in "none_pairs".
         reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor not dropped), where an
-            anchor's value is the mean of its pairs; or "mean_pairs", the mean of all pairs: large classes weigh more.
+            anchor's value is the mean of its pairs; or over the positive pairs of all anchors, where large classes
+            weigh more: "mean_pairs", "sum_pairs" or "none_pairs" (a list, ordered by anchor, then by column).
 
     Returns:
         The loss and its terms.
@@ -148,4 +151,4 @@ def nt_xent_pairwise_loss(
     Source:
         pytorch-metric-learning's NTXentLoss with ref_emb and ref_labels; issue 6 of that project.
     """
-    return evaluate(nt_xent_pairwise_anchor, more_reductions=["mean_pairs"], **locals())
+    return evaluate(nt_xent_pairwise_anchor, more_reductions=PAIR_REDUCTIONS, **locals())

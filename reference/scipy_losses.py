@@ -130,12 +130,12 @@ def _values(
     reduction: str,
     no_positive: str = "zero",
     unpaired: Any = False,
-    pairs: Any = 1,
+    pairs: tuple[Array, Mask] | None = None,
 ) -> Values:
     """Apply the policy for anchors without positives, scale, select the anchors and reduce.
 
-    ``each`` holds each row's value, ``unpaired`` marks the rows without positives. ``pairs`` is the number of positives
-    of each row, the weight of its value under "mean_pairs".
+    ``each`` holds each row's value, ``unpaired`` marks the rows without positives. ``pairs`` is the value of every
+    pair, [N, N] or [N, M], and a mask of the pairs that the formula has; only a loss of pairs needs it.
     """
     each = np.where(unpaired, np.nan if no_positive == "nan" else 0.0, each)
     if base_temperature is not None:
@@ -144,9 +144,13 @@ def _values(
     counted = each[chosen & ~unpaired] if no_positive == "drop" else each[chosen]
     if reduction == "none":
         return Values(counted, each[chosen])
-    if reduction == "mean_pairs":
-        # An anchor without positives has weight 0, but a NaN of its policy must remain.
-        total, number = np.sum(each * np.maximum(pairs, 1), where=chosen), np.sum(pairs, where=chosen)
+    if pairs is not None and reduction.endswith("_pairs"):
+        of_pairs = pairs[0][pairs[1] & chosen[:, None]] * (temperature / (base_temperature or temperature))
+        if reduction == "none_pairs":
+            return Values(of_pairs, each[chosen])
+        # An anchor without positives adds the value of its policy.
+        total = of_pairs.sum() + np.sum(each, where=chosen & unpaired)
+        number = len(of_pairs) if reduction == "mean_pairs" else 1
     else:
         total, number = counted.sum(), len(counted) if reduction == "mean" else 1
     return Values(float(total / max(number, 1)), each[chosen])
@@ -297,9 +301,10 @@ def nt_xent_pairwise_loss(
     others = _others(mat, ref_embeddings is not None, self_rows)
     left_out = ignored, ignored_ids, ref_ignored_ids
     is_positive, is_negative = _masks(others, labels, positives, ref_labels, *left_out)
-    each = _mean(-_log_ratios(mat, is_positive | is_negative, is_negative, "one_positive"), is_positive)
-    number = is_positive.sum(axis=1)
-    return _values(each, anchors, temperature, base_temperature, reduction, no_positive, number == 0, number)
+    cost = -_log_ratios(mat, is_positive | is_negative, is_negative, "one_positive")
+    each, unpaired = _mean(cost, is_positive), ~is_positive.any(axis=1)
+    pairs = cost, is_positive
+    return _values(each, anchors, temperature, base_temperature, reduction, no_positive, unpaired, pairs)
 
 
 def info_nce_loss(
@@ -386,9 +391,9 @@ def sigmoid_loss(
         target = np.array(positives, dtype=bool)
     else:
         target = np.asarray(place if partners is None else partners, dtype=np.int64)[:, None] == place
-    each = -log_expit(np.where(target, 1, -1) * (mat + bias)).sum(axis=1)
-    found = _values(each, None, temperature, base_temperature, "sum" if reduction == "mean_pairs" else reduction)
-    return Values(found.loss / mat.size, found.anchors) if reduction == "mean_pairs" else found
+    cost = -log_expit(np.where(target, 1, -1) * (mat + bias))
+    pairs = cost, np.ones_like(target)
+    return _values(cost.sum(axis=1), None, temperature, base_temperature, reduction, pairs=pairs)
 
 
 def hard_negative_loss(

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import numpy.typing as npt
 
-from .batch import evaluate_pairs
+from .batch import PAIR_REDUCTIONS, evaluate_pairs
 from .scalars import total
 from .terms import Anchor, Columns, Result, Row, binary_cross_entropy
 
@@ -62,8 +62,9 @@ def sigmoid_loss(
         bias: number from -1e10 to 1e10, added to the quotients.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
-        reduction: "mean" over the rows of a, "mean_pairs" over all N M pairs, "sum", or "none" (a list, one value per
-            row of a).
+        reduction: "mean" over the rows of a, "mean_pairs" over all N M pairs, "sum" or "sum_pairs", the same number,
+            "none" (a list, one value per row of a), or "none_pairs" (a list, one value per pair, ordered by row of a,
+            then by row of b).
 
     Returns:
         The loss and its terms.
@@ -76,4 +77,4 @@ def sigmoid_loss(
     Source:
         SigLIP, arXiv 2303.15343, Algorithm 1.
     """
-    return evaluate_pairs(sigmoid_anchor, more_reductions=("mean_pairs",), **locals())
+    return evaluate_pairs(sigmoid_anchor, more_reductions=PAIR_REDUCTIONS, **locals())

@@ -187,6 +187,8 @@ def times(c: Noted, name: str, low: int | None, high: int | None) -> bool:
 REDUCTIONS = {
     "none": r"one value per (?:anchor|row)|one value each|[Ee]very (?:anchor|row)'s value|reduction none",
     "mean_pairs": r"mean over (?:pairs|no pairs|their pairs|all pairs of rows and references)",
+    "sum_pairs": r"the sum over (?:pairs|their pairs)",
+    "none_pairs": r"[Oo]ne value per pair",
     "sum": r"[Tt]he sum(?= over anchors| over the anchors|[,.;:]| with|$)|summed|and a sum|scales the sum"
     r"|reduction sum",
     "mean": r"the mean(?=[.;]| over a)|reduction mean",

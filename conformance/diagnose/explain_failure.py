@@ -83,7 +83,7 @@ class Suspect:
     Attributes:
         variant: its parts.
         setting: the rows and the pairs that are compared, as the target may have read them.
-        reduction: of the anchors' values: a name of ``COUNTS``, or "none".
+        reduction: of the anchors' values: a name of ``COUNTS``, "none" or "none_pairs".
         policy: for anchors without positives.
         words: what is wrong, if the variant does not say it.
         general: the same in words that hold for every case, if ``words`` names numbers of one case.
@@ -457,12 +457,16 @@ def _have(rows: list[int]) -> str:
 def suspects(found: Failure) -> Iterator[Suspect]:
     """Yield every variation of one part, every other choice of an option, and every other reading of the arguments."""
     right, variant, anchors, pairs = found.right, found.right.variant, len(found.anchors), found.pairs
-    if right.reduction == "mean_pairs":
+    if right.reduction in ("mean_pairs", "sum_pairs"):
+        summed = right.reduction == "sum_pairs"
+        words = "divided by their number, but the sum is required" if summed else "not divided by their number"
+        other = "mean_pairs" if summed else "sum_pairs"
+        yield replace(right, reduction=other, words=f"the sum over the pairs is {words}")
         for reduction, policy in (("mean", "zero"), ("mean", "drop"), ("sum", "zero")):
             words = f"the {reduction} is over {anchors} anchors, not over {pairs} pairs"
             general = f"the {reduction} is over the anchors, not over the pairs"
             yield replace(right, reduction=reduction, policy=policy, words=words, general=general)
-    elif right.reduction != "none" and variant.form == "mean" and pairs != anchors:
+    elif not found.case.separate and variant.form == "mean" and pairs != anchors:
         words = f"the mean is over {pairs} pairs, not over {anchors} anchors"
         general = "the mean is over the positive pairs, not over the anchors"
         yield replace(right, reduction="mean_pairs", policy="zero", words=words, general=general)

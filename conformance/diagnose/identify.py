@@ -278,7 +278,7 @@ def _report_match(found: Identification, search: Search, good: list[Match]) -> N
     found.wrong += match.words()
     policy = _policy(found, search, match)
     if match.vector or match.count in match.variant.entry.choices["reduction"][1:]:
-        found.options["reduction"] = "none" if match.vector else match.count
+        found.options["reduction"] = match.reduction
     elif match.count not in ("mean", "drop", "mean_pairs"):
         found.wrong.append(f"reduction: {words_of(match.count)}")
     if "no_positive" in match.variant.entry.choices and policy != "zero":
@@ -390,7 +390,7 @@ def _report_evidence(found: Identification, search: Search, match: Match) -> Non
 def _policy(found: Identification, search: Search, match: Match) -> str:
     """Find the policy for anchors without positives; add remarks on differences that no policy explains."""
     edges = [probe for probe in search.answers if probe.batch in search.probes.edges]
-    judged = match.count != "mean_pairs" and not match.variant.binary
+    judged = match.count not in ("mean_pairs", "sum_pairs") and not match.variant.binary
     settings = ((probe, read_as(probe.batch, match.variant.positives)) for probe in edges if judged)
     counts = [(probe, setting.counts > 0) for probe, setting in settings if setting is not None]
     mixed = [probe for probe, some in counts if bool(some.any()) and not bool(some.all())]

@@ -92,6 +92,8 @@ POLICIES: Mapping[tuple[str, str], str] = {
     ("reduction", "none"): "one value per anchor is returned",
     ("reduction", "mean"): "the values of the anchors are averaged",
     ("reduction", "mean_pairs"): "the mean is over the positive pairs, not over the anchors",
+    ("reduction", "sum_pairs"): "the values of the pairs are summed",
+    ("reduction", "none_pairs"): "one value per pair is returned",
     ("similarity", "dot"): "similarities are raw dot products: rows are not normalised",
     ("similarity", "cosine"): "rows are normalised, but raw dot products are required",
     ("denominator", "all"): "the denominator contains all other rows",
@@ -374,7 +376,7 @@ def _plain(case: Case) -> Outcome:
     """The result of the straightforward implementation, with the NaN that the policies of the case require."""
     outcome, undefined = plain_outcome(case, "float64"), case.undefined()
     values = outcome.anchors if case.option("reduction") == "none" else None
-    if not undefined:
+    if not any(case.undefined_values()):
         return outcome
     return replace(outcome, values=[math.nan if i in undefined else x for i, x in (values or {}).items()] or [math.nan])
 

@@ -43,6 +43,7 @@ from .variants import (
     REDUCED_BY,
     ROUNDED,
     TWO_GUARDS,
+    WRONG_COUNTS,
     Evaluation,
     Variant,
     temperings,
@@ -437,7 +438,7 @@ class Match:
         error: the largest relative difference of a value.
         worst: the probe of ``error``, the value expected there, and the value returned.
         distance: of all values from the answers, relative to the answers.
-        vector: whether it gives one value per anchor.
+        vector: whether it gives one value per anchor or per pair.
         gradient_error: the largest relative difference of a gradient; None if none was compared.
         gradient_factor: what gradients are multiplied by besides ``factor``.
     """
@@ -470,7 +471,12 @@ class Match:
     def plainness(self) -> tuple[int, int]:
         """A key that is smaller if there is less to report about factor and count."""
         scaled = any(factor != 1 for factor in self.factor.values())
-        return scaled + (self.count not in ("mean", "sum", "drop", "mean_pairs")), list(COUNTS).index(self.count)
+        return scaled + (self.count in WRONG_COUNTS), list(COUNTS).index(self.count)
+
+    @property
+    def reduction(self) -> str:
+        """The reduction: a name of ``COUNTS``, "none" or "none_pairs"."""
+        return {"sum_pairs": "none_pairs"}.get(self.count, "none") if self.vector else self.count
 
     def words(self) -> list[str]:
         """What is wrong: the parts that no loss of the catalogue has."""
@@ -480,7 +486,7 @@ class Match:
     @property
     def name(self) -> str:
         """The loss, its options and what is wrong with it, in one line."""
-        return self.variant.describe("none" if self.vector else self.count)
+        return self.variant.describe(self.reduction)
 
     def predict(self, probe: Probe, policy: str = "zero", rows: Tensor | None = None) -> Tensor | None:
         """[K], the loss; None if the batch cannot be read in this way, or if the factor is not known there.
@@ -495,7 +501,7 @@ class Match:
         if setting is None or factor is None:
             return None
         evaluation = Evaluation(setting, self.temperatures.get(probe.temperature, probe.temperature or math.nan))
-        return evaluation.loss(self.variant, "none" if self.vector else self.count, policy) * factor
+        return evaluation.loss(self.variant, self.reduction, policy) * factor
 
     @property
     def as_passed(self) -> bool:
@@ -534,7 +540,7 @@ class Search:
         probes: the probes that it accepts; ``alike`` is without the batches in ``undefined``.
         batches: the batches in ``probes.alike`` and ``probes.further`` with finite answers at every temperature.
         ordinary: the probes of ``batches``.
-        vector: whether the target returns one value per anchor.
+        vector: whether the target returns one value per anchor or per pair.
         gives_gradient: whether it gives any gradient.
         single: whether all its values are representable in float32.
         dtype: the narrowest dtype in which all its values, or all its gradients, are representable.
@@ -721,6 +727,7 @@ class Search:
         value, given = totals([variant], list(settings), at)[:, 0], self.given(settings, self.passed)[:, 0]
         matches = []
         counts = [count for count in COUNTS if variant.form in ("sum", "sigmoid") or count != "mean_pairs"]
+        counts.remove("sum_pairs")  # found as the sum of a variant that sums over the pairs
         for count in ["sum"] if variant.form == "pooled" else counts:
             number = np.array([[_number(setting, count, variant.form)] for setting in settings.values()])
             usable = (value != 0) & np.isfinite(value) & (number > 0)
@@ -733,15 +740,27 @@ class Search:
             p, b = np.unravel_index(errors.T.argmax(), errors.T.shape)
             worst = Probe(list(settings)[b], self.passed[p]).name, float(expected[b, p]), float(given[b, p])
             distance = math.hypot(*(expected - given).flat) / max(math.hypot(*given.flat), 1e-150)
-            of_pairs = count == "mean_pairs" and variant.form == "sum"
+            of_pairs = count in ("mean_pairs", self._sum_over_pairs(variant, settings)) and variant.form == "sum"
             found, error = replace(variant, form="mean") if of_pairs else variant, float(errors.max())
-            matches.append(Match(found, temperatures, count, factor, error, worst, distance, self.vector))
+            named = "sum_pairs" if count == self._sum_over_pairs(variant, settings) else count
+            matches.append(Match(found, temperatures, named, factor, error, worst, distance, self.vector))
         fitting = sorted(self.fitting(matches), key=lambda match: match.plainness)
         if fitting and self.inexactness(fitting[0]) and words_of(variant.guard) in variant.words():
             # An epsilon is only credible if it explains nearly all of the error without it; two must explain it all.
             without = [] if variant.guard in TWO_GUARDS else self.explain(replace(variant, guard=""), temperatures)
             matches = fitting = fitting * any(match.error >= LEAST_SHARE * fitting[0].error for match in without)
         return (fitting or sorted(matches, key=lambda match: match.error))[:1]
+
+    def _sum_over_pairs(self, variant: Variant, settings: Mapping[Batch, Setting]) -> str:
+        """Return "sum" if the sum of a variant is its loss with the reduction "sum_pairs" or "none_pairs", else ""."""
+        if "sum_pairs" not in variant.entry.choices["reduction"]:
+            return ""
+        if variant.form == "sum":
+            return "sum"
+        # The sum over the anchors and that over the pairs are the same number, but not their parts.
+        returned = [len(self.answers[Probe(batch, self.passed[0])].values) for batch in settings]
+        pairs = [int(COUNTS[ALL_PAIRS](setting)) for setting in settings.values()]
+        return "sum" if self.vector and variant.form == "sigmoid" and returned == pairs else ""
 
     def tolerance_of_gradient(self, match: Match) -> float:
         """Return the relative difference up to which gradients count as equal.

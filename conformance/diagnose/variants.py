@@ -553,14 +553,17 @@ class Evaluation:
 
         Args:
             variant: the variant.
-            reduction: a name of ``COUNTS``, or "none".
+            reduction: a name of ``COUNTS``, "none", or "none_pairs": one value per pair, but none for other forms than
+                those of the losses that have this reduction.
             policy: one of ``POLICIES``.
         """
         setting, each = self.setting, self.anchors(variant)[0]
-        if reduction == "mean_pairs" and variant.form in _SIGMOID:
-            reduction = ALL_PAIRS
-        # The mean over pairs weights the mean of each anchor by the number of its positives.
-        each = each * setting.counts if reduction == "mean_pairs" else each
+        if reduction == "none_pairs":
+            return self.pairs_of(variant).each(setting.anchors)
+        if variant.form in _SIGMOID:
+            reduction = {"mean_pairs": ALL_PAIRS, "sum_pairs": "sum"}.get(reduction, reduction)
+        # A reduction over pairs weights the mean of each anchor by the number of its positives.
+        each = each * setting.counts if reduction in ("mean_pairs", "sum_pairs") else each
         empty = setting.anchors & (setting.counts == 0)
         counted = setting.anchors & ~empty if policy == "drop" else setting.anchors
         values = (each.masked_fill(empty, math.nan) if policy == "nan" else each)[counted]
@@ -781,6 +784,15 @@ class Pairs:
         """[T, M], the cross-entropy of the self pair as a negative, or as a positive if the sign is -1."""
         return self.softplus(sign * self.above, self.setting.own)
 
+    def each(self, anchors: Tensor) -> Tensor:
+        """[K], at the first temperature the cost of each pair of these anchors, ordered by anchor, then by column."""
+        if self.variant.form == "sigmoid":
+            signed = torch.where(self.positive, -self.above, self.above)[0]
+            chosen = (self.positive | self.setting.negative) & anchors[:, None]
+            return torch.logaddexp(signed, torch.zeros_like(signed))[chosen]
+        chosen = self.positive & anchors[:, None] & (self.variant.form in ("mean", "sum"))
+        return self.cost[0][chosen]
+
     def baseline(self) -> Tensor:
         """[T, M], the value of every row for a loss that no parts describe."""
         entry = self.variant.entry
@@ -818,6 +830,7 @@ COUNTS: Table = {
     "sum": lambda s: 1,
     "drop": lambda s: (s.counts > 0).sum(),
     "mean_pairs": lambda s: s.counts.sum(),
+    "sum_pairs": lambda s: 1,
     "the sum over the anchors is divided by the number of positive pairs": lambda s: s.counts.sum(),
     "the sum over the anchors is divided by the number of items": lambda s: len(s.items[s.items >= 0].unique()),
     "the sum over the anchors is divided by the number of classes": (
@@ -833,7 +846,7 @@ COUNTS: Table = {
 }
 """What the sum over the anchors may be divided by, as a function of the setting."""
 
-WRONG_COUNTS = COUNTS.keys() - {"mean", "sum", "drop", "mean_pairs"}
+WRONG_COUNTS = COUNTS.keys() - {"mean", "sum", "drop", "mean_pairs", "sum_pairs"}
 """The counts that no loss of the catalogue divides by."""
 
 POLICIES = ("zero", "drop", "nan")

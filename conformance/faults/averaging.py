@@ -79,6 +79,30 @@ def nt_xent_pairwise_mean_over_pairs(batch: parts.Batch) -> Tensor:
     return batch.pairwise.where(batch.positive, 0).sum() / batch.positive.sum().clamp(min=1)
 
 
+@fault("nt_xent_pairwise", build=parts.labelled, reduction="sum_pairs")
+def nt_xent_pairwise_sum_pairs_over_anchors(batch: parts.Batch) -> Tensor:
+    """sum_pairs is the sum over the anchors, of the means over their pairs."""
+    return parts.anchors("nt_xent_pairwise", batch).sum()
+
+
+@fault("nt_xent_pairwise", build=parts.labelled, reduction="sum_pairs")
+def nt_xent_pairwise_sum_pairs_once_for_both_orders(batch: parts.Batch) -> Tensor:
+    """sum_pairs counts a pair of rows once, not once for each of the two as the anchor."""
+    return batch.pairwise.where(batch.positive.triu(), 0).sum()
+
+
+@fault("nt_xent_pairwise", build=parts.labelled, reduction="none_pairs")
+def nt_xent_pairwise_none_pairs_by_columns(batch: parts.Batch) -> parts.Each:
+    """none_pairs is ordered by column, then by anchor."""
+    return parts.Each(batch.pairwise.T[batch.positive.T])
+
+
+@fault("nt_xent_pairwise", build=parts.labelled, reduction="none_pairs")
+def nt_xent_pairwise_none_pairs_divided(batch: parts.Batch) -> parts.Each:
+    """none_pairs returns the share of each pair in the mean of its anchor: values are divided by |P(i)|."""
+    return parts.Each((batch.pairwise / batch.counts[:, None].clamp(min=1))[batch.positive])
+
+
 @fault("nt_xent_pairwise", build=parts.labelled)
 def nt_xent_pairwise_positives_summed(batch: parts.Batch) -> Tensor:
     """The values of an anchor's positives are summed instead of averaged."""

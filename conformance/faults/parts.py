@@ -178,8 +178,18 @@ def _log(number: float) -> float:
     return math.log(number) if number else -math.inf
 
 
-Evaluable: TypeAlias = Tensor | Batch | Rows | Direction | Hard | list["Evaluable"]
-"""What a builder or a fault returns: an input of a loss, or its values; the losses of a list are averaged."""
+class Each(NamedTuple):
+    """A loss that is one value per anchor or per pair.
+
+    Attributes:
+        values: [K].
+    """
+
+    values: Tensor
+
+
+Evaluable: TypeAlias = Tensor | Batch | Rows | Direction | Hard | Each | list["Evaluable"]
+"""What a builder or a fault returns: an input of a loss, its values, or the loss; those of a list are averaged."""
 
 Builder: TypeAlias = Callable[..., Any]
 Function: TypeAlias = Callable[..., Tensor]
@@ -189,6 +199,8 @@ def loss_of(loss: str, found: Evaluable) -> Tensor:
     """Evaluate the correct loss on what a builder returns; for values, return their mean."""
     if isinstance(found, list):
         return torch.stack([loss_of(loss, each) for each in found]).mean()
+    if isinstance(found, Each):
+        return found.values
     if isinstance(found, Direction):
         found = found.rows
     if isinstance(found, Rows):

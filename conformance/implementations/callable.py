@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from ..suite.cases import Case
 from ..suite.catalogue import IGNORED, TOWER_TARGETS
 from ..suite.records import Outcome
+from ..truth.tolerances import shares_of
 from .base import (
     Deviation,
     Implementation,
@@ -134,7 +135,7 @@ class Answer:
     """What a target returns for a batch.
 
     Attributes:
-        values: [K] float64; one value, or one per anchor.
+        values: [K] float64; one value, or one per anchor or per pair.
         gradient: float64, of the sum of the values with respect to the embeddings; None if the target has no gradient.
     """
 
@@ -277,7 +278,10 @@ class Target:
             try:
                 with _NoTransposedVector():
                     values = attempt(index) if attempt else self._try(limit)
-                if len(values) > len(trial_case("supcon", {}, queue=False).embeddings):
+                trial = trial_case("supcon", {}, queue=False)
+                # One value, one per anchor, or one per pair of pairwise NT-Xent or of the sigmoid loss.
+                pairs = {"labels": len(trial.pairs()), "views": (trial.n // 2) ** 2}.get(self.probed_as)
+                if len(values) > trial.n and len(values) != pairs:
                     raise TargetError(f"returned {len(values)} values")
             except (Overtime, TargetMisused) as error:
                 if isinstance(error, Overtime):
@@ -686,7 +690,7 @@ class External(Implementation):
 
     def _evaluated(self, case: Case, dtype: str, usage: str) -> Outcome:
         leaves = self.tensors(case, dtype)
-        each = case.option("reduction") == "none" or self.claim.reduced_here
+        each = case.separate or self.claim.reduced_here
         use = Use(BY_NAME[usage], leaves, case.temperature, case.bias, each)
         given = self._given(case, leaves)
         # Commands are limited in ``subprocess.py``.
@@ -708,7 +712,7 @@ class External(Implementation):
             anchors = self._anchors(case, values, given)
         if self.claim.reduced_here:
             shares = self._shares(case, values)
-            values = values if case.option("reduction") == "none" else torch.tensor([values.numpy() @ shares.numpy()])
+            values = values if case.separate else torch.tensor([values.numpy() @ shares.numpy()])
         observed = use.observed(gradients)
         found = {name: gradient.numpy() for name, gradient in gradients.items()}
         outcome = Outcome(values.tolist(), found.pop(case.first, None), anchors, None, found, observed)
@@ -734,9 +738,12 @@ class External(Implementation):
         batches, rows = self._batches(case, given, **changed)
         reduction = batches[0].keywords.get("reduction", self.claim.settings.get("reduction", "mean"))
         loss = joined([self.target.loss(batch) for batch in batches], reduction)
-        counted = case.counted()
-        order = [row for row in rows if row in set(counted)]
-        return loss[[order.index(row) for row in counted]] if len(loss) == len(order) > 1 else loss
+        wanted: list[Any] = case.pairs() if reduction == "none_pairs" else case.counted()
+        if reduction == "none_pairs" and rows:
+            order = sorted(wanted, key=lambda pair: [rows.index(row) for row in pair])
+        else:
+            order = [row for row in rows if row in set(wanted)]
+        return loss[[order.index(one) for one in wanted]] if rows and len(loss) == len(order) > 1 else loss
 
     def _batches(self, case: Case, given: Mapping[str, Tensor], **changed: Any) -> tuple[list[Batch], list[int]]:
         """Return the batches to call the target with, and the new order of the case's rows; [] if they keep theirs."""
@@ -788,14 +795,10 @@ class External(Implementation):
         """Return the weight of each value in the loss of the case; 1 unless the harness reduces the values."""
         if not self.claim.reduced_here:
             return torch.ones_like(values)
-        counted, reduction = case.counted(), case.option("reduction")
+        counted = case.counted()
         if len(values) != len(counted):
             raise TargetError(f"returned {len(values)} values, expected one for each of {len(counted)} anchors")
-        if reduction == "mean_pairs" and case.entry.form == "sigmoid":  # a sum over pairs
-            return torch.full_like(values, 1 / sum(map(len, case.members())))
-        positives = case.positives() if reduction == "mean_pairs" else []
-        sizes = values.new_tensor([len(positives[i]) if positives else 1 for i in counted])
-        return sizes / sizes.sum().clamp(min=1) if reduction.startswith("mean") else sizes
+        return values.new_tensor(shares_of(case)[counted].tolist())
 
     def _ask(self, case: Case, dtype: str, given: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the command's values, and the gradients of the case's loss; {} if the answer does not give them."""
@@ -804,8 +807,8 @@ class External(Implementation):
         request = {"loss": case.loss, "dtype": dtype, "options": {name: case.option(name) for name in options}}
         for key, arrays in (("matrices", given), ("arguments", self.arrays(case))):
             request[key] = {name: array.tolist() for name, array in arrays.items()}
-        each = self.claim.reduced_here or case.option("reduction") == "none"
-        answer, found = self.command.ask(request, len(case.counted()) if each else 1, self.limit)
+        values_of_case = case.counted() if self.claim.reduced_here else case.undefined_values()
+        answer, found = self.command.ask(request, len(values_of_case), self.limit)
         if self.gradients_judged not in (None, bool(found)):
             now, before = ("gradients", "none") if found else ("no gradients", "some")
             raise TargetError(f"returned {now} but returned {before} before: return them in all answers or in none")

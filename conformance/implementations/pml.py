@@ -127,8 +127,8 @@ def one_zero(case: Case, dtype: str, true: Truth) -> bool:
 
     Without positive pairs, or without negative pairs, the package returns a single 0 instead of one value per anchor.
     """
-    values = len(true.values) if case.option("reduction") == "none" else 1
-    return values > 1 and (not any(case.positives()) or _no_negatives(case))
+    values = len(true.values) if case.separate else 1
+    return values != 1 and (not any(case.positives()) or _no_negatives(case))
 
 
 @base.deviation("the memory is detached", f"{SOURCE}/losses/cross_batch_memory.py")
@@ -158,7 +158,7 @@ def _leaves_rows_out(case: Case) -> bool:
 
 
 def _per_anchor(case: Case) -> bool:
-    return case.loss in NT_XENT and case.option("reduction") != "mean_pairs"
+    return case.loss in NT_XENT and not case.over_pairs
 
 
 def _pairs_do_not_fit(case: Case) -> bool:
@@ -235,7 +235,7 @@ class Reducers(PytorchMetricLearning):
         """The loss with the reducer that corresponds to the reduction of a case."""
         reducers = self.package.reducers
         kinds = {"sum": reducers.SumReducer, "none": reducers.DoNothingReducer}
-        reducer = kinds.get(case.option("reduction"), reducers.MeanReducer)()
+        reducer = kinds.get(case.option("reduction").removesuffix("_pairs"), reducers.MeanReducer)()
         return super().loss(case, reducer=reducers.PerAnchorReducer(reducer) if _per_anchor(case) else reducer)
 
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:

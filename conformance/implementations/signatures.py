@@ -380,8 +380,10 @@ class Claim:
 
     def values_of(self, option: str) -> tuple[object, ...] | None:
         """Return the values of an option that are judged; None for every value."""
-        by_harness = {"reduction": self.reduced_here, "direction": self.directed_here}
+        by_harness = {"direction": self.directed_here}
         by_harness["similarity"] = self.call == "similarities"
+        if option == "reduction" and self.reduced_here:  # the values of the anchors do not determine those of the pairs
+            return tuple(value for value in LOSSES[self.loss].choices[option] if value != "none_pairs")
         if by_harness.get(option) or (option in self.passed and option not in self.settings):
             return None
         found = self.settings.get(option, LOSSES[self.loss].keywords[option])

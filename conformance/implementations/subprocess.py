@@ -17,11 +17,11 @@ command writes one line to standard output, and flushes it:
     {"id": 7, "values": [0.5, 2.0, 1.25]}
     {"id": 7, "error": "what went wrong"}
 
-``value`` is the loss; ``values`` are the values of the anchors in the order of their rows, for reduction "none".
-``gradients`` are those of the value, or of the sum of the values: one matrix for every matrix of the request, by the
-same name and of the same shape, or no ``gradients`` at all. A value that is not finite is written NaN, Infinity,
--Infinity or null (NaN), never as a string. Standard error is free for messages. The command exits when its standard
-input ends.
+``value`` is the loss; ``values`` are the values of the anchors in the order of their rows, for reduction "none", or of
+the pairs, ordered by anchor, then by column, for "none_pairs". ``gradients`` are those of the value, or of the sum of
+the values: one matrix for every matrix of the request, by the same name and of the same shape, or no ``gradients`` at
+all. A value that is not finite is written NaN, Infinity, -Infinity or null (NaN), never as a string. Standard error is
+free for messages. The command exits when its standard input ends.
 
 If the command exits, or its answer is late, is not a JSON object or has another id, the request fails and the process
 is killed. The next request starts it again, at most ``RESTARTS`` times in all.
@@ -103,7 +103,7 @@ class Lines:
         elif expected == 1:
             values = [_numbers(answer["value"], "value")]
         else:
-            raise TargetError(f"value: expected {expected} values, one per anchor")
+            raise TargetError(f"value: expected {expected} values, one per anchor or per pair")
         return values, _gradients(answer.get("gradients"), request["matrices"])
 
     def close(self) -> None:

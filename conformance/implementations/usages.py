@@ -626,7 +626,7 @@ class Use:
         rows: the matrices that are differentiated, by name.
         temperature: the temperature of the case.
         bias: the bias of the case.
-        each: whether one value per anchor is expected; None to accept any shape.
+        each: whether one value per anchor or per pair is expected; None to accept any shape.
         slopes: further tensors that are differentiated, each with its derivative with respect to the temperature or the
             bias.
         seen: the side effects, by kind; each in words.
@@ -717,7 +717,7 @@ class Use:
     def result(self, loss: Tensor, arrays: str) -> Tensor:
         """Record the shape and the dtype of a result, and return it."""
         if self.each is not None and loss.dim() != self.each:
-            expected = "[K], one value per anchor," if self.each else "[]"
+            expected = "[K], one value per anchor or per pair," if self.each else "[]"
             self.seen["result-shape"] = f"returns a result of shape {list(loss.shape)} where {expected} is expected"
         dtypes = {z.dtype for z in self.rows.values()}
         if arrays == "torch" and dtypes == {torch.float32} and loss.dtype == torch.float64:

@@ -30,7 +30,7 @@ from ..truth.closed import closed_form
 from .options import Request, Selection
 from .proofs import prove, scaled_to_logits
 
-CANDIDATES = 40
+CANDIDATES = 60
 """Number of random plans, of which one is chosen for the next batch."""
 
 ROWS = (*((2, 5), (3, 7), (6, 9), (7, 10)) * 3, (11, 15), (16, 16), (17, 17), (18, 24))
@@ -304,7 +304,8 @@ class _Plans:
             "no_negative" in plan and plan["classes"] == "one" and denominator in (None, "only_negatives")
         )
         constant = ""
-        if (lacking and plan["no_positive"] == "nan") or (lacking and plan["classes"] == "distinct"):
+        undefined = plan.get("no_positive") == "nan" and plan.get("reduction") != "none_pairs"
+        if lacking and (undefined or plan["classes"] == "distinct"):
             constant = "no_positive, with effect"
         elif lacking_negatives and (denominator or plan["no_negative"] == "nan"):
             constant = "no_negative, with effect"

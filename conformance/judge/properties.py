@@ -376,7 +376,10 @@ def _ask(subject: Subject, case: Case, **changed: Any) -> Results:
         raise _Broken(f"expected {len(true.values)} values for {dict(case.keywords)}, got {len(outcome.values)}")
     allowed = bounds(case, true, subject.dtype)
     found: Results = {}
-    if case.option("reduction") == "none":
+    if case.option("reduction") == "none_pairs":
+        found |= {("pair", k): pair for k, pair in enumerate(zip(outcome.values, allowed.values, strict=True))}
+        anchors = outcome.anchors or {}
+    elif case.option("reduction") == "none":
         anchors = dict(zip(case.counted(), outcome.values, strict=True))
     else:
         found["loss", 0], anchors = (outcome.values[0], allowed.values[0]), outcome.anchors or {}
@@ -424,13 +427,11 @@ def _multiplied(results: Results, factor: float) -> Results:
 def _reduced(case: Case, each: Results) -> Results:
     """Add the loss to results that have the anchors' values, computed from them by the case's reduction."""
     reduction, counted, positives = case.option("reduction"), case.counted(), case.positives()
-    if reduction == "none":
+    if case.separate:
         return each
-    over_pairs, summed = reduction == "mean_pairs", case.entry.form == "sigmoid"
-    sizes = [len(positives[i]) if over_pairs and not summed else 1 for i in counted]
-    divisor = 1 if reduction == "sum" else max(sum(sizes), 1)
-    if over_pairs and summed:
-        divisor = sum(map(len, case.members()))
+    summed = case.entry.form == "sigmoid"
+    sizes = [len(positives[i]) if case.over_pairs and not summed else 1 for i in counted]
+    divisor = max({"mean": len(counted), "mean_pairs": len(case.pairs())}.get(reduction, 1), 1)
     values, tolerances = np.array([each["anchor", i] for i in counted]).reshape(-1, 2).T
     tolerances = tolerances + ROUNDING * (len(counted) - 1) * np.abs(values)
     return each | {("loss", 0): (float(values @ sizes) / divisor, float(tolerances @ sizes) / divisor)}
@@ -820,9 +821,16 @@ def _reductions(subject: Subject, case: Case) -> None:
     each, total, mean = (_ask(subject, case, reduction=reduction) for reduction in ("none", "sum", "mean"))
     _agree(_reduced(_with(case, reduction="sum"), each), total)
     _agree(_multiplied(total, 1 / max(len(case.counted()), 1)) | _only(each, "anchor"), mean)
-    if "mean_pairs" in case.entry.choices["reduction"]:
-        over_pairs = _with(case, reduction="mean_pairs")
+    for reduction in ("mean_pairs", "sum_pairs") if "mean_pairs" in case.entry.choices["reduction"] else ():
+        over_pairs = _with(case, reduction=reduction)
         _agree(_only(_reduced(over_pairs, each), "loss", "anchor"), _ask(subject, over_pairs))
+    if "none_pairs" in case.entry.choices["reduction"] and not case.undefined():
+        total, every = (_ask(subject, _with(case, reduction=f"{how}_pairs")) for how in ("sum", "none"))
+        of_pairs = np.array([part for (what, _), part in every.items() if what == "pair"]).reshape(-1, 2)
+        values, tolerances = of_pairs.T
+        tolerances = tolerances + ROUNDING * len(values) * np.abs(values)
+        whole = {("loss", 0): (float(values.sum()), float(tolerances.sum())), **_only(every, "gradient")}
+        _agree(whole, total)
 
 
 @_property()

@@ -16,7 +16,7 @@ from pairproof import reference
 from pairproof.reference.batch import evaluate_similarities
 from pairproof.reference.similarity import similarity_matrix
 
-from .catalogue import Loss, find_loss
+from .catalogue import PAIR_REDUCTIONS, Loss, find_loss
 from .records import Matrix
 
 SIGNIFICAND = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
@@ -281,6 +281,30 @@ class Case:
         """|A(i)| of every row that may be an anchor."""
         counts: list[int] = self.member_array().sum(axis=1).tolist()
         return counts
+
+    @property
+    def over_pairs(self) -> bool:
+        """Whether the reduction is over the pairs, not over the anchors."""
+        return self.option("reduction") in PAIR_REDUCTIONS
+
+    @property
+    def separate(self) -> bool:
+        """Whether the loss is one value per anchor or per pair."""
+        return self.option("reduction") in ("none", "none_pairs")
+
+    @once
+    def pairs(self) -> list[tuple[int, int]]:
+        """The pairs (anchor, column) that a reduction over pairs counts, in row-major order."""
+        columns = self.members() if self.entry.form == "sigmoid" else self.positives()
+        return [(i, j) for i in self.anchors() for j in columns[i]]
+
+    @once
+    def undefined_values(self) -> list[bool]:
+        """For each value of the loss, whether it is NaN."""
+        if self.option("reduction") == "none_pairs":
+            return [False] * len(self.pairs())
+        undefined = self.undefined()
+        return [i in undefined for i in self.counted()] if self.separate else [bool(undefined)]
 
     @once
     def undefined(self) -> set[int]:

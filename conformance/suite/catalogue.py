@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 REDUCTIONS = ("mean", "sum", "none")
+PAIR_REDUCTIONS = ("mean_pairs", "sum_pairs", "none_pairs")
+"""The reductions of a loss that has a value for every pair."""
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "similarity": ("cosine", "dot"),
     "denominator": ("all", "one_positive", "only_negatives"),
@@ -411,7 +413,7 @@ for _loss in (
         source="pytorch-metric-learning's NTXentLoss; its issue 6",
         positives_by="labels",
         keywords={**_REFERRING, "no_positive": "zero"},
-        own_choices={"reduction": (*REDUCTIONS, "mean_pairs")},
+        own_choices={"reduction": (*REDUCTIONS, *PAIR_REDUCTIONS)},
         baseline=partial(supcon_baseline, denominator="one_positive"),
         variant={"form": "mean", "denominator": "one_positive"},
     ),
@@ -454,7 +456,7 @@ for _loss in (
         source="Zhai et al. 2023 (SigLIP), arXiv 2303.15343, Algorithm 1",
         positives_by="towers",
         keywords={**TOWER_TARGETS, **COMMON, "temperature": 0.1, "bias": -10.0},
-        own_choices={"reduction": (*REDUCTIONS, "mean_pairs")},
+        own_choices={"reduction": (*REDUCTIONS, *PAIR_REDUCTIONS)},
         baseline=sigmoid_baseline,
         variant={"form": "sigmoid"},
     ),

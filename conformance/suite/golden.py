@@ -463,11 +463,10 @@ def _label(path: str, value: Any) -> int:
 
 def _expected(path: str, case: Case, raw: Mapping[str, Any]) -> Expected:
     counted, undefined = case.counted(), case.undefined()
-    nan = [i in undefined for i in counted]
-    loss, many = raw["loss"], case.option("reduction") == "none"
+    loss, many = raw["loss"], case.separate
     expect(isinstance(loss, list) == many, f"{path}.loss", "a list" if many else "one value", repr(loss))
-    values = _values(f"{path}.loss", loss if many else [loss], nan if many else [any(nan)])
-    anchors = _values(f"{path}.anchors", raw["anchors"], nan)
+    values = _values(f"{path}.loss", loss if many else [loss], case.undefined_values())
+    anchors = _values(f"{path}.anchors", raw["anchors"], [i in undefined for i in counted])
     gradients: dict[str, Matrix] = {}
     if raw["gradient"] is not None:
         others = raw.get("gradients", {})
@@ -495,7 +494,9 @@ def _expected(path: str, case: Case, raw: Mapping[str, Any]) -> Expected:
 
 def _values(path: str, entries: Sequence[Any], nan: Sequence[bool]) -> tuple[float, ...]:
     """Convert results to numbers, which must be NaN exactly where ``nan`` is true and finite elsewhere."""
-    expect(len(entries) == len(nan), path, f"a list of {len(nan)}, one value per counted anchor", len(entries))
+    expect(
+        len(entries) == len(nan), path, f"a list of {len(nan)}, one value per counted anchor or per pair", len(entries)
+    )
     for entry, undefined in zip(entries, nan, strict=True):
         right = math.isnan(float(entry)) if undefined else math.isfinite(float(entry))
         expect(right, path, "nan" if undefined else "a finite number", repr(entry))

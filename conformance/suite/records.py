@@ -27,13 +27,13 @@ class Expected:
     """The expected results of a case, each the float64 nearest to the true value.
 
     Attributes:
-        loss: the value, or one value per counted anchor for reduction "none".
+        loss: the value, or one value per counted anchor for reduction "none", or per pair for "none_pairs".
         anchors: the value of every counted anchor, by row.
-        gradient: [N, D], the gradient of the loss (of the sum of its values for reduction "none"), or None.
+        gradient: [N, D], the gradient of the loss (of the sum of its values if it has several), or None.
         gradient_left_out: why there is no gradient, or None.
         other_gradients: the gradients with respect to the other matrices, by name; empty without ``gradient``.
-        temperature_gradient: the derivative of the loss (of the sum of its values for reduction "none") with respect
-            to the temperature; None without ``gradient``.
+        temperature_gradient: the derivative of the loss (of the sum of its values if it has several) with respect to
+            the temperature; None without ``gradient``.
         bias_gradient: the same with respect to the bias; None also for a loss without a bias.
     """
 
@@ -47,7 +47,7 @@ class Expected:
 
     @property
     def values(self) -> tuple[float, ...]:
-        """The loss as a tuple: one value, or one per counted anchor."""
+        """The loss as a tuple: one value, or one per counted anchor or per pair."""
         return self.loss if isinstance(self.loss, tuple) else (self.loss,)
 
 
@@ -70,7 +70,7 @@ class Outcome:
     """The results of an implementation on a case.
 
     Attributes:
-        values: the loss, or one value per counted anchor for reduction "none".
+        values: the loss, or one value per counted anchor for reduction "none", or per pair for "none_pairs".
         gradient: [N, D] with respect to the embeddings, of the loss or of the sum of its values; None if unavailable.
         anchors: the value of every anchor by row, if the implementation reports them.
         terms: the terms, if the implementation is the reference.

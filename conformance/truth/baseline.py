@@ -75,20 +75,21 @@ def _single(given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def _reduced(case: Case, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The loss and the values of the counted anchors from the similarities ``s``."""
     temperature = float(case.option("temperature"))
-    each = anchor_values(case, s / temperature + case.bias if "bias" in case.entry.keywords else s / temperature, s)
+    logits = s / temperature + case.bias if "bias" in case.entry.keywords else s / temperature
     base = case.option("base_temperature")
-    if base is not None:
-        each = each * (temperature / base)
+    scale = 1.0 if base is None else temperature / float(base)
+    each = anchor_values(case, logits, s) * scale
     counted = case.counted()
     values = each[counted]
     reduction = case.option("reduction")
     if reduction == "mean":
         return values.mean() if counted else values.sum(), values
-    if reduction == "mean_pairs":
-        if case.entry.form == "sigmoid":  # a sum over pairs
-            return values.sum() / sum(map(len, case.members())), values
-        sizes = torch.tensor([len(p) for p in case.positives()], dtype=each.dtype)[counted]
-        return (values * sizes).sum() / sizes.sum().clamp(min=1), values
+    if reduction == "none_pairs":
+        return pair_values(case, logits) * scale, values
+    if case.over_pairs:
+        summed = case.entry.form == "sigmoid"  # an anchor's value is the sum over its pairs, not their mean
+        sizes = torch.tensor([1 if summed else len(p) for p in case.positives()], dtype=each.dtype)[counted]
+        return (values * sizes).sum() / (max(len(case.pairs()), 1) if reduction == "mean_pairs" else 1), values
     return values.sum() if reduction == "sum" else values, values
 
 
@@ -100,6 +101,16 @@ def similarities(case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
     for block in case.blocks():
         bands.setdefault(block.left, []).append(given[block.left] @ given[block.right].T)
     return torch.cat([torch.cat(parts, dim=1) for parts in bands.values()])
+
+
+def pair_values(case: Case, s: torch.Tensor) -> torch.Tensor:
+    """The value of every pair from the logits ``s``: that of its anchor with no other pair."""
+    rows, columns = (list(part) for part in zip(*case.pairs(), strict=True)) if case.pairs() else ([], [])
+    alone = torch.zeros((len(rows), case.shape[1]), dtype=torch.bool)
+    alone[range(len(rows)), columns] = True
+    member, positive = (torch.from_numpy(mask)[rows] for mask in (case.member_array(), case.positive_array()))
+    member = alone if case.entry.form == "sigmoid" else alone | (member & ~positive)
+    return case.entry.baseline(s[rows], member, positive & alone, **case.formula_options(), **case.lowest)
 
 
 def anchor_values(case: Case, s: torch.Tensor, similarity: torch.Tensor) -> torch.Tensor:

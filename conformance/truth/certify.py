@@ -49,7 +49,7 @@ def certify(case: Case, *, gradient: bool = True) -> Expected:
         CertificationError: at the last precision an enclosure still contains numbers that round to different float64,
             or two entries that determine a maximum differ but are equal in float64.
     """
-    left_out = NAN_LOSS if case.undefined() else kink_of(case) or (None if gradient else BY_CHOICE)
+    left_out = NAN_LOSS if any(case.undefined_values()) else kink_of(case) or (None if gradient else BY_CHOICE)
     for bits in PRECISIONS[:-1]:
         with suppress(CertificationError):
             return _proved(case, bits, left_out)
@@ -168,11 +168,10 @@ def _proved(case: Case, bits: int, left_out: str | None) -> Expected:
         return np.array([[prove(x, entry.format(i, d, by)) for d, x in enumerate(row)] for i, row in enumerate(rows)])
 
     anchors = {i: math.nan if i in undefined else prove(found.anchors[i], f"the value of anchor {i}") for i in counted}
-    many = case.option("reduction") == "none"
-    nan = [i in undefined for i in counted] if many else [bool(undefined)]
-    values = [math.nan if out else prove(value, "the loss") for out, value in zip(nan, found.values, strict=True)]
+    pairs = zip(case.undefined_values(), found.values, strict=True)
+    values = [math.nan if undefined else prove(value, "the loss") for undefined, value in pairs]
     gradients = {name: prove_rows(name, rows) for name, rows in found.gradients.items()}
-    loss = tuple(values) if many else values[0]
+    loss = tuple(values) if case.separate else values[0]
     words = "the derivative with respect to the"
     of_temperature = prove(found.temperature_gradient, f"{words} temperature") if gradients else None
     biased = gradients and "bias" in case.entry.keywords

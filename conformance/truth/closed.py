@@ -28,11 +28,11 @@ def closed_form(case: Case) -> Form | None:
 
     Returns:
         The closed form; None if the loss has none, the value of an anchor is NaN, a row has no negatives, or the
-        reduction is "mean_pairs".
+        reduction is over pairs.
     """
     entry, options = case.entry, case.formula_options()
     sets = zip(case.positives(), case.members(), strict=True)
-    if case.undefined() or case.option("reduction") == "mean_pairs" or any(len(p) == len(m) for p, m in sets):
+    if case.undefined() or case.over_pairs or any(len(p) == len(m) for p, m in sets):
         return None
     if entry.epsilon:
         return partial(_with_epsilon, epsilon=entry.epsilon)

@@ -40,7 +40,7 @@ class Enclosures:
     """Balls that enclose the true results of a case.
 
     Attributes:
-        values: a list with the loss, or with one value per counted anchor for reduction "none".
+        values: a list with the loss, or with one value per counted anchor or per pair for "none" or "none_pairs".
         anchors: the value of every anchor, by row.
         gradients: the gradient of the sum of ``values`` with respect to every float matrix, of its shape, by name;
             empty if gradients were not requested.
@@ -100,7 +100,7 @@ def enclosures(
         anchors: dict[int, arb] = {}
         slopes: dict[int, list[arb]] = {}
         of_weights: dict[int, list[arb]] = {}
-        total, moved, pairs = arb(0), arb(0), 0
+        total, moved, of_pairs = arb(0), arb(0), list[arb]()
         for i in case.anchors():
             if form:
                 anchors[i], slopes[i] = evaluated(case, form, i, matrix[i])
@@ -111,20 +111,22 @@ def enclosures(
             given_row = [matrix[i], least, weights[i] if weights else []]
             row, lowest, own_weights = tape.variables(given_row) if gradient else given_row
             part, result = _part_of_anchor(case, i, row, next(iter(lowest), None), own_weights or None)
+            of_pairs += [arb(tape.value_of(value)) for value in result.loss] if reduction == "none_pairs" else []
             anchors[i] = arb(tape.value_of(result.terms.anchor_losses[i]))
             factor = arb(factors.get(i, 1))
             found = tape.gradient(part, [row, lowest, own_weights]) if gradient else [[], [], []]
             slopes[i], of_lowest, of_weights[i] = ([x * factor for x in part_of] for part_of in found)
             scaled = 0 if case.option("base_temperature") is None else arb(tape.value_of(part)) * factor
             moved += scaled - _dot(slopes[i], matrix[i]) - _dot(of_lowest, least) if gradient else 0
-            total, pairs = total + tape.value_of(part), pairs + len(result.terms.pairs)
-        divisor = max({"mean": len(counted), "mean_pairs": pairs}.get(reduction, 1), 1)
+            total += tape.value_of(part)
+        divisor = max({"mean": len(counted), "mean_pairs": len(case.pairs())}.get(reduction, 1), 1)
         of_bias = sum((sum(row, arb(0)) for row in slopes.values()), arb(0)) * arb(case.temperature) / divisor
         if gradient and weights and not case.detaches_weights:
             for i, row in enumerate(_through_weights(case, matrix, of_weights)):
                 slopes[i] = [a + b for a, b in zip(slopes[i], row, strict=True)] if i in slopes else row
+        separate = {"none": [anchors[i] for i in counted], "none_pairs": of_pairs}
         return Enclosures(
-            values=[anchors[i] for i in counted] if reduction == "none" else [total / divisor],
+            values=separate.get(reduction, [total / divisor]),
             anchors=anchors,
             gradients=_pull_back(case, given, slopes, divisor) if gradient else {},
             similarity=matrix,
@@ -182,18 +184,18 @@ def _part_of_anchor(
     # The other rows are not anchors: a single entry, which is not a variable, and empty sets are enough for them.
     other = [tape.value_of(row[0])]
     mask, members = case.positive_array()[i].tolist(), case.members()[i]
-    rows, by_pairs = range(case.shape[0]), case.option("reduction") == "mean_pairs"
+    rows, each = range(case.shape[0]), case.option("reduction") == "none_pairs"
     result = reference_of_similarities(
         case,
         [row if k == i else other for k in rows],
         is_positive=[mask if k == i else [] for k in rows],
         anchors=[i],
         members=[members if k == i else [] for k in rows],
-        reduction="mean_pairs" if by_pairs else "sum",
+        reduction="none_pairs" if each else "sum_pairs" if case.over_pairs else "sum",
         lowest=lowest,
         weights=None if weights is None else [weights] * len(rows),
     )
-    return result.loss * max(len(result.terms.pairs), 1) if by_pairs else result.loss, result
+    return sum(result.loss, tape.value_of(row[0]) * 0) if each else result.loss, result
 
 
 def _pull_back(
@@ -269,10 +271,10 @@ def truth(
         defined = not any(map(math.isnan, loss))
         gradients = {name: _rounded(rows) for name, rows in found.gradients.items()} if defined else {}
         sensitivities = np.zeros(case.shape)
-        for i, row in found.slopes.items() if defined or case.option("reduction") == "none" else ():
+        for i, row in found.slopes.items() if defined or case.separate else ():
             sensitivities[i] = np.where(np.isfinite(row), row, 0.0)
         return Truth(
-            loss=loss if case.option("reduction") == "none" else loss[0],
+            loss=loss if case.separate else loss[0],
             anchors={i: float(v) for i, v in found.anchors.items()},
             gradient=gradients.pop(case.first, None),
             similarity=_rounded(found.similarity),
@@ -294,7 +296,7 @@ def _first_wide(case: Case, found: Enclosures) -> str | None:
     wide = (i for i in counted if i not in undefined and is_wide(found.anchors[i], scale))
     if (anchor := next(wide, None)) is not None:
         return f"the value of anchor {anchor}"
-    if undefined:
+    if any(case.undefined_values()):
         return None
     if any(is_wide(value, scale) for value in found.values):
         return "the loss"

@@ -159,34 +159,39 @@ def accumulated_bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
     sizes = _products(case)
     per_similarity = u * (SIMILARITY_ULPS + math.sqrt(dim)) * sizes
 
-    scale, divisor = _scale(case), _divisor(case)
+    scale, shares = _scale(case), shares_of(case)
     gross, growth = _gross_weights(case, truth)
     inherited = gross * per_similarity
-    row_inherited = (inherited.sum(axis=1) * divisor).tolist()
+    row_inherited = np.divide(inherited.sum(axis=1), shares, out=np.zeros(len(shares)), where=shares > 0).tolist()
 
-    def of_values(own: Matrix) -> tuple[list[float], dict[int, float]]:
+    def of_values(own: Matrix, of_pairs: tuple[list[float], list[float]]) -> tuple[list[float], dict[int, float]]:
         """The bounds on the values, from the roundings of each anchor's own operations in units of u."""
 
         def of_value(value: float, inherited: float, own: float) -> float:
             return inherited + u * scale * own + 2 * u * abs(value) + tiny
 
         anchors = {i: of_value(v, row_inherited[i], float(own[i])) for i, v in truth.anchors.items()}
+        if none_pairs:
+            return [of_value(*parts) for parts in zip(truth.values, *of_pairs, strict=True)], anchors
         if isinstance(truth.loss, tuple):
             return [anchors[i] for i in case.counted()], anchors
-        total = float(own[case.anchors()].sum()) / divisor
+        total = float((own * shares)[case.anchors()].sum())
         return [of_value(truth.loss, float(inherited.sum()), total)], anchors
 
     own_ulps = GRADIENT_ULPS + math.sqrt(case.shape[1])
     amplified = growth * (own_ulps + (SIMILARITY_ULPS + math.sqrt(dim)) * sizes.max(axis=1) / case.temperature)
-    sums = _amplified(case, truth, scale / (case.temperature * divisor), amplified, dtype)
+    sums = _amplified(case, truth, scale / case.temperature * shares, amplified, dtype)
     norms = {name: _norms(m) if case.option("similarity") == "cosine" else 1.0 for name, m in case.matrices.items()}
     rows = {name: u * found / norms[name] for name, found in sums.items()}
     floor = min(FLOOR_ULPS / (SIMILARITY_ULPS + math.sqrt(dim)), 1.0)
     constant = LOSS_ULPS * (1 + 2 * math.log(1 / case.entry.epsilon) if case.entry.epsilon else 1)
     own = _own_roundings(case, truth, constant)
-    values, anchors = of_values(own)
-    # Only the sum of binary cross-entropies has no rounding error of size 1.
-    least_values, least_anchors = of_values(own if case.entry.form == "sigmoid" else np.full(case.shape[0], constant))
+    none_pairs = case.option("reduction") == "none_pairs"
+    of_pairs = _of_pairs(case, truth, per_similarity) if none_pairs else ([], [])
+    values, anchors = of_values(own, of_pairs)
+    if case.entry.form != "sigmoid":  # whose sums have no rounding error of size 1
+        own, of_pairs = np.full(case.shape[0], constant), (of_pairs[0], [constant] * len(of_pairs[1]))
+    least_values, least_anchors = of_values(own, of_pairs)
     least = Outcome([floor * x for x in least_values], anchors={i: floor * x for i, x in least_anchors.items()})
     return Bounds(values, anchors, rows, floor, per_similarity, least)
 
@@ -208,12 +213,12 @@ def temperature_bound(case: Case, truth: Truth, dtype: str) -> float:
     allowed, dim = bounds(case, truth, dtype), case.embeddings.shape[1]
     sizes, positives = np.abs(truth.similarity), case.positives()
     weights, growth = _gross_weights(case, truth)
-    errors = weights.copy()
+    errors, shares = weights.copy(), shares_of(case)
     for i in case.anchors():
         if case.entry.form == "mass":  # whose floor depends on the lowest similarity, with the weight of the positive
             sizes[i, positives[i]] += 1
         elif case.entry.form != "sigmoid":  # whose weights are no differences
-            errors[i, positives[i]] += _scale(case) / (temperature * _divisor(case) * max(len(positives[i]), 1))
+            errors[i, positives[i]] += _scale(case) / temperature * shares[i] / max(len(positives[i]), 1)
     per_logit = (SIMILARITY_ULPS + math.sqrt(dim)) * _products(case).max(axis=1) / temperature
     errors *= (growth * (GRADIENT_ULPS + per_logit))[:, None]
     found = float((u * (errors + GRADIENT_ULPS * weights) * sizes + weights * allowed.similarity).sum())
@@ -305,10 +310,6 @@ def _own_roundings(case: Case, truth: Truth, constant: float) -> Matrix:
         return own + _Masses(case, truth).roundings()
     sizes = np.abs(_similarities(case) if truth.similarity is None else truth.similarity) / case.temperature
     members, positives = case.members(), case.positives()
-
-    def of_log_sum(z: Matrix) -> float:
-        return 1 + math.sqrt(len(z)) + float(z.max()) + 2 * math.log(len(z))
-
     for i in case.anchors():
         z, chosen = sizes[i], positives[i]
         others = sorted({*members[i]} - {*chosen})
@@ -316,12 +317,39 @@ def _own_roundings(case: Case, truth: Truth, constant: float) -> Matrix:
             own[i] += z[chosen].sum() / (len(chosen) + 1) + (z[others].mean() if others else 0)
         elif chosen:
             summed = others if case.option("denominator") == "only_negatives" else members[i]
-            own[i] = of_log_sum(z[summed]) if summed else constant
+            own[i] = _of_log_sum(z[summed]) if summed else constant
             if case.entry.form == "inside":
-                own[i] += of_log_sum(z[chosen])
+                own[i] += _of_log_sum(z[chosen])
             elif len(chosen) > 1:
                 own[i] += (1 + math.sqrt(len(chosen) / 3)) * float(z[chosen].mean())
     return own
+
+
+def _of_log_sum(z: Matrix) -> float:
+    """The error of the logarithm of a sum of exponentials of logits of these sizes, in units of u."""
+    return 1 + math.sqrt(len(z)) + float(z.max()) + 2 * math.log(len(z))
+
+
+def _of_pairs(case: Case, truth: Truth, per_similarity: Matrix) -> tuple[list[float], list[float]]:
+    """Return the error that the value of each pair inherits, and that of its own operations in units of u.
+
+    Let v be the value. Its derivative with respect to its logit is 1 - e^-v in magnitude. If v is a softmax
+    cross-entropy, the derivatives with respect to the logits of the negatives are shares of as much again.
+    """
+    logits = (_similarities(case) if truth.similarity is None else truth.similarity) / case.temperature
+    negative, scale = case.member_array() & ~case.positive_array(), _scale(case)
+    inherited, own = [], []
+    for (i, j), value in zip(case.pairs(), np.array(truth.values) / scale, strict=True):
+        of_logits, others = per_similarity[i, j], negative[i].nonzero()[0]
+        if case.entry.form == "sigmoid":
+            own.append((LOSS_ULPS + 1) * value)
+        else:
+            own.append(_of_log_sum(np.abs(logits[i, [j, *others]])))
+            if len(others):
+                e = np.exp(logits[i, others] - logits[i, others].max())
+                of_logits += e @ per_similarity[i, others] / e.sum()
+        inherited.append(float(-np.expm1(-value) * scale / case.temperature * of_logits))
+    return inherited, own
 
 
 def _similarities(case: Case) -> Matrix:
@@ -346,7 +374,7 @@ def with_narrowed_weights(allowed: Bounds, case: Case, truth: Truth, dtype: str)
     if dtype not in WEIGHTS_LIFTED:
         return allowed
     u, cosine = unit_roundoff(dtype), case.option("similarity") == "cosine"
-    share = _scale(case) / (case.temperature * _divisor(case))
+    share = _scale(case) / case.temperature * float(shares_of(case)[case.anchors()].max(initial=0.0))
     least = share * SMALLEST_SUBNORMAL[dtype] / (2 * WEIGHTS_LIFTED[dtype])
     narrowed = _gross_weights(case, truth)[0] if case.entry.form == "mass" else truth.weights
     lengths, more = _lengths(case), {name: np.zeros(len(matrix)) for name, matrix in case.matrices.items()}
@@ -427,26 +455,36 @@ def _products(case: Case) -> Matrix:
     return products + case.temperature * abs(case.bias)
 
 
-def _amplified(case: Case, truth: Truth, share: float, amplified: Matrix, dtype: str) -> dict[str, Matrix]:
-    """For every row of every matrix: the error of its gradient in units of u, before the division by its norm."""
+def _amplified(case: Case, truth: Truth, shares: Matrix, amplified: Matrix, dtype: str) -> dict[str, Matrix]:
+    """For every row of every matrix: the error of its gradient in units of u, before the division by its norm.
+
+    Args:
+        case: the case.
+        truth: its certified results.
+        shares: [R], the derivative of the loss with respect to a logit of each row, if that of its value is 1.
+        amplified: [R], the growth of the errors of each row's weights.
+        dtype: the accumulating dtype.
+    """
     lengths, positives, anchors = _lengths(case), case.positives(), case.anchors()
     # The growth of errors differs between anchors.
     within = len(case.matrices) == 1 and case.entry.form != "mass"
     errors, _ = _gross_weights(case, truth)
     if not within:
         # The rounding error of a subnormal exponential is absolute, and its result may be 0.
-        errors = errors + share * (float(np.finfo(dtype).tiny) / unit_roundoff(dtype))
+        errors = errors + shares[:, None] * (float(np.finfo(dtype).tiny) / unit_roundoff(dtype))
         for i in anchors if case.entry.form not in ("sigmoid", "mass") else ():
             # With the mean inside the logarithm, a share is a positive's part of a sum of exponentials: at most 1.
-            errors[i, positives[i]] += share / (max(len(positives[i]), 1) if case.entry.form == "mean" else 1)
+            errors[i, positives[i]] += shares[i] / (max(len(positives[i]), 1) if case.entry.form == "mean" else 1)
         errors = errors * amplified[:, None]
     sums = {name: np.zeros(len(matrix)) for name, matrix in case.matrices.items()}
     for name, part, other in _by_matrix(case, errors):
         sums[name] += part @ lengths[other]
     if within:
-        is_anchor, longest = np.isin(range(case.n), anchors).astype(float), lengths[case.first].max()
-        shares = share * (is_anchor * longest + float(is_anchor.sum()) * longest / case.n)
-        sums[case.first] = amplified * (sums[case.first] + shares)
+        # A row has its own shares as an anchor, and those of its anchors as a positive.
+        own = shares * np.isin(range(case.n), anchors)
+        longest, positive = lengths[case.first].max(), case.positive_array() & case.member_array()
+        as_positive = (own / np.maximum(case.positive_counts(), 1)) @ positive
+        sums[case.first] = amplified * (sums[case.first] + (own + as_positive) * longest)
     return sums
 
 
@@ -508,14 +546,15 @@ def _with_errors(
         return allowed.map_values(of_values, allowed.least, truth, plain).map_rows(of_rows, truth, plain)
 
 
-def _divisor(case: Case) -> float:
-    """The number by which the reduction divides the contribution of each anchor."""
-    reduction = case.option("reduction")
-    if reduction == "mean":
-        return float(max(len(case.counted()), 1))
-    if reduction == "mean_pairs":
-        if case.entry.form == "sigmoid":
-            return float(max(sum(map(len, case.members())), 1))
-        anchors, positives = case.anchors(), case.positives()
-        return float(max(sum(len(positives[i]) for i in anchors) / max(len(anchors), 1), 1))
-    return 1.0
+def shares_of(case: Case) -> Matrix:
+    """[R], the derivative of the loss with respect to the value of each row, if the row is an anchor that counts.
+
+    A reduction over pairs counts the value of an anchor, the mean over its pairs, once for each pair. If the value is
+    the sum over the pairs, it is counted once.
+    """
+    found = np.ones(case.shape[0])
+    if case.over_pairs and case.entry.form != "sigmoid":
+        found = np.array(case.positive_counts(), dtype=float)
+    return found / max(
+        {"mean": len(case.counted()), "mean_pairs": len(case.pairs())}.get(case.option("reduction"), 1), 1
+    )

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from .autograd import anchor_values, loss_of
 from .formulas import reduced
+from .pair_values import pair_values
 from .plan import precision, tiles_of
 from .scaling import measure, pair_logits
 from .spec import (
@@ -65,6 +66,7 @@ __all__ = [
     "loss_of",
     "measure",
     "pair_logits",
+    "pair_values",
     "precision",
     "reduced",
     "tiles_of",

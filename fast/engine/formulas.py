@@ -222,6 +222,8 @@ def weights(
         negative = grad / (neg + pos)
         return Weights(negative, negative, -negative * neg)
     zero = torch.zeros_like(grad)
+    if rule.terms == "lse":
+        return Weights(torch.where(neg > 0, grad / neg, 0.0), zero, zero)
     if number is None:
         return Weights(torch.where(neg > 0, grad / neg, 0.0), zero, -grad)
     if negatives is not None:
@@ -317,13 +319,13 @@ def reduced(found: AnchorValues, batch: Batch, policy: Policy) -> Tensor:
         if policy.reduction == "mean" and rows is None:
             result = values.mean(dtype=wide)
         else:
-            weights = positives if policy.reduction == "mean_pairs" else None
+            weights = positives if policy.reduction in ("mean_pairs", "sum_pairs") else None
             if weights is not None:
                 values = values * weights
             if rows is not None:
                 weights = torch.where(rows, 1 if weights is None else weights, 0)
             result = values.sum(dtype=wide)
-            if policy.reduction != "sum" and weights is not None:
+            if policy.reduction in ("mean", "mean_pairs") and weights is not None:
                 result = result / weights.sum().clamp(min=1)
         result = result if scale is None else result / scale
     if policy.base_temperature is not None:

@@ -89,9 +89,8 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True) -> tuple[Pl
     others, count = batch.references.embeddings, embeddings.shape[0]
     columns = count if others is None else others.shape[0]
     reads = device.may_read(embeddings) and device.may_read(targets.given)
-    one = backend == "dense" or (backend == "auto" and max(count, columns) <= DENSE_UP_TO)
-    entries = PANEL_ELEMENTS * (1 if reads else ACCELERATOR_FACTOR**2)
-    height = count if one else _Forced.rows or max(1, entries // columns)
+    one = _is_one_tile(count, columns, backend)
+    height = panel_rows(batch, backend)
     keep = height == count or (targets.kind in ("partners", "none") and count * columns <= KEPT_ELEMENTS)
     if rule.terms == "sigmoid":
         return Plan("pairs", height, columns, backward and keep, reads), batch
@@ -123,6 +122,22 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True) -> tuple[Pl
         keep = backward and (backend == "dense" or count * (count + rows) // 2 <= KEPT_ELEMENTS)
         return Plan("symmetric", rows, wide, keep, reads), batch
     return Plan("rowwise", height, columns, False, reads), batch
+
+
+def _is_one_tile(count: int, columns: int, backend: Backend) -> bool:
+    return backend == "dense" or (backend == "auto" and max(count, columns) <= DENSE_UP_TO)
+
+
+def panel_rows(batch: Batch, backend: Backend) -> int:
+    """Return the number of rows of a panel that has all columns."""
+    embeddings, others = batch.embeddings, batch.references.embeddings
+    count = embeddings.shape[0]
+    columns = count if others is None else others.shape[0]
+    if _is_one_tile(count, columns, backend):
+        return count
+    reads = device.may_read(embeddings) and device.may_read(batch.targets.given)
+    entries = PANEL_ELEMENTS * (1 if reads else ACCELERATOR_FACTOR**2)
+    return _Forced.rows or max(1, entries // columns)
 
 
 def precision(rule: Rule, rows: Tensor, sizes: Sequence[Sizes | None]) -> Literal["", "float64", "exact"]:

@@ -318,6 +318,8 @@ def weights(logits: Tensor, panel: Panel | LonePanel, rule: Rule, grad: Tensor) 
         negative = torch.sigmoid(logits) * (up / panel.negative.sum(1, keepdim=True).clamp(min=1))
     elif rule.terms == "epsilon":
         return _guarded_weights(row, up)
+    elif rule.terms == "lse":
+        return torch.where(panel.negative, _exp(row.below - row.negative_log) * up, 0.0)
     else:
         c: Tensor | None
         if rule.denominator == "one_positive":

@@ -113,7 +113,7 @@ class Rule:
         terms: ``"out"``, mean over positives of the log; ``"in"``, log of the mean; ``"binary"``, cross-entropy of
             every pair, averaged; ``"sigmoid"``, the same, summed; ``"epsilon"``, the batch tutorial's exponentials with
             an epsilon; ``"lse"``, the logarithm of the sum over negatives, from which info_nce computes its loss with
-            separate negatives.
+            separate negatives, and `pair_values` the value of a pair.
         similarity: ``"cosine"`` or ``"dot"``.
         temperature: the positive number that similarities are divided by, or a 0-dimensional tensor.
         denominator: the denominator of each positive's ratio; used only by ``"out"`` and ``"in"``.
@@ -134,7 +134,7 @@ class Policy:
     """How the anchors' values are reduced to the loss.
 
     Args:
-        reduction: "mean", "sum", "none" or "mean_pairs".
+        reduction: "mean", "sum", "none", "mean_pairs", "sum_pairs" or "none_pairs".
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         no_positive: the value of an anchor without positives: "zero", "drop" (left out) or "nan".
         no_negative: the value of an anchor without negatives if its formula needs one: "zero" or "nan".

@@ -144,8 +144,11 @@ class Call:
             values, counts = values[kept], counts[kept]
         if self.reduction == "none":
             return values
-        if self.reduction == "mean_pairs":
-            return (values * counts).sum() / counts.sum().clamp(min=1)
+        if self.reduction == "none_pairs":
+            return self() * weights[rows].repeat_interleave(counts)
+        if self.reduction in ("mean_pairs", "sum_pairs"):
+            total = (values * counts).sum()
+            return total / counts.sum().clamp(min=1) if self.reduction == "mean_pairs" else total
         total = values.sum()
         return total if self.reduction == "sum" else total / max(1, len(values))
 

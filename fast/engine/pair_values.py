@@ -1,0 +1,241 @@
+"""The value of every pair on its own, which the reduction "none_pairs" returns.
+
+The logits of the pairs are computed and differentiated in panels of whole rows, so that memory is linear in the numbers
+of rows and of pairs. The rest of a value follows from its logit and, for a softmax, from the logarithm of the sum over
+the anchor's negatives, an anchor's value that every backend computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import device
+from .autograd import OVERFLOW, anchor_values
+from .device import dtypes_of
+from .plan import panel_rows, precision
+from .rowwise import masks_of, own_columns
+from .scaling import Saved, both_ways, differentiable_rows, of_ordinary_size, pulled, scale_both
+from .spec import Backend, Batch, Gradients, Policy
+from .transforms import Reverse
+from .unshifted import marked
+
+Inputs = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
+"""Embeddings, references, temperature and bias; None for what is absent or a plain number."""
+
+
+class _Pairs(NamedTuple):
+    """Pairs of a row and a column in row-major order.
+
+    Attributes:
+        rows: int64 ``[P]``; empty if the pairs are all pairs.
+        columns: int64 ``[P]``.
+        ends: for each panel, the number of pairs of its rows and of the rows before.
+        height: the rows of a panel.
+    """
+
+    rows: Tensor
+    columns: Tensor
+    ends: list[int]
+    height: int
+
+
+def pair_values(batch: Batch, policy: Policy, backend: Backend) -> Tensor:
+    """Return the value of every pair, times temperature / base_temperature, in row-major order.
+
+    The pairs are all pairs under the terms "sigmoid", else the positive pairs of the anchors, whose value is
+    -log(e^s / (e^s + sum over N of e^s)). An anchor without positives has no entry, whatever the policy.
+
+    Args:
+        batch: the batch, already checked.
+        policy: whose base temperature scales the values.
+        backend: "auto", "dense", "tiled", "exact" or "triton".
+
+    Returns:
+        ``[P]``, float64 for float64 embeddings, else float32.
+
+    Raises:
+        ValueError: ``backend="triton"`` does not support these embeddings, or dot products exceed the range of float64.
+    """
+    rows, others = batch.embeddings, batch.references.embeddings
+    returned, wide = dtypes_of(rows)
+    matrices = (batch.sizes,) if others is None else (batch.sizes, batch.references.sizes)
+    needed = "" if backend == "triton" or device.traced(rows) else precision(batch.rule, rows, matrices)
+    computing = wide if needed or backend == "exact" else returned
+    if others is not None:
+        computing = torch.promote_types(computing, dtypes_of(others)[0])
+    # The gradients of sums and of logits are added before they are rounded to a narrow dtype.
+    rows, others = rows.to(computing), None if others is None else others.to(computing)
+    references = replace(batch.references, embeddings=others)
+    batch = replace(batch, embeddings=rows, references=references, storage=batch.embeddings.dtype)
+    all_pairs = batch.rule.terms == "sigmoid"
+    pairs, positive = _all_pairs(batch, backend) if all_pairs else (_positive_pairs(batch, backend), None)
+    logits = _logits(batch, pairs)
+    if needed == "exact" and not bool(logits.detach().isfinite().all()):
+        raise ValueError(OVERFLOW)
+    if positive is not None:
+        values = -F.logsigmoid(torch.where(positive, logits, -logits))
+    else:
+        rule = replace(batch.rule, terms="lse", denominator="only_negatives")
+        found = anchor_values(replace(batch, rule=rule), "exact" if needed == "exact" else backend)
+        sums = found.values.to(computing)
+        if torch.compiler.is_compiling():
+            sums = sums.index_select(0, pairs.rows)
+        else:
+            number = torch.bincount(pairs.rows, minlength=rows.shape[0])
+            sums = _Repeated.apply(sums, number)  # type: ignore[no-untyped-call]
+        some = (found.negatives > 0).index_select(0, pairs.rows)
+        values = torch.where(some, -F.logsigmoid(logits - sums), 0.0)
+    if policy.base_temperature is not None:
+        values = values * (batch.rule.temperature / policy.base_temperature)
+    return values.to(returned)
+
+
+def _width(batch: Batch) -> int:
+    others = batch.references.embeddings
+    return (batch.embeddings if others is None else others).shape[0]
+
+
+def _all_pairs(batch: Batch, backend: Backend) -> tuple[_Pairs, Tensor]:
+    """Return all pairs, and whether each is positive, bool ``[P]``."""
+    count, width = batch.embeddings.shape[0], _width(batch)
+    height = panel_rows(batch, backend)
+    stops = [min(start + height, count) for start in range(0, count, height)]
+    signs = [marked(batch.targets, slice(*ends), count, width).view(-1) for ends in pairwise((0, *stops))]
+    none = torch.empty(0, dtype=torch.int64, device=batch.embeddings.device)
+    return _Pairs(none, none, [stop * width for stop in stops], height), torch.cat(signs)
+
+
+def _positive_pairs(batch: Batch, backend: Backend) -> _Pairs:
+    """Return the positive pairs of the anchors."""
+    count, width, own, found = batch.embeddings.shape[0], _width(batch), own_columns(batch), []
+    height = panel_rows(batch, backend)
+    for start in range(0, count, height):
+        here = slice(start, min(start + height, count))
+        positive = masks_of(batch.targets, own, here, count, width)[0]
+        if batch.anchors is not None:
+            positive = positive & batch.anchors[here, None]
+        rows, columns = positive.nonzero(as_tuple=True)
+        found.append(torch.stack((rows + start, columns)))
+    ends = torch.tensor([part.shape[1] for part in found]).cumsum(0).tolist()
+    rows, columns = torch.cat(found, 1)
+    return _Pairs(rows, columns, ends, height)
+
+
+def _logits(batch: Batch, pairs: _Pairs) -> Tensor:
+    """Return the logits ``[P]`` of pairs, differentiable with respect to all inputs."""
+    if torch.compiler.is_compiling():
+        with _without_autocast(batch.embeddings):
+            return _dense(batch, pairs)
+    rule, others = batch.rule, batch.references.embeddings
+    numbers = (number if isinstance(number, Tensor) else None for number in (rule.temperature, rule.bias))
+    found: Tensor = _Logits.apply(batch, pairs, batch.embeddings, others, *numbers)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _with(batch: Batch, inputs: Inputs) -> Batch:
+    """Return the batch with these inputs."""
+    rows, others, temperature, bias = inputs
+    rule = batch.rule if temperature is None else replace(batch.rule, temperature=temperature)
+    rule = rule if bias is None else replace(rule, bias=bias)
+    return replace(batch, embeddings=rows, references=replace(batch.references, embeddings=others), rule=rule)
+
+
+def _without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
+    return torch.autocast(tensor.device.type, enabled=False) if device.autocast(tensor) else nullcontext()
+
+
+def _dense(batch: Batch, pairs: _Pairs) -> Tensor:
+    """Return the logits ``[P]`` of pairs in differentiable operations on the whole matrix."""
+    others = batch.references.embeddings
+    rows = differentiable_rows(batch.embeddings, batch.rule)
+    logits = rows @ (rows if others is None else differentiable_rows(others, batch.rule)).T
+    if batch.rule.terms == "sigmoid":
+        return (logits + batch.rule.bias).view(-1)
+    return logits[pairs.rows, pairs.columns]
+
+
+class _Logits(Reverse):
+    """The logits of pairs. Only the second derivative needs the whole matrix of logits."""
+
+    @staticmethod
+    def forward(batch: Batch, pairs: _Pairs, *inputs: Tensor | None) -> Tensor:
+        batch = _with(batch, cast(Inputs, inputs))
+        every = batch.rule.terms == "sigmoid"
+        with _without_autocast(batch.embeddings):
+            scaled, columns = scale_both(batch)
+            found, begin = scaled.rows.new_empty(pairs.ends[-1]), 0
+            for place, end in enumerate(pairs.ends):
+                start = place * pairs.height
+                panel = scaled.rows[start : start + pairs.height] @ columns.rows.T
+                here = slice(begin, end)
+                found[here] = (panel if every else panel[pairs.rows[here] - start, pairs.columns[here]]).view(-1)
+                begin = end
+        return found.add_(batch.rule.bias) if every else found
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.described = inputs[:2]
+        ctx.save_for_backward(*inputs[2:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (batch, pairs), inputs, needed = ctx.described, ctx.saved_tensors, ctx.needs_input_grad[2:]
+        gradients: Sequence[Tensor | None]
+        with _without_autocast(grad):
+            if torch.is_grad_enabled():
+                places = [place for place, tensor in enumerate(inputs) if tensor is not None]
+
+                def dense(*given: Tensor) -> Tensor:
+                    one = dict(zip(places, given, strict=True))
+                    return _dense(_with(batch, cast(Inputs, tuple(map(one.get, range(len(inputs)))))), pairs)
+
+                found = torch.func.vjp(dense, *(inputs[place] for place in places))[1](grad)
+                one = dict(zip(places, found, strict=True))
+                gradients = [one.get(place) for place in range(len(inputs))]
+            else:
+                gradients = _gradients(grad, _with(batch, inputs), pairs, frozen=not needed[1])
+        return None, None, *(part if needs else None for part, needs in zip(gradients, needed, strict=True))
+
+
+def _gradients(grad: Tensor, batch: Batch, pairs: _Pairs, *, frozen: bool) -> Gradients:
+    """Return the gradients of the inputs from those of the logits ``[P]``, one panel of rows at a time."""
+    scaled, columns = scale_both(batch)
+    size, grad = of_ordinary_size(grad, reads=device.may_read(grad)) if len(grad) else (1.0, grad)
+    count, width = scaled.rows.shape[0], columns.rows.shape[0]
+
+    def weighed() -> Iterator[tuple[slice, Tensor]]:
+        for place, (begin, end) in enumerate(pairwise((0, *pairs.ends))):
+            here = slice(place * pairs.height, min((place + 1) * pairs.height, count))
+            if batch.rule.terms == "sigmoid":
+                yield here, grad[begin:end].view(-1, width)
+                continue
+            weight = grad.new_zeros((here.stop - here.start, width))
+            weight[pairs.rows[begin:end] - here.start, pairs.columns[begin:end]] = grad[begin:end]
+            yield here, both_ways(weight, batch)
+
+    return pulled(weighed(), Saved(scaled, (), None, columns, frozen=frozen), batch, size)
+
+
+class _Repeated(Reverse):
+    """Values ``[N]``, each repeated a number of times; the derivative adds in a fixed order."""
+
+    @staticmethod
+    def forward(values: Tensor, number: Tensor) -> Tensor:
+        return values.repeat_interleave(number)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (number,) = ctx.saved_tensors
+        return torch.segment_reduce(grad.contiguous(), "sum", lengths=number, unsafe=True), None
