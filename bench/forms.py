@@ -44,10 +44,11 @@ WAYS = {
     "info_nce": ("both directions", "one direction", "queue of 4096"),
     "sigmoid": ("matching rows", "10 classes"),
     "hard_negative": ("partners", "references"),
+    "multiple_negatives_ranking": ("hard negatives", "all directions"),
 }
 """Ways of giving the positives, by loss. References are N rows that get a gradient; a queue gets none."""
 
-TOWERS = ("info_nce", "sigmoid")
+TOWERS = ("info_nce", "sigmoid", "multiple_negatives_ranking")
 """The losses of two towers."""
 
 
@@ -74,7 +75,8 @@ class Recipe:
         """Key of `goals.PLAIN_RATIOS` for this form: "labels", "masks", "both directions" or "one direction"."""
         if self.way.startswith("mask"):
             return "masks"
-        if self.way in ("references", "one direction", f"queue of {QUEUE}") or self.loss == "sigmoid":
+        one_way = ("references", "one direction", f"queue of {QUEUE}", "hard negatives", "all directions")
+        if self.way in one_way or self.loss == "sigmoid":
             return "one direction"
         return self.way if self.way == "both directions" else "labels"
 
@@ -83,6 +85,8 @@ def _options(loss: str, way: str) -> dict[str, Any]:
     found = {"similarity": "cosine"} if loss == "supcon_epsilon" else {}
     if way == "mean over pairs":
         found["reduction"] = "mean_pairs"
+    elif way == "all directions":
+        found["directions"] = "query_to_doc+query_to_query+doc_to_query+doc_to_doc"
     elif loss == "info_nce":
         found["direction"] = "both" if way == "both directions" else "a_to_b"
     return found
@@ -111,7 +115,7 @@ def _draw(losses: Collection[str], number: int, seed: int) -> dict[str, Recipe]:
     return found
 
 
-LATER = {"sigmoid": 1, "hard_negative": 2}
+LATER = {"sigmoid": 1, "hard_negative": 2, "multiple_negatives_ranking": 3}
 """Losses that were added later. Two combinations of each are drawn with this seed, so that the others stay the same."""
 
 CORNERS = _draw(WAYS.keys() - LATER.keys(), 30, seed=0)
@@ -193,7 +197,7 @@ def _positives(recipe: Recipe, labels: Tensor, drawn: Callable[[], Tensor]) -> d
     """Return the arguments that give the positives; ``drawn`` returns a random mask."""
     n, way = len(labels), recipe.way
     rows, partners = torch.arange(n), fast.stacked_partners(n)
-    if recipe.loss == "info_nce" or way == "matching rows":
+    if recipe.loss in ("info_nce", "multiple_negatives_ranking") or way == "matching rows":
         return {}
     if recipe.loss in ("nt_xent", "hard_negative"):
         return {"partners": rows if way == "references" else partners}
@@ -226,7 +230,8 @@ def make(name: str, n: int, d: int = COLUMNS, kind: str = "random", *, seed: int
     """
     recipe, generator = RECIPES[name], torch.Generator().manual_seed(seed)
     d, rows, two = recipe.columns or d, torch.arange(n), recipe.loss in TOWERS or recipe.way == "references"
-    if two and (recipe.loss in ("info_nce", "nt_xent", "hard_negative") or recipe.way == "matching rows"):
+    by_row = ("info_nce", "nt_xent", "hard_negative", "multiple_negatives_ranking")
+    if two and (recipe.loss in by_row or recipe.way == "matching rows"):
         labels = rows
     elif "8" in recipe.way:
         labels = rows // 8
@@ -246,6 +251,8 @@ def make(name: str, n: int, d: int = COLUMNS, kind: str = "random", *, seed: int
     given = {**recipe.options, **_positives(recipe, labels, drawn)}
     if "queue" in recipe.way:
         given["negatives"] = torch.randn(QUEUE, d, generator=generator)
+    if recipe.way == "hard negatives":
+        given["hard_negatives"] = torch.randn(n, 1, d, generator=generator)
     if recipe.options.get("similarity") == "dot":  # dot products are usually taken of normalised rows
         normalised = torch.nn.functional.normalize
         inputs = [normalised(rows) for rows in inputs]

@@ -195,3 +195,26 @@ def hard_negative(
     mass = (number * mean - tau_plus * number * positive) / (1 - tau_plus)
     mass = mass.clamp(min=number * math.exp(-1 / temperature))
     return _reduced(-(positive / (positive + mass)).log(), reduction)
+
+
+def multiple_negatives_ranking(
+    a: Tensor,
+    b: Tensor,
+    *,
+    hard_negatives: Tensor | None = None,
+    directions: str = "query_to_doc",
+    temperature: float,
+    similarity: str = "cosine",
+    reduction: str = "mean",
+) -> Tensor:
+    """One logarithm of a sum over all directions, as in sentence-transformers."""
+    a, b = _rows(a, similarity), _rows(b, similarity)
+    documents = b if hard_negatives is None else torch.cat([b, _rows(hard_negatives.flatten(0, 1), similarity)])
+    logits, same = [a @ documents.T / temperature], _diagonal(a)
+    if "query_to_query" in directions:
+        logits.append((a @ a.T / temperature).masked_fill(same, -math.inf))
+    if "doc_to_query" in directions:
+        logits.append(b @ a.T / temperature)
+    if "doc_to_doc" in directions:
+        logits.append((b @ b.T / temperature).masked_fill(same, -math.inf))
+    return _reduced(torch.cat(logits, dim=1).logsumexp(dim=1) - logits[0].diagonal(), reduction)

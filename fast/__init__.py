@@ -13,6 +13,7 @@ from .info_nce import info_nce_loss
 from .modules import (
     HardNegativeLoss,
     InfoNCELoss,
+    MultipleNegativesRankingLoss,
     NTBXentLoss,
     NTXentLoss,
     NTXentPairwiseLoss,
@@ -23,6 +24,7 @@ from .modules import (
 )
 from .nt_bxent import nt_bxent_loss
 from .nt_xent import nt_xent_loss, nt_xent_pairwise_loss
+from .ranking import multiple_negatives_ranking_loss
 from .sigmoid import sigmoid_loss
 from .supcon import supcon_epsilon_loss, supcon_in_loss, supcon_loss
 from .views import flatten_views, interleaved_partners, repeat_labels, split_views, stacked_partners
@@ -32,6 +34,7 @@ register("triton", kernels)
 __all__ = [
     "HardNegativeLoss",
     "InfoNCELoss",
+    "MultipleNegativesRankingLoss",
     "NTBXentLoss",
     "NTXentLoss",
     "NTXentPairwiseLoss",
@@ -43,6 +46,7 @@ __all__ = [
     "hard_negative_loss",
     "info_nce_loss",
     "interleaved_partners",
+    "multiple_negatives_ranking_loss",
     "nt_bxent_loss",
     "nt_xent_loss",
     "nt_xent_pairwise_loss",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations
 from numbers import Real
 from typing import Any, cast, get_args
 
@@ -38,6 +39,10 @@ INSIDE_REDUCTIONS: tuple[str, ...] = get_args(InsideReduction)
 NO_POSITIVE = ("zero", "drop", "nan")
 NO_NEGATIVE = ("zero", "nan")
 DIRECTIONS = ("both", "a_to_b", "b_to_a")
+RANKED = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
+"""The directions of a ranking loss, in order; the first one is always chosen."""
+SCOPES = ("batch", "own", "own_only")
+PARTITIONS = ("joint", "per_direction")
 BACKENDS: tuple[str, ...] = get_args(Backend)
 LOWEST = 1e-10
 """Lowest temperature, at which float64 still determines losses to about 1e-6; the highest is its reciprocal."""
@@ -262,6 +267,43 @@ def check_references(
     count, columns = embeddings.shape[0], ref_embeddings.shape[0]
     own = _given("self_rows", self_rows, embeddings, [count], "one row per embedding")
     return References(ref_embeddings, _checked("self_rows", own, None, columns, validate), sizes=sizes)
+
+
+def check_hard_negatives(hard_negatives: object, embeddings: Tensor) -> Tensor:
+    """Return hard negatives ``[N, H, D]`` as rows ``[N H, D]``; N and D are those of the embeddings.
+
+    Raises:
+        TypeError: not a tensor.
+        ValueError: wrong shape.
+    """
+    if not isinstance(hard_negatives, Tensor):
+        raise TypeError(f"hard_negatives: expected a tensor, got {type(hard_negatives).__name__}")
+    if not hard_negatives.is_floating_point():
+        raise TypeError(f"hard_negatives: expected a floating dtype, got {hard_negatives.dtype}")
+    count, columns = embeddings.shape
+    if hard_negatives.ndim != 3 or hard_negatives.shape[0] != count or hard_negatives.shape[1] < 1:
+        expected = f"shape [{count}, H, {columns}], H >= 1"
+        raise ValueError(f"hard_negatives: expected {expected}, got shape {_shape(hard_negatives)}")
+    return hard_negatives.flatten(0, 1)
+
+
+def check_directions(directions: object, partition: object, scope: object, hard_negatives: object) -> list[str]:
+    """Check the options of a ranking loss; return the chosen directions.
+
+    Raises:
+        ValueError: a value is unknown, or does not fit the other arguments.
+    """
+    check_choice("hard_negatives_scope", scope, SCOPES)
+    check_choice("partition", partition, PARTITIONS)
+    further = [chain for size in range(4) for chain in combinations(RANKED[1:], size)]
+    check_choice("directions", directions, ["+".join((RANKED[0], *chain)) for chain in further])
+    chosen = str(directions).split("+")
+    if partition == "per_direction" and {"query_to_query", "doc_to_doc"} & {*chosen}:
+        expected = '"joint" with query_to_query or doc_to_doc, which have no positives'
+        raise ValueError(f"partition: expected {expected}, got 'per_direction'")
+    if scope == "own_only" and hard_negatives is None:
+        raise ValueError("hard_negatives_scope: expected batch or own without hard_negatives, got 'own_only'")
+    return chosen
 
 
 def check_alike(name: str, tensor: Tensor, other: str, model: Tensor) -> None:

@@ -15,12 +15,13 @@ from typing import Any, ClassVar, Literal, Self, TypeVar, dataclass_transform, g
 
 from torch import Tensor, nn
 
-from .checks import check_bias, check_choice, check_number, check_range, check_temperature
+from .checks import check_bias, check_choice, check_directions, check_number, check_range, check_temperature
 from .engine import Backend, Denominator, InsideReduction, Similarity
 from .hard_negative import Cosine, hard_negative_loss
 from .info_nce import Direction, info_nce_loss
 from .nt_bxent import nt_bxent_loss
 from .nt_xent import PairReduction, nt_xent_loss, nt_xent_pairwise_loss
+from .ranking import Directions, Partition, Scope, multiple_negatives_ranking_loss
 from .sigmoid import sigmoid_loss
 from .supcon import NoNegative, NoPositive, Reduction, supcon_epsilon_loss, supcon_in_loss, supcon_loss
 
@@ -294,3 +295,33 @@ class HardNegativeLoss(LossModule):
     tau_plus: float = 0.1
     beta: float = 1.0
     reduction: Reduction = "mean"
+
+
+@module_of(multiple_negatives_ranking_loss)
+class MultipleNegativesRankingLoss(LossModule):
+    """The module of `multiple_negatives_ranking_loss`.
+
+    Example:
+        >>> import torch
+        >>> from pairproof.fast import MultipleNegativesRankingLoss
+        >>> z = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]])
+        >>> loss_function = MultipleNegativesRankingLoss(temperature=0.5, directions="query_to_doc+doc_to_query")
+        >>> print(f"{loss_function(z, z.flip(0)):.4f}")
+        3.4063
+    """
+
+    temperature: float | Tensor = 0.05
+    hard_negatives_scope: Scope = "batch"
+    directions: Directions = "query_to_doc"
+    partition: Partition = "joint"
+    reduction: Reduction = "mean"
+
+    def __post_init__(self) -> None:
+        """Check the options, and that the partition fits the directions.
+
+        Raises:
+            TypeError: a number has the wrong type.
+            ValueError: a number is not in its range, an option has an unknown value, or a direction has no positives.
+        """
+        super().__post_init__()
+        check_directions(self.directions, self.partition, "batch", None)

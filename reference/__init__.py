@@ -14,6 +14,7 @@ from .hard_negative import hard_negative_loss
 from .info_nce import info_nce_loss
 from .nt_bxent import nt_bxent_loss
 from .nt_xent import nt_xent_loss, nt_xent_pairwise_loss
+from .ranking import multiple_negatives_ranking_loss
 from .sigmoid import sigmoid_loss
 from .supcon import supcon_epsilon_loss, supcon_in_loss, supcon_loss
 from .terms import Pair, Result, Terms
@@ -27,6 +28,7 @@ __all__ = [
     "hard_negative_loss",
     "info_nce_loss",
     "interleaved_partners",
+    "multiple_negatives_ranking_loss",
     "nt_bxent_loss",
     "nt_xent_loss",
     "nt_xent_pairwise_loss",

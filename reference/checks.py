@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,12 @@ CHOICES = {
     "direction": ("both", "a_to_b", "b_to_a"),
     "reduction": ("mean", "sum", "none"),
     "similarity": ("cosine", "dot"),
+    "hard_negatives_scope": ("batch", "own", "own_only"),
+    "partition": ("joint", "per_direction"),
 }
+
+DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
+"""The directions of a ranking loss, in order; the first one is always chosen."""
 
 RANGES = {
     "bias": (-1 / LOWEST, 1 / LOWEST, "-1e+10 to 1e+10"),
@@ -125,6 +131,37 @@ def check_second_tower(embeddings_b: npt.ArrayLike, similarity: str, a: Matrix, 
 def check_negatives(negatives: npt.ArrayLike, similarity: str, a: Matrix) -> Matrix:
     """Return the negatives as nested lists of scalars, [K][D], with the number of columns of the first tower, ``a``."""
     return _further_rows("negatives", negatives, similarity, "[K, D]", "embeddings_a", len(a[0]))
+
+
+def check_hard_negatives(hard_negatives: npt.ArrayLike, similarity: str, a: Matrix) -> Matrix:
+    """Return hard negatives [N, H, D] as nested lists of scalars, [N H][D], those of the first query first.
+
+    N and D are those of the first tower, ``a``.
+    """
+    array = _array("hard_negatives", hard_negatives)
+    if array.dtype.kind not in "fcO":
+        raise TypeError(f"hard_negatives: expected a floating dtype, got {array.dtype}")
+    if array.ndim != 3 or array.shape[0] != len(a) or array.shape[1] < 1:
+        expected = f"shape [{len(a)}, H, {len(a[0])}], H >= 1"
+        raise ValueError(f"hard_negatives: expected {expected}, got shape {list(array.shape)}")
+    return _further_rows(
+        "hard_negatives", array.reshape(-1, array.shape[2]), similarity, "[N, H, D]", "embeddings_a", len(a[0])
+    )
+
+
+def check_directions(directions: object, partition: object, scope: object, hard_negatives: object) -> list[str]:
+    """Return the chosen directions. Raise an error if a value is unknown, or does not fit the other arguments."""
+    check_choice("hard_negatives_scope", scope, CHOICES["hard_negatives_scope"])
+    check_choice("partition", partition, CHOICES["partition"])
+    further = [chain for size in range(4) for chain in combinations(DIRECTIONS[1:], size)]
+    check_choice("directions", directions, ["+".join((DIRECTIONS[0], *chain)) for chain in further])
+    chosen = str(directions).split("+")
+    if partition == "per_direction" and {"query_to_query", "doc_to_doc"} & {*chosen}:
+        expected = '"joint" with query_to_query or doc_to_doc, which have no positives'
+        raise ValueError(f"partition: expected {expected}, got 'per_direction'")
+    if scope == "own_only" and hard_negatives is None:
+        raise ValueError("hard_negatives_scope: expected batch or own without hard_negatives, got 'own_only'")
+    return chosen
 
 
 def check_references(

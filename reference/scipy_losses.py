@@ -433,3 +433,55 @@ def hard_negative_loss(
     log_mass = np.fmax(log_mass, -1 / temperature - positive)
     each = np.where(number > 0, np.logaddexp(0, log_mass + np.log(np.maximum(number, 1))), 0.0)
     return _values(each, anchors, temperature, base_temperature, reduction)
+
+
+def multiple_negatives_ranking_loss(
+    embeddings_a: npt.ArrayLike,
+    embeddings_b: npt.ArrayLike,
+    *,
+    hard_negatives: npt.ArrayLike | None = None,
+    hard_negatives_scope: str = "batch",
+    directions: str = "query_to_doc",
+    partition: str = "joint",
+    temperature: float = 0.05,
+    base_temperature: float | None = None,
+    similarity: str = "cosine",
+    reduction: str = "mean",
+) -> Values:
+    """log_z - positive_scores, where log_z is the logsumexp of the matrices of all directions, or of each.
+
+    The matrices are those of multiple_negatives_ranking.py: a pair that does not count is -inf.
+
+    Source: arXiv 2308.03281, section 3.3; sentence-transformers.
+    """
+    a, b = np.asarray(embeddings_a, dtype=np.float64), np.asarray(embeddings_b, dtype=np.float64)
+    n, dim = a.shape
+    h = np.empty((0, dim)) if hard_negatives is None else np.asarray(hard_negatives, dtype=np.float64).reshape(-1, dim)
+    same, own = np.eye(n, dtype=bool), np.repeat(np.eye(n, dtype=bool), len(h) // n, axis=1)
+
+    def scores(rows: Array, columns: Array, left_out: Mask) -> Array:
+        if not len(columns):
+            return np.empty((n, 0))
+        return np.where(left_out, -np.inf, _mat(rows, similarity, temperature, columns))
+
+    query_to_doc = [
+        scores(a, b, ~same & (hard_negatives_scope == "own_only")),
+        scores(a, h, ~own & (hard_negatives_scope != "batch")),
+    ]
+    mats = {
+        "query_to_doc": np.hstack(query_to_doc),
+        "query_to_query": scores(a, a, same),
+        "doc_to_query": scores(b, a, same & False),
+        "doc_to_doc": np.hstack([scores(b, b, same), scores(b, h, own | (hard_negatives_scope != "batch"))]),
+    }
+    chosen = [mats[name] for name in directions.split("+")]
+    positive = np.diag(mats["query_to_doc"])
+    together = [np.hstack(chosen)] if partition == "joint" else chosen
+    # Relative to the positive, so that a small loss keeps its digits.
+    each = []
+    for mat in together:
+        relative = mat - positive[:, None]
+        relative[np.arange(n), np.arange(n)] = -np.inf  # the first block's diagonal is the positive
+        with np.errstate(divide="ignore"):
+            each.append(np.logaddexp(0, logsumexp(np.column_stack([relative, np.full(n, -np.inf)]), axis=1)))
+    return _values(np.concatenate(each), None, temperature, base_temperature, reduction)

@@ -28,6 +28,7 @@ MATRICES = {
     "embeddings_b": EMBEDDINGS[::-1] + 0.125,
     "ref_embeddings": np.concatenate([EMBEDDINGS[1:] - 0.375, EMBEDDINGS[:2] * 2]),
     "negatives": np.concatenate([EMBEDDINGS + 0.625, EMBEDDINGS[2:] / 4]),
+    "hard_negatives": EMBEDDINGS[[2, 3, 0, 1], None] - 0.125,
 }
 TARGETS = {
     "labels": np.array([0, 0, 1, 1]),
@@ -87,7 +88,7 @@ class Bad:
     error: type[Exception]
     expected: str
     losses: Callable[[Loss], bool] = lambda _: True
-    forms: Sequence[str] = ("plain", "ref_embeddings", "negatives")
+    forms: Sequence[str] = ("plain", "ref_embeddings", "negatives", "hard_negatives")
     packages: Sequence[str] = ("reference", "fast")
 
     def applies(self, loss: Loss, form: str) -> bool:
@@ -139,6 +140,9 @@ def matrices() -> list[Bad]:
     """Return bad matrices: all matrices have the same rules, and each message names its own matrix."""
     rows = []
     for name, good in MATRICES.items():
+        if good.ndim == 3:
+            rows += _hard_negatives(name, good)
+            continue
         n, d = good.shape
         shape = {"ref_embeddings": "[M, D]", "negatives": "[K, D]"}.get(name, "[N, D]")
         views = "; flatten_views lays out [batch, views, dim] as rows" if name == "embeddings" else ""
@@ -175,6 +179,31 @@ def matrices() -> list[Bad]:
         text = f"the shape of embeddings_a, [4, 3], got shape {list(other.shape)}"
         rows += bad_values("embeddings_b", (text, other, ValueError, text))
     return rows
+
+
+def _hard_negatives(name: str, good: np.ndarray) -> list[Bad]:
+    """Return bad hard negatives, [N, H, D]."""
+    shapes = (good[0], good[:, 0], good[None], good[:3], np.vstack([good, good]), good[:, :0], np.array(1.0))
+    texts = [(f"shape [4, H, 3], H >= 1, got shape {list(bad.shape)}", bad) for bad in shapes]
+    rows = bad_values(name, *((text, bad, ValueError, text) for text, bad in texts))
+    for other in (good[..., :1], good[..., :2]):
+        text = f"3 columns as in embeddings_a, got shape {[4, other.shape[2]]}"
+        rows += bad_values(name, (text, other, ValueError, text))
+    for dtype in (np.int64, bool):
+        text = f"a floating dtype, got {np.dtype(dtype)}"
+        rows += bad_values(name, (text, np.ones_like(good, dtype=dtype), TypeError, text))
+    for row, value in ((2, math.nan), (0, -math.inf)):
+        text = f"finite values, got NaN or infinity in row {row}"
+        rows += bad_values(name, (f"{value}", with_value(good, (row, 0, 1), value), ValueError, text))
+    text = "no zero row under cosine similarity, got zeros in row 2"
+    return [*rows, *bad_values(name, (text, with_value(good, (2,), 0.0), ValueError, text))]
+
+
+def ranking() -> list[Bad]:
+    """Return options of a ranking loss that do not fit each other."""
+    alike = "\"joint\" with query_to_query or doc_to_doc, which have no positives, got 'per_direction'"
+    chosen = [{"directions": f"query_to_doc+{name}"} for name in ("query_to_query", "doc_to_doc")]
+    return [Bad(alike, "partition", {"partition": "per_direction", **more}, ValueError, alike) for more in chosen]
 
 
 NOT_POSITIVE = (0.0, -0.5, math.nan, math.inf)
@@ -546,6 +575,7 @@ TABLE = [
     *temperatures("temperature"),
     *temperatures("base_temperature"),
     *options(),
+    *ranking(),
 ]
 
 BAD_CALLS = [
@@ -848,7 +878,7 @@ def test_reference_rejects_objects_that_are_not_floating_scalars(
 ) -> None:
     """Balls and other number types are passed as objects, so the entries of an object array are checked."""
     matrix = MATRICES[name].astype(object)
-    matrix[2, 1] = scalar
+    matrix[2, ..., 1] = scalar
     with pytest.raises(TypeError) as caught:
         call("reference", loss, form, **{name: matrix})
     assert_message(caught.value, name, ("floating", "row 2"))
@@ -959,7 +989,8 @@ def hard_references(loss: Loss, embeddings: np.ndarray) -> list[tuple[str, dict[
 def option_values(loss: Loss) -> list[dict[str, str]]:
     """Return every combination of the loss's options, except policies that return NaN."""
     values = {name: [value for value in allowed if value != "nan"] for name, allowed in loss.choices.items()}
-    return [dict(zip(values, choice, strict=True)) for choice in itertools.product(*values.values())]
+    found = (dict(zip(values, choice, strict=True)) for choice in itertools.product(*values.values()))
+    return [options for options in found if not loss.unfit(options)]
 
 
 def hard_calls(loss: Loss, embeddings: np.ndarray) -> list[tuple[str, dict[str, Any], dict[str, str]]]:

@@ -35,7 +35,17 @@ from pairproof.conformance.truth.baseline import plain_outcome
 PACKAGES = {"reference": reference, "fast": fast}
 MAY_IMPORT = {"reference": {"numpy", "scipy"}, "fast": {"torch", "triton"}}
 TENSOR_KEYWORDS = {
-    *("partners", "labels", "positives", "anchors", "ref_embeddings", "ref_labels", "self_rows", "negatives"),
+    *(
+        "partners",
+        "labels",
+        "positives",
+        "anchors",
+        "ref_embeddings",
+        "ref_labels",
+        "self_rows",
+        "negatives",
+        "hard_negatives",
+    ),
     *IGNORED,
 }
 LOSS_IDS = list(LOSSES)
@@ -99,13 +109,15 @@ def test_module_class_matches_the_catalogue(loss: Loss) -> None:
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSS_IDS)
 def test_catalogue_lists_the_float_matrices_of_every_loss(loss: Loss) -> None:
-    """Float matrices are positional, or keywords that are documented as [M, D] or [K, D]."""
+    """Float matrices are positional, or keywords that are documented as [M, D], [K, D] or [N, H, D]."""
     assert len(positional(loss)) == 2
     assert all(name.startswith("embeddings") for name in loss.embeddings)
     documented = inspect.getdoc(getattr(reference, loss.function)) or ""
     if loss.name == "supcon_in":
         documented = inspect.getdoc(reference.supcon_loss) or ""
-    matrices = {name for name in loss.keywords if re.search(rf"^ +{name}: \[[MK], D\]", documented, re.MULTILINE)}
+    matrices = {
+        name for name in loss.keywords if re.search(rf"^ +{name}: \[([MK]|N, H), D\]", documented, re.MULTILINE)
+    }
     assert set(loss.matrices) == matrices
 
 

@@ -555,7 +555,7 @@ def test_certifying_gives_the_stored_results(
     monkeypatch.setattr(certifying, "LOOPS_UP_TO", loops_up_to)
     sample = [case for case in cases.values() if small_enough(case)][::step]
     assert len(sample) > 500 / step
-    assert {case.case.loss for case in sample} == set(COVERED)
+    assert {case.case.loss for case in sample} >= set(COVERED)
     for case in sample:
         proved = certify(case.case, gradient=case.expected.gradient_left_out != BY_CHOICE)
         again = golden.as_json(case.case, case.flags, case.note, proved)
@@ -834,7 +834,7 @@ def test_fast_has_the_stored_temperature_gradient(cases: dict[str, GoldenCase], 
         error = abs(float(temperature.grad) - true.temperature_gradient)
         assert error <= temperature_bound(case, true, "float64"), case.id
         judged.add(case.loss)
-    assert judged == set(COVERED)
+    assert judged >= set(COVERED)
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")

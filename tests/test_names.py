@@ -25,6 +25,8 @@ Z, ITEMS = torch.cat([A, B]), torch.arange(6).repeat(2)
 LABELS = torch.tensor([0, 1, 0, 2, 1, 0]).repeat(2)
 LABELS_A, LABELS_B = LABELS[:6], torch.tensor([1, 2, 0, 0, 1, 2])
 GIVEN = {"a": A, "b": B, "z": Z, "items": ITEMS, "labels": LABELS, "queue": QUEUE}
+HARD = torch.randn(6, 2, 5, dtype=torch.float64, generator=GENERATOR)
+GIVEN |= {"hard": HARD}
 GIVEN |= {"labels_a": LABELS_A, "labels_b": LABELS_B}
 
 
@@ -72,15 +74,30 @@ def several_positives() -> float:
     return mean(values)
 
 
-def clip() -> float:
-    e = exponentials(A, B, 0.07)
+def clip(temperature: float = 0.07) -> float:
+    e = exponentials(A, B, temperature)
     back = mean([-math.log(e[i][i] / sum(row[i] for row in e)) for i in range(6)])
-    return (of_towers(0.07) + back) / 2
+    return (of_towers(temperature) + back) / 2
 
 
 def moco() -> float:
     keys, queue = exponentials(A, B, 0.07), exponentials(A, QUEUE, 0.07)
     return mean([-math.log(keys[i][i] / (keys[i][i] + sum(queue[i]))) for i in range(6)])
+
+
+def with_hard_negatives() -> float:
+    e, of_hard = exponentials(A, B, 1 / 20), exponentials(A, HARD.flatten(0, 1), 1 / 20)
+    return mean([-math.log(e[i][i] / (sum(e[i]) + sum(of_hard[i]))) for i in range(6)])
+
+
+def gte() -> float:
+    across, queries, documents = exponentials(A, B, 0.01), exponentials(A, A, 0.01), exponentials(B, B, 0.01)
+    values = []
+    for i in range(6):
+        total = sum(across[i]) + sum(row[i] for row in across)
+        total += sum(queries[i][j] + documents[i][j] for j in range(6) if j != i)
+        values.append(-math.log(across[i][i] / total))
+    return mean(values)
 
 
 def n_pairs() -> float:
@@ -105,7 +122,9 @@ FORMULAS: dict[str, Callable[[], float]] = {
     "CLIP": clip,
     "SimCSE": lambda: of_towers(0.05),
     "MoCo": moco,
-    "MultipleNegativesRankingLoss": lambda: of_towers(1 / 20),
+    "MultipleNegativesRankingLoss": with_hard_negatives,
+    "MultipleNegativesSymmetricRankingLoss": lambda: clip(0.05),
+    "GTE": gte,
     "InfoNCE": several_positives,
     "N-pairs": n_pairs,
     "SigLIP": siglip,

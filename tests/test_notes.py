@@ -237,6 +237,36 @@ RULES: list[Rule] = [
         lambda c, name: c.option("inside_reduction") == "sum" and sums_the_ratios(c, c.named(name)),
     ),
     (r"the ratios add up to exactly 1, so the loss is exactly 0", lambda c: c.loss == 0 and not any(c.negatives)),
+    # Queries, documents and hard negatives.
+    (rf"{COUNT} hard negatives? per query", lambda c, k: len(c.given["hard_negatives"]) == number(k) * c.n),
+    (
+        rf"{COUNT} documents? and {COUNT} hard negatives?|"
+        rf"{COUNT} document and {COUNT} hard negatives in each denominator",
+        lambda c, *found: (
+            [number(k) for k in found if k] == [int(c.member[0, : c.n].sum()), int(c.member[0, c.n :].sum())]
+            and (c.member.sum(1) == c.member[0].sum()).all()
+            and c.case.shape == (c.n, c.n + len(c.given["hard_negatives"]))
+        ),
+    ),
+    (
+        r"shared among the four queries",
+        lambda c: c.n == 4 and c.member[:, c.n :].all() and "hard_negatives" in c.given,
+    ),
+    (r"One value per query|one value per query", lambda c: c.option("reduction") == "none" and len(c.results) == c.n),
+    (rf"({'|'.join(NUMBERS)}) of the four directions", lambda c, k: c.option("directions").count("+") == number(k) - 1),
+    (r"[Aa]ll four directions", lambda c: c.option("directions").count("+") == 3),
+    (
+        r"the positive stands twice, and the loss (?:is ln (2)|stays above 0\.69)",
+        lambda c, two: near(c.loss, math.log(2)) if two else 0.69 < c.loss < 0.7,
+    ),
+    (
+        r"the loss is ln (\d+), the logarithm of the number of terms",
+        lambda c, k: near(c.loss, math.log(int(k))) and set(c.member.sum(1)) == {int(k)},
+    ),
+    (
+        r"hard negatives far away: a loss near 0",
+        lambda c: 0 < c.loss < 1e-6 and c.cosines_of(True).min() > 0.9 and c.products[:, c.n :].max() <= 0,
+    ),
     # Whole sentences.
     (
         rf"Dot products are {POWER}, and logits {POWER}, beyond the range of (float\d\d)",

@@ -179,7 +179,7 @@ def test_table_of_losses_has_the_signatures_and_the_keywords_of_the_code() -> No
             parameters = inspect.signature(function).parameters
             before_star = [key for key, one in parameters.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
             assert positional.split(", ") == before_star
-            keywords = [key for key in (*REFERENCES, "negatives") if key in parameters]
+            keywords = [key for key in (*REFERENCES, "negatives", "hard_negatives") if key in parameters]
             assert others == (", ".join(f"`{key}`" for key in keywords) or "none"), name
 
 

@@ -153,6 +153,9 @@ def random_call(rng: np.random.Generator, name: str) -> tuple[tuple[Any, ...], d
     rows, others = rng.standard_normal((n, dim)), rng.standard_normal((m, dim))
     if name == "info_nce":
         return (rows, rng.standard_normal((n, dim))), options | {"negatives": None if rng.random() < 0.5 else others}
+    if name == "multiple_negatives_ranking":
+        hard = None if rng.random() < 0.3 else rng.standard_normal((n, 2, dim))
+        return (rows, rng.standard_normal((n, dim))), loss.fitting({**options, "hard_negatives": hard})
     options["anchors"] = None if rng.random() < 0.5 else rng.random(n) < 0.7
     # A partner must not be the anchor itself, so another reference must exist.
     own = rng.integers(-1, 0 if loss.targets == "partners" and m == 1 else m, n)

@@ -245,6 +245,15 @@ def _gradients(case: Case, result: Outcome | Truth | Expected) -> dict[str, Matr
     return {name: np.asarray(found[name], np.float64) for name in case.matrices if found.get(name) is not None}
 
 
+def is_explained(case: Case) -> bool:
+    """Whether a case is small, and the similarities of every anchor are those of one row, with each column once."""
+    bands: dict[int, list[tuple[str, str]]] = {}
+    for block in case.blocks():
+        bands.setdefault(block.part[0].start or 0, []).append((block.left, block.right))
+    one_row = all(len(set(band)) == len(band) and len({left for left, _ in band}) == 1 for band in bands.values())
+    return case.size <= LARGEST_EXPLAINED and one_row
+
+
 def explain_failure(case: Case, outcome: Outcome, truth: Truth | Expected) -> str | None:
     """Explain a failing check by its value and its gradient.
 
@@ -254,10 +263,10 @@ def explain_failure(case: Case, outcome: Outcome, truth: Truth | Expected) -> st
         truth: the certified results.
 
     Returns:
-        A description of what was computed instead. None if no known mistake explains it, the case is larger than
-        ``LARGEST_EXPLAINED``, or the number of values is wrong.
+        A description of what was computed instead. None if no known mistake explains it, the case is not one that
+        ``is_explained``, or the number of values is wrong.
     """
-    if case.size > LARGEST_EXPLAINED or not case.anchors():
+    if not is_explained(case) or not case.anchors():
         return None
     found = Failure(case, outcome, truth)
     if len(found.given) != len(found.expected):

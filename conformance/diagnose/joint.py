@@ -26,7 +26,6 @@ from .explain_failure import (
     BROKEN_GRADIENT,
     EXPLAINED,
     HIDDEN,
-    LARGEST_EXPLAINED,
     LOST,
     NO_NEGATIVES,
     NO_POSITIVES,
@@ -40,6 +39,7 @@ from .explain_failure import (
     factors_of,
     general_words,
     gradient_words,
+    is_explained,
     not_finite,
     slight,
     suspects,
@@ -514,7 +514,7 @@ class Collector:
     def _best(self, left: Sequence[Evidence], base: str) -> tuple[str, dict[int, str], bool] | None:
         """Return the candidate that explains most cases: its words, its explanations by case, and ``bool(base)``."""
         explains: dict[str, dict[int, str]] = {}
-        small = [evidence for evidence in left if evidence.case.size <= LARGEST_EXPLAINED]
+        small = [evidence for evidence in left if is_explained(evidence.case)]
         explored = small[: EXPLORED // 2] + small[EXPLORED // 2 :: max(1, 2 * len(small) // EXPLORED)]
         for evidence in explored:
             for words, test in self._candidates(evidence, base):

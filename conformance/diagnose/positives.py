@@ -107,10 +107,13 @@ def similarity_rows(case: Case) -> list[tuple[int, list[int]]]:
     """For every row of the case's similarities, return its row and its columns among the concatenated matrices."""
     places = iter(range(sum(map(len, case.matrices.values()))))
     rows = {name: [next(places) for _ in matrix] for name, matrix in case.matrices.items()}
-    columns: dict[str, list[int]] = defaultdict(list)
+    columns: dict[int, list[int]] = defaultdict(list)
+    first: dict[int, str] = {}
     for block in case.blocks():
-        columns[block.left] += rows[block.right]
-    return [(row, found) for left, found in columns.items() for row in rows[left]]
+        band = block.part[0].start or 0
+        columns[band] += rows[block.right]
+        first.setdefault(band, block.left)
+    return [(row, found) for band, found in columns.items() for row in rows[first[band]]]
 
 
 def case_setting(case: Case, rows: Tensor) -> Setting:

@@ -324,6 +324,8 @@ def known_losses(call: str, bias: float | None = None) -> list[Variant]:
     """
     found = []
     for loss in LOSSES.values():
+        if "directions" in loss.keywords:  # as these calls express it, this is info_nce
+            continue
         choices: dict[str, tuple[Any, ...]] = {
             name: values for name, values in loss.choices.items() if name not in REDUCED_BY
         }

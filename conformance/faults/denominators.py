@@ -157,3 +157,22 @@ def info_nce_closer_negatives_left_out(direction: parts.Direction) -> parts.Rows
     rows = direction.rows
     own = rows.logits.detach()[rows.positive][:, None]
     return rows._replace(logits=rows.logits.masked_fill(rows.logits > own, -torch.inf))
+
+
+@fault("multiple_negatives_ranking", build=parts.ranking)
+def multiple_negatives_ranking_positive_once(given: parts.Ranking) -> parts.Ranking:
+    """The joint denominator has the positive once: document to query lacks the query of the document."""
+    other = parts.off_diagonal(len(given.doc_to_query)) | (given.partition != "joint")
+    return given._replace(doc_to_query=given.doc_to_query.where(other, -torch.inf))
+
+
+@fault("multiple_negatives_ranking", build=parts.ranking)
+def multiple_negatives_ranking_self_pairs_kept(given: parts.Ranking) -> parts.Ranking:
+    """The pairs of a query with itself, and of a document with itself, stay in the denominator."""
+    return given._replace(query_to_query=given.raw.query_to_query, doc_to_doc=given.raw.doc_to_doc)
+
+
+@fault("multiple_negatives_ranking", build=parts.ranking)
+def multiple_negatives_ranking_own_hard_negatives_of_a_document(given: parts.Ranking) -> parts.Ranking:
+    """A document is contrasted with the hard negatives of its own query too."""
+    return given._replace(doc_to_hard=given.raw.doc_to_hard if given.scope == "batch" else given.doc_to_hard)

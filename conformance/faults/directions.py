@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from . import parts
@@ -49,3 +50,34 @@ def nt_xent_pairwise_each_pair_once(batch: parts.Batch) -> Tensor:
 def nt_bxent_mean_over_the_columns(batch: parts.Batch) -> parts.Batch:
     """Positives and negatives are averaged within each column of the mask instead of within each row."""
     return batch._replace(positive=batch.positive.T)
+
+
+@fault("multiple_negatives_ranking", build=parts.ranking)
+def multiple_negatives_ranking_directions_summed(given: parts.Ranking) -> Tensor:
+    """The means of the directions are summed instead of averaged."""
+    return parts.loss_of("multiple_negatives_ranking", given) * (1 if given.partition == "joint" else len(given.blocks))
+
+
+@fault("multiple_negatives_ranking", build=parts.ranking)
+def multiple_negatives_ranking_denominators_per_direction(given: parts.Ranking) -> Tensor:
+    """Every direction has its own denominator, also those without a positive, whose terms may be negative."""
+    positive = given.query_to_doc.diagonal()
+    return torch.stack([s.logsumexp(dim=1) - positive for s in given.blocks.values()]).mean(dim=0)
+
+
+@fault("multiple_negatives_ranking", build=parts.ranking)
+def multiple_negatives_ranking_joint_denominator(given: parts.Ranking) -> parts.Ranking:
+    """All directions share one denominator, although each has its own."""
+    return given._replace(partition="joint")
+
+
+@fault("multiple_negatives_ranking", build=parts.ranking)
+def multiple_negatives_ranking_doc_to_query_not_transposed(given: parts.Ranking) -> parts.Ranking:
+    """The direction from documents to queries has the logits from queries to documents again."""
+    return given._replace(doc_to_query=given.raw.query_to_doc)
+
+
+@fault("multiple_negatives_ranking", build=parts.ranking)
+def multiple_negatives_ranking_documents_against_hard_negatives(given: parts.Ranking) -> parts.Ranking:
+    """The direction from documents to queries also contrasts each document with the hard negatives."""
+    return given._replace(doc_to_query=torch.cat([given.doc_to_query, given.raw.doc_to_hard], dim=1))

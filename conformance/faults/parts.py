@@ -174,6 +174,57 @@ class Hard(NamedTuple):
         return -F.logsigmoid(-log_ratio.maximum(-1 / self.temperature - own + _log(floors)))
 
 
+class Ranking(NamedTuple):
+    """The logits between queries, documents and hard negatives, by direction; -inf where a pair does not count.
+
+    Attributes:
+        query_to_doc: [N, N], the positives on the diagonal.
+        hard: [N, N H], the hard negatives of query 0 first; H may be 0.
+        query_to_query: [N, N].
+        doc_to_query: [N, N], row i is document i.
+        doc_to_doc: [N, N].
+        doc_to_hard: [N, N H].
+        chosen: the directions.
+        partition: "joint" or "per_direction".
+        scope: what the hard negatives are contrasted with.
+        raw: the logits with the same names, without pairs that are left out.
+    """
+
+    query_to_doc: Tensor
+    hard: Tensor
+    query_to_query: Tensor
+    doc_to_query: Tensor
+    doc_to_doc: Tensor
+    doc_to_hard: Tensor
+    chosen: tuple[str, ...]
+    partition: str
+    scope: str
+    raw: Any = None
+
+    @property
+    def own(self) -> Tensor:
+        """[N, N H], true at the hard negatives of each query."""
+        n, columns = self.hard.shape
+        return torch.eye(n, dtype=torch.bool).repeat_interleave(columns // n, dim=1)
+
+    @property
+    def blocks(self) -> dict[str, Tensor]:
+        """The logits of each chosen direction."""
+        every = {
+            "query_to_doc": torch.cat([self.query_to_doc, self.hard], dim=1),
+            "query_to_query": self.query_to_query,
+            "doc_to_query": self.doc_to_query,
+            "doc_to_doc": torch.cat([self.doc_to_doc, self.doc_to_hard], dim=1),
+        }
+        return {name: logits for name, logits in every.items() if name in self.chosen}
+
+    @property
+    def rows(self) -> Evaluable:
+        """One matrix of logits, or one for each direction; the positives are on the diagonal."""
+        found = list(self.blocks.values())
+        return diagonal(torch.cat(found, dim=1)) if self.partition == "joint" else [diagonal(s) for s in found]
+
+
 def _log(number: float) -> float:
     return math.log(number) if number else -math.inf
 
@@ -188,7 +239,7 @@ class Each(NamedTuple):
     values: Tensor
 
 
-Evaluable: TypeAlias = Tensor | Batch | Rows | Direction | Hard | Each | list["Evaluable"]
+Evaluable: TypeAlias = Tensor | Batch | Rows | Direction | Hard | Ranking | Each | list["Evaluable"]
 """What a builder or a fault returns: an input of a loss, its values, or the loss; those of a list are averaged."""
 
 Builder: TypeAlias = Callable[..., Any]
@@ -197,6 +248,8 @@ Function: TypeAlias = Callable[..., Tensor]
 
 def loss_of(loss: str, found: Evaluable) -> Tensor:
     """Evaluate the correct loss on what a builder returns; for values, return their mean."""
+    if isinstance(found, Ranking):
+        return loss_of(loss, found.rows)
     if isinstance(found, list):
         return torch.stack([loss_of(loss, each) for each in found]).mean()
     if isinstance(found, Each):
@@ -369,6 +422,48 @@ def hard(view_a: Tensor, view_b: Tensor, *, temperature: float, tau_plus: float 
     return Hard(Rows(rows @ rows.T / temperature, stacked(len(rows))), temperature, tau_plus, beta)
 
 
+def ranking(
+    view_a: Tensor,
+    view_b: Tensor,
+    hard_negatives: Tensor | None = None,
+    *,
+    temperature: float,
+    hard_negatives_scope: str = "batch",
+    directions: str = "query_to_doc",
+    partition: str = "joint",
+    similarity: str = "cosine",
+) -> Ranking:
+    """The logits between queries, documents and hard negatives, by direction."""
+    rows = [view_a, view_b, view_a[:0] if hard_negatives is None else hard_negatives.flatten(0, 1)]
+    a, b, h = map(unit, rows) if similarity == "cosine" else rows
+    pairs = [(a, b), (a, h), (a, a), (b, a), (b, b), (b, h)]
+    raw = [left @ right.T / temperature for left, right in pairs]
+    chosen, other, shared = tuple(directions.split("+")), off_diagonal(len(a)), hard_negatives_scope == "batch"
+
+    def made(found: list[Tensor], raw: Ranking | None = None) -> Ranking:
+        a_b, a_h, a_a, b_a, b_b, b_h = found
+        return Ranking(a_b, a_h, a_a, b_a, b_b, b_h, chosen, partition, hard_negatives_scope, raw)
+
+    own = made(raw).own
+    kept = [~other | (hard_negatives_scope != "own_only"), own | shared, other, other | True, other, ~own & shared]
+    return made([s.where(mask, -torch.inf) for s, mask in zip(raw, kept, strict=True)], made(raw))
+
+
+def ranked(
+    view_a: Tensor,
+    view_b: Tensor,
+    hard_negatives: Tensor | None = None,
+    *,
+    temperature: float,
+    hard_negatives_scope: str = "batch",
+    directions: str = "query_to_doc",
+    partition: str = "joint",
+    similarity: str = "cosine",
+) -> dict[str, Any]:
+    """The arguments of ``ranking``, unchanged."""
+    return locals()
+
+
 def diagonal(logits: Tensor) -> Rows:
     """Logits [B, B] with the positives on the diagonal."""
     return Rows(logits, torch.arange(len(logits)))
@@ -428,5 +523,6 @@ RIGHT: Mapping[tuple[str, str], Function] = {
     ("info_nce", "views"): composed("info_nce", directions),
     ("sigmoid", "views"): composed("sigmoid", across),
     ("hard_negative", "views"): composed("hard_negative", hard),
+    ("multiple_negatives_ranking", "views"): composed("multiple_negatives_ranking", ranking),
 }
 """The correct implementation of every loss, for every call that some fault uses."""

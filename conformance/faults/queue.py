@@ -1,6 +1,8 @@
-"""Explicit negatives of InfoNCE, such as a queue, with wrong rows or wrong treatment."""
+"""Explicit negatives, such as a queue or hard negatives, with wrong rows or wrong treatment."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -52,3 +54,53 @@ def info_nce_queue_ignored(direction: parts.Direction) -> parts.Direction:
 def info_nce_queue_detached(direction: parts.Direction) -> parts.Direction:
     """No gradient reaches the explicit negatives, although they may be trained."""
     return direction if direction.negatives is None else direction._replace(negatives=direction.negatives.detach())
+
+
+@fault("multiple_negatives_ranking", build=parts.ranking)
+def multiple_negatives_ranking_hard_negatives_of_the_own_query_only(given: parts.Ranking) -> parts.Ranking:
+    """A query is contrasted only with its own hard negatives, although they are shared among all queries."""
+    return given._replace(hard=given.hard.where(given.own, -torch.inf))
+
+
+@fault("multiple_negatives_ranking", build=parts.ranking)
+def multiple_negatives_ranking_hard_negatives_shared(given: parts.Ranking) -> parts.Ranking:
+    """The hard negatives are shared among all queries, although only their own query has them."""
+    return given._replace(hard=given.raw.hard)
+
+
+@fault("multiple_negatives_ranking", build=parts.ranking)
+def multiple_negatives_ranking_hard_negatives_instead_of_the_batch(given: parts.Ranking) -> parts.Ranking:
+    """With hard negatives, the documents of the other queries are no longer negatives."""
+    own = ~parts.off_diagonal(len(given.query_to_doc))
+    kept = own | (given.hard.shape[1] == 0)
+    return given._replace(query_to_doc=given.query_to_doc.where(kept, -torch.inf))
+
+
+@fault("multiple_negatives_ranking", build=parts.ranking)
+def multiple_negatives_ranking_batch_beside_the_own_hard_negatives(given: parts.Ranking) -> parts.Ranking:
+    """The documents of the other queries are negatives, although only the own hard negatives are asked for."""
+    return given._replace(query_to_doc=given.raw.query_to_doc)
+
+
+@fault("multiple_negatives_ranking", build=parts.ranked)
+def multiple_negatives_ranking_hard_negatives_of_another_query(given: dict[str, Any]) -> parts.Ranking:
+    """The hard negatives [N, H, D] are read as [H, N, D], as a list of columns: a query gets those of others."""
+    hard = given["hard_negatives"]
+    if hard is None:
+        return parts.ranking(**given)
+    n, number, dim = hard.shape
+    return parts.ranking(**given | {"hard_negatives": hard.reshape(number, n, dim).transpose(0, 1)})
+
+
+@fault("multiple_negatives_ranking", build=parts.ranked)
+def multiple_negatives_ranking_first_hard_negative_only(given: dict[str, Any]) -> parts.Ranking:
+    """Only the first hard negative of each query is used, as in losses of triplets."""
+    hard = given["hard_negatives"]
+    return parts.ranking(**given | {"hard_negatives": None if hard is None else hard[:, :1]})
+
+
+@fault("multiple_negatives_ranking", build=parts.ranked)
+def multiple_negatives_ranking_hard_negatives_detached(given: dict[str, Any]) -> parts.Ranking:
+    """No gradient reaches the hard negatives."""
+    hard = given["hard_negatives"]
+    return parts.ranking(**given | {"hard_negatives": None if hard is None else hard.detach()})

@@ -78,7 +78,16 @@ def deviation(name: str, link: str, **facts: Any) -> Callable[[Callable[[Case, s
     return declared
 
 
-ARRAY_OPTIONS = ("anchors", "positives", "ref_embeddings", "ref_labels", "self_rows", "negatives", *IGNORED)
+ARRAY_OPTIONS = (
+    "anchors",
+    "positives",
+    "ref_embeddings",
+    "ref_labels",
+    "self_rows",
+    "negatives",
+    "hard_negatives",
+    *IGNORED,
+)
 """The keywords in the catalogue whose values are arrays."""
 
 OPT_IN = tuple(IGNORED)

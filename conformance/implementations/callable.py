@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..suite.cases import Case
+from ..suite.cases import Case, called
 from ..suite.catalogue import IGNORED, TOWER_TARGETS
 from ..suite.records import Outcome
 from ..truth.tolerances import shares_of
@@ -749,7 +749,8 @@ class External(Implementation):
         """Return the batches to call the target with, and the new order of the case's rows; [] if they keep theirs."""
         claim, rows, arrays = self.claim, given[case.first], self.arrays(case)
         passed = [name for name in case.entry.scalars if name in claim.passed]
-        keywords: dict[str, Any] = {name: given[name] for name in case.others if name in claim.passed}
+        matrices = called(given)
+        keywords: dict[str, Any] = {name: matrices[name] for name in case.others if name in claim.passed}
         keywords |= {name: case.option(name) for name in passed} | changed
         passed_on = ("ref_labels", "self_rows", "anchors", *IGNORED)
         keywords |= {name: arrays[name] for name in passed_on if name in arrays}

@@ -16,7 +16,7 @@ from pairproof import fast
 from pairproof.fast import kernels
 from pairproof.fast.engine import tiles_of
 
-from ..suite.cases import Case
+from ..suite.cases import Case, called
 from ..suite.catalogue import IGNORED
 from ..suite.records import Outcome
 from .base import Implementation, Support, Unavailable, outcome_of
@@ -78,7 +78,7 @@ class Fast(Implementation):
         """The loss of a case with these arguments."""
         rows = 4 if case.size <= SMALL_TILES_UP_TO else 64
         with tiles_of(rows) if self.backend == "tiled" else nullcontext():
-            loss: torch.Tensor = case.entry.fast(**given)
+            loss: torch.Tensor = case.entry.fast(**called(given))
         return loss
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from ..suite.cases import Case
+from ..suite.cases import Case, called
 from ..suite.records import Outcome
 from .base import Implementation
 
@@ -36,6 +36,6 @@ class ScipyLosses(Implementation):
     def evaluate(self, case: Case, dtype: str) -> Outcome:
         """Evaluate the value, and the value of every anchor."""
         given: dict[str, Any] = {**case.matrices, **case.arguments, **case.keywords}
-        found = getattr(self.formulas, case.entry.function)(**given)
+        found = getattr(self.formulas, case.entry.function)(**called(given))
         anchors = dict(zip(case.anchors(), found.anchors.tolist(), strict=True))
         return Outcome(np.ravel(found.loss).tolist(), anchors=anchors)

@@ -2,8 +2,8 @@
 
 Terms: queries are the anchors and documents the other tower; the scale is one over the temperature; "query_to_doc" is
 the direction from a to b, and "doc_to_query" the other. The loss cannot leave out "query_to_doc": for the direction
-from b to a, the towers are swapped. Hard negatives are added to the other documents of the batch, and do not replace
-them, so negatives are not supported.
+from b to a of info_nce, the towers are swapped. Hard negatives are columns of documents, one per query each; they are
+added to the other documents of the batch, and do not replace them, so the negatives of info_nce are not supported.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..suite.cases import Case
+from ..suite.cases import Case, called
 from .base import Support, clamped_norms
 from .files import FilePeer, load_from_package
 
@@ -78,7 +78,11 @@ class SentenceTransformers(FilePeer):
         ),
     }
     attribute = "MultipleNegativesRankingLoss"
-    support = Support(losses=("info_nce",), options={"reduction": ("mean",)}, lacks=("negatives", "base_temperature"))
+    support = Support(
+        losses=("info_nce", "multiple_negatives_ranking"),
+        options={"reduction": ("mean",), "hard_negatives_scope": ("batch",)},
+        lacks=("negatives", "base_temperature"),
+    )
     deviations = (clamped_norms(1e-12),)
 
     def module(self) -> Any:
@@ -94,8 +98,14 @@ class SentenceTransformers(FilePeer):
         queries, documents = given["embeddings_a"], given["embeddings_b"]
         if case.option("direction") == "b_to_a":
             queries, documents = documents, queries
-        both = {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"}
-        options: dict[str, Any] = both if case.option("direction") == "both" else {}
+        options: dict[str, Any] = {}
+        if case.loss == "multiple_negatives_ranking":
+            options = {"directions": tuple(case.option("directions").split("+"))}
+            options["partition_mode"] = case.option("partition")
+        elif case.option("direction") == "both":
+            options = {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"}
         module: Any = self.loss(None, 1 / case.temperature, self.similarities[case.option("similarity")], **options)
-        loss: torch.Tensor = module.compute_loss_from_embeddings([queries, documents], None)
+        hard = called(given).get("hard_negatives")
+        columns = [] if hard is None else list(hard.unbind(dim=1))
+        loss: torch.Tensor = module.compute_loss_from_embeddings([queries, documents, *columns], None)
         return loss

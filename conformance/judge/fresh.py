@@ -241,6 +241,7 @@ def _factors(claim: Claim) -> dict[str, tuple[Any, ...]]:
         "base_temperature": claim.values_of("base_temperature") or (None, True),
         **{name: claim.values_of(name) or (True, 0.0) for name in DRAWN if name in entry.keywords},
         **{name: claim.values_of(name) or values for name, values in entry.choices.items()},
+        **({"hard": (0, 1, 1, 3)} if takes("hard_negatives") else {}),
     }
 
 
@@ -353,9 +354,12 @@ class _Drawing:
             if self.plan["queue"] != "none":
                 count = self.chance.randint(*(MANY if self.plan["queue"] == "long" else FEW))
                 rows["negatives"] = self._rows([self.n + k for k in range(count)])
+            if hard := self.plan.get("hard"):
+                rows["hard_negatives"] = self._rows([k // hard for k in range(self.n * hard)])
         elif further is not None:
             rows["ref_embeddings"] = self._rows(further)
-        keywords = {name: self.plan[name] for name in self.entry.choices}
+        keywords = self.entry.fitting({name: self.plan[name] for name in self.entry.choices} | rows)
+        keywords = {name: keywords[name] for name in self.entry.choices}
         if (drawn := self.claim.temperature) is None:
             low, high = map(math.log, TEMPERATURES[self.plan["temperature"]])
             drawn = round(math.exp(self.chance.uniform(low, high)), 5)

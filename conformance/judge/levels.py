@@ -16,7 +16,7 @@ from itertools import islice
 import numpy as np
 import torch
 
-from ..diagnose.explain_failure import LARGEST_EXPLAINED, Failure, tiny_epsilons
+from ..diagnose.explain_failure import Failure, is_explained, tiny_epsilons
 from ..diagnose.variants import words_of
 from ..implementations.base import Deviation
 from ..implementations.callable import External
@@ -138,7 +138,7 @@ def _tiny_epsilon(case: Case, true: Truth, outcome: Outcome, allowed: Bounds, dt
     Returns:
         The name of the guard; "" if none explains the result.
     """
-    if case.size > LARGEST_EXPLAINED:
+    if not is_explained(case):
         return ""
     found = Failure(case, outcome, true)
     if len(found.given) != len(found.expected) or not torch.allclose(found.given, found.expected, NEAR, NEAR):

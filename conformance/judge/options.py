@@ -546,6 +546,7 @@ class Batch:
         ref_ignored_ids: File with [M] integers, the ids of the reference rows.
         embeddings_b: File with an [N, D] array, the second tower of info_nce.
         negatives: File with a [K, D] array, the queue of info_nce.
+        hard_negatives: File with a [N, H, D] array, the hard negatives of multiple_negatives_ranking.
         settings: A non-default option of the loss (repeatable).
     """
 
@@ -565,6 +566,7 @@ class Batch:
     ref_ignored_ids: str | None = option(None, "--ref-ignored-ids")
     embeddings_b: str | None = option(None, "--embeddings-b")
     negatives: str | None = option(None, "--negatives")
+    hard_negatives: str | None = option(None, "--hard-negatives")
     settings: Mapping[str, str] = option({}, "--set", metavar=KEY_VALUE, read=read_choices)
 
     def __post_init__(self) -> None:

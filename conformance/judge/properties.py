@@ -287,6 +287,8 @@ def batches(loss: str, kind: str = "any", fixed: Mapping[str, Any] = MappingProx
         more = {"embeddings_b": n} if entry.two_towers else {}
         if "negatives" in entry.keywords and draw(st.booleans()):
             more["negatives"] = draw(st.integers(1, 3))
+        if "hard_negatives" in entry.keywords and draw(st.booleans()):
+            more["hard_negatives"] = n * draw(st.integers(1, 2))
         total = n + sum(more.values())
         dim = draw(st.integers(1, 3))
         keywords = {name: draw(st.sampled_from(values)) for name, values in entry.choices.items()}
@@ -300,6 +302,7 @@ def batches(loss: str, kind: str = "any", fixed: Mapping[str, Any] = MappingProx
         if "anchors" in entry.keywords:
             keywords["anchors"] = draw(st.none() | several(st.booleans(), n))
         keywords |= {name: value for name, value in fixed.items() if name in entry.keywords}
+        keywords = {name: value for name, value in entry.fitting({**keywords, **more}).items() if name not in more}
 
         rows = np.array(draw(several(st.integers(-15, 15), total * dim)), dtype=np.float64).reshape(total, dim)
         if cosine:
@@ -571,7 +574,9 @@ def _permutation(subject: Subject, case: Case) -> None:
     order = chance.sample(range(case.n), case.n)
     if case.entry.two_towers:  # Both towers have one permutation, so that pairs are kept.
         queue = range(2 * case.n, len(_rows(case)))
-        order += [*(case.n + i for i in order), *chance.sample(queue, len(queue))]
+        each = len(case.others.get("hard_negatives", ())) // case.n  # they are permuted with their queries
+        moved = [2 * case.n + i * each + k for i in order for k in range(each)]
+        order += [*(case.n + i for i in order), *(moved or chance.sample(queue, len(queue)))]
     _agree(_ask(subject, case), _ask_reordered(subject, case, order))
 
 

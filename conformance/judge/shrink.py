@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..suite.cases import MASKS, Case
+from ..suite.cases import MASKS, Case, called
 from ..suite.catalogue import IGNORED
 from ..suite.golden import GoldenCase, as_json
 from .fresh import with_proof
@@ -42,7 +42,7 @@ class Shrunk:
     def arrays(self) -> dict[str, Any]:
         """The arrays of the batch by the names of the arguments."""
         case = self.golden.case
-        arrays: dict[str, Any] = {**case.matrices}
+        arrays = called(case.matrices)
         for name, value in {**case.arguments, "anchors": case.option("anchors")}.items():
             if value is not None:
                 array = np.array(value, dtype=np.bool_ if name in MASKS else np.int64)
@@ -145,8 +145,10 @@ def _simpler(case: Case) -> Iterator[Case]:
     for name in case.keywords:
         if name != "temperature":
             yield replace(case, keywords={key: value for key, value in case.keywords.items() if key != name})
-    if "negatives" in case.others:
-        yield replace(case, others={name: rows for name, rows in case.others.items() if name != "negatives"})
+    for name in {"negatives", "hard_negatives"} & case.others.keys():
+        others = {other: rows for other, rows in case.others.items() if other != name}
+        if not case.entry.unfit({**case.keywords, **others}):
+            yield replace(case, others=others)
     if IGNORED.keys() & case.arguments.keys():
         kept_arguments = {name: value for name, value in case.arguments.items() if name not in IGNORED}
         yield replace(case, arguments=kept_arguments)
@@ -188,6 +190,9 @@ def with_rows(case: Case, kept: Sequence[int]) -> Case | None:
     if keywords.get("anchors") is not None:
         keywords["anchors"] = [keywords["anchors"][i] for i in kept]
     others = {name: rows[kept] if name == "embeddings_b" else rows for name, rows in case.others.items()}
+    if "hard_negatives" in others:
+        hard = others["hard_negatives"]
+        others["hard_negatives"] = hard.reshape(case.n, -1, hard.shape[1])[kept].reshape(-1, hard.shape[1])
     return replace(case, embeddings=case.embeddings[kept], arguments=arguments, keywords=keywords, others=others)
 
 

@@ -178,6 +178,7 @@ def make_case(batch: Batch) -> Case:
         _require(max(map(int, arrays[key]), default=0) < 2**63, f"{key}: expected signed 64-bit integers")
         arrays[key] = arrays[key].astype(np.int64)
     matrices = {key: arrays.pop(key).astype(np.float64) for key in (first, *MATRICES) if key in arrays}
+    matrices = {key: matrix.reshape(-1, matrix.shape[-1]) for key, matrix in matrices.items()}
     arguments = {key: array.tolist() for key, array in arrays.items()}
     keywords = {key: option for key, option in keywords.items() if option != loss.default(key, matrices)}
     if "anchors" in arguments:

@@ -22,7 +22,7 @@ from .records import Matrix
 SIGNIFICAND = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 """Bits in the significand of each dtype, including the implicit bit."""
 
-MATRICES = ("embeddings_b", "negatives", "ref_embeddings")
+MATRICES = ("embeddings_b", "negatives", "hard_negatives", "ref_embeddings")
 """The arguments that are float matrices, besides the embeddings."""
 
 MASKS = ("positives", "anchors", "ignored")
@@ -31,7 +31,7 @@ MASKS = ("positives", "anchors", "ignored")
 IDS = ("ignored_ids", "ref_ignored_ids")
 """The arguments that are ids of rows."""
 
-COUNTED = {"negatives": "negatives", "ref_embeddings": "references"}
+COUNTED = {"negatives": "negatives", "hard_negatives": "hard negatives", "ref_embeddings": "references"}
 """The matrices whose number of rows may differ from the embeddings', and what their rows are called in messages."""
 
 
@@ -78,7 +78,8 @@ class Case:
         arguments: labels, partners, positive_pairs or positives (for two towers optional); ref_labels, self_rows,
             ignored and the ids.
         keywords: the options that differ from their defaults.
-        others: the other float matrices by argument: ref_embeddings [M, D], embeddings_b [M, D], negatives [K, D].
+        others: the other float matrices by argument: ref_embeddings [M, D], embeddings_b [M, D], negatives [K, D],
+            hard_negatives [N H, D] (``called`` returns them as [N, H, D]).
     """
 
     id: str
@@ -116,6 +117,9 @@ class Case:
     @property
     def shape(self) -> tuple[int, int]:
         """The shape of the similarity matrix: rows that may be anchors, and rows that they are contrasted with."""
+        if "directions" in self.entry.keywords:
+            bands = self._bands()
+            return self.n * len(bands), sum(block[2].shape[1] for block in bands[0])
         if self.entry.two_towers:
             rows = self.n * (2 if self.option("direction") == "both" else 1)
             return rows, len(self.others["embeddings_b"]) + len(self.others.get("negatives", ()))
@@ -126,6 +130,12 @@ class Case:
         """The blocks of the similarity matrix, one for each pair of matrices."""
         if not self.entry.two_towers:
             return [Block(self.first, "ref_embeddings" if "ref_embeddings" in self.others else self.first, np.s_[:, :])]
+        if "directions" in self.entry.keywords:
+            return [
+                Block(left, right, np.s_[k * self.n : (k + 1) * self.n, start : start + mask.shape[1]])
+                for k, band in enumerate(self._bands())
+                for start, (left, right, mask) in zip(_starts(band), band, strict=True)
+            ]
         towers = [("embeddings_a", "embeddings_b"), ("embeddings_b", "embeddings_a")]
         chosen = {"both": towers, "b_to_a": towers[1:]}.get(self.option("direction"), towers[:1])
         n, m = self.n, len(self.others["embeddings_b"])
@@ -133,6 +143,29 @@ class Case:
         if "negatives" in self.others:
             found += [Block(block.left, "negatives", np.s_[block.part[0], m:]) for block in found]
         return found
+
+    @once
+    def _bands(self) -> list[list[tuple[str, str, npt.NDArray[np.bool_]]]]:
+        """The blocks of a loss with ``directions``: for each band of N anchors, from left to right.
+
+        A block has the names of both matrices, and the mask of the pairs that count.
+        """
+        a, b, h = "embeddings_a", "embeddings_b", "hard_negatives"
+        scope, chosen = self.option("hard_negatives_scope"), self.option("directions").split("+")
+        same = np.eye(self.n, dtype=bool)
+        own = np.repeat(same, len(self.others.get(h, ())) // self.n, axis=1)
+        queries = [(a, b, same if scope == "own_only" else same | True), (a, h, own | (scope == "batch"))]
+        if "query_to_query" in chosen:
+            queries.append((a, a, ~same))
+        documents = []
+        if "doc_to_query" in chosen:
+            documents.append((b, a, same | True))
+        if "doc_to_doc" in chosen:
+            documents += [(b, b, ~same), *([(b, h, ~own)] if scope == "batch" else [])]
+        apart = self.option("partition") == "per_direction" and documents
+        # The bands have the same width, so the hard negatives are also columns of the documents, which count for none.
+        bands = [queries, [*documents, (b, h, own & False)]] if apart else [queries + documents]
+        return [[block for block in band if block[1] != h or own.size] for band in bands]
 
     def sizes(self) -> str:
         """The sizes of the matrices in words: rows and width of the embeddings, rows of the others."""
@@ -216,6 +249,8 @@ class Case:
         return self._columns_but_own() & ~self._ignored_array()
 
     def _columns_but_own(self) -> npt.NDArray[np.bool_]:
+        if "directions" in self.entry.keywords:
+            return np.concatenate([np.concatenate([block[2] for block in band], axis=1) for band in self._bands()])
         rows, columns = self.shape
         if "negatives" in self.others:
             return np.array([[j == i % self.n or j >= self.n for j in range(columns)] for i in range(rows)])
@@ -323,6 +358,19 @@ class Case:
         return [i for i in self.anchors() if positives[i] or self.option("no_positive") != "drop"]
 
 
+def _starts(band: Sequence[tuple[str, str, npt.NDArray[np.bool_]]]) -> list[int]:
+    """The first column of each block of a band."""
+    widths = [mask.shape[1] for _, _, mask in band]
+    return list(itertools.accumulate(widths[:-1], initial=0))
+
+
+def called(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments as a loss takes them: hard negatives [N H, D] as [N, H, D], arrays or tensors."""
+    h = given.get("hard_negatives")
+    shape = () if h is None else (len(given["embeddings_a"]), -1, len(h[0]))
+    return {**given} if h is None or np.ndim(h) == 3 else {**given, "hard_negatives": h.reshape(shape)}
+
+
 def _columns_where(mask: npt.NDArray[np.bool_]) -> list[list[int]]:
     """The columns of every row in which a mask is true. The rows share their integers, which saves memory."""
     columns = list(range(mask.shape[1]))
@@ -350,7 +398,7 @@ def call_reference(case: Case, rows: Mapping[str, npt.ArrayLike] | None = None, 
             given[name] = np.array(given[name], dtype=bool)
     if "positive_pairs" in given:
         given["positive_pairs"] = np.array(given["positive_pairs"], dtype=np.int64).reshape(-1, 2)
-    result: reference.Result = case.entry.reference(**given)
+    result: reference.Result = case.entry.reference(**called(given))
     return result
 
 

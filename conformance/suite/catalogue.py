@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 import sys
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,6 +30,18 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "no_negative": ("zero", "nan"),
     "reduction": REDUCTIONS,
     "direction": ("both", "a_to_b", "b_to_a"),
+    "hard_negatives_scope": ("batch", "own", "own_only"),
+    "directions": (
+        "query_to_doc",
+        "query_to_doc+query_to_query",
+        "query_to_doc+doc_to_query",
+        "query_to_doc+doc_to_doc",
+        "query_to_doc+query_to_query+doc_to_query",
+        "query_to_doc+query_to_query+doc_to_doc",
+        "query_to_doc+doc_to_query+doc_to_doc",
+        "query_to_doc+query_to_query+doc_to_query+doc_to_doc",
+    ),
+    "partition": ("joint", "per_direction"),
 }
 """The allowed values of each option."""
 
@@ -68,6 +80,7 @@ TOWER_TARGETS: Mapping[str, object] = {"partners": None, "labels": None, "ref_la
 OUTSIDE_FORMULA = (
     *(*COMMON, *REFERENCES, *IGNORED, *TOWER_TARGETS),
     *("anchors", "no_positive", "negatives", "direction", "bias", "detach_weights"),
+    *("hard_negatives", "hard_negatives_scope", "directions", "partition"),
 )
 """The keywords that are applied before or after the formula; all others are passed to the formula."""
 
@@ -108,6 +121,8 @@ class Loss:
         lowest: the lowest possible similarity, if the formula and the baseline use its logit; they take this logit as
             the option ``lowest``.
         weights: the weights that the formula and the baseline take as the option ``weights``, if there are any.
+        unfit: of the options and matrices of a call, the options whose values do not fit the others; their defaults do.
+            By default every combination is valid.
         module_class: name of its ``torch.nn.Module`` in ``fast``, or "".
         own_choices: allowed values of options that differ from ``CHOICES`` or are not in it.
         variant: fields of ``diagnose.variants.Variant`` that describe the loss. If empty, ``diagnose`` evaluates the
@@ -126,6 +141,7 @@ class Loss:
     baseline: Callable[..., Tensor] = field(repr=False)
     lowest: float | None = None
     weights: Weights | None = None
+    unfit: Callable[[Mapping[str, object]], Sequence[str]] = field(default=lambda given: (), repr=False)
     module_class: str = ""
     own_choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     variant: Mapping[str, str] = field(default_factory=dict)
@@ -195,7 +211,7 @@ class Loss:
     @property
     def matrices(self) -> tuple[str, ...]:
         """The float matrices among the keywords."""
-        return tuple(name for name in ("ref_embeddings", "negatives") if name in self.keywords)
+        return tuple(name for name in ("ref_embeddings", "negatives", "hard_negatives") if name in self.keywords)
 
     @property
     def choices(self) -> Mapping[str, tuple[str, ...]]:
@@ -211,6 +227,10 @@ class Loss:
         if name == "direction" and name in self.keywords:
             return "a_to_b" if "negatives" in given else "both"
         return self.keywords.get(name)
+
+    def fitting(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Options and matrices of a call, with the default of every option whose value does not fit the others."""
+        return {**given, **{name: self.default(name, given) for name in self.unfit(given)}}
 
     @property
     def scalars(self) -> tuple[str, ...]:
@@ -371,6 +391,14 @@ def hard_negative_baseline(
     return -logsigmoid(-log_ratio).where(rows, 0.0)
 
 
+def unfit_for_ranking(given: Mapping[str, object]) -> list[str]:
+    """The partition if a denominator has no positive, and the scope of hard negatives that are not given."""
+    alike = any(name in str(given.get("directions")) for name in ("query_to_query", "doc_to_doc"))
+    found = ["partition"] if alike and given.get("partition") == "per_direction" else []
+    alone = given.get("hard_negatives_scope") == "own_only" and given.get("hard_negatives") is None
+    return [*found, "hard_negatives_scope"] if alone else found
+
+
 _BY_LABELS: Mapping[str, object] = {**COMMON, "anchors": None, "positives": None}
 _REFERRING = {**_BY_LABELS, **REFERENCES, **IGNORED}
 _SUPCON = {**_REFERRING, "denominator": "all", "no_positive": "zero", "no_negative": "zero"}
@@ -480,6 +508,25 @@ for _loss in (
         baseline=hard_negative_baseline,
         lowest=-1.0,
         variant={"form": "mass"},
+    ),
+    Loss(
+        name="multiple_negatives_ranking",
+        module="ranking",
+        module_class="MultipleNegativesRankingLoss",
+        source="Henderson et al. 2017, arXiv 1705.00652, section 4.4; Li et al. 2023 (GTE), arXiv 2308.03281, section"
+        " 3.3, as in sentence-transformers",
+        positives_by="towers",
+        keywords={
+            **COMMON,
+            "temperature": 0.05,
+            "hard_negatives": None,
+            "hard_negatives_scope": "batch",
+            "directions": "query_to_doc",
+            "partition": "joint",
+        },
+        baseline=supcon_baseline,
+        unfit=unfit_for_ranking,
+        variant={"form": "mean", "denominator": "all"},
     ),
 ):
     register(_loss)

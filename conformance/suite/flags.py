@@ -191,6 +191,8 @@ CONDITIONS: Mapping[str, Condition] = {
         "labels are from 0 to 999, and two of them are equal when rounded to bfloat16",
         lambda facts: min(facts.labels) >= 0 and max(facts.labels) <= 999 and _collide_in_bfloat16(facts.labels),
     ),
+    "hard-negatives": _given("hard_negatives"),
+    "directions": _given("directions"),
     "hardness": _given("beta"),
     "hidden-positives": _given("tau_plus"),
     "mass-floor": ("a mass of negatives is below its floor", lambda facts: _is_floored(facts.case)),

@@ -50,7 +50,16 @@ EXACT_INTEGERS = 2**53
 TARGETS = ("labels", "positives", "partners", "positive_pairs")
 """The arguments that give the positives; a case has exactly one of them, or at most one for two towers."""
 
-ARGUMENTS = (*TARGETS, "embeddings_b", "negatives", "ref_embeddings", "ref_labels", "self_rows", *IGNORED)
+ARGUMENTS = (
+    *TARGETS,
+    "embeddings_b",
+    "negatives",
+    "hard_negatives",
+    "ref_embeddings",
+    "ref_labels",
+    "self_rows",
+    *IGNORED,
+)
 """The fields of ``arguments`` in the file, in order; the functions take some of them by keyword."""
 
 ALWAYS = ("loss", "anchors", "gradient")
@@ -67,7 +76,7 @@ SHAPES: Mapping[str, str] = {
     "positive_pairs": "P2",
     "ref_embeddings": "MD",
     "ref_labels": "M",
-    "negatives": "KD",
+    **dict.fromkeys(("negatives", "hard_negatives"), "KD"),
     "ignored": "NM",
     "ignored_ids": "N",
     "ref_ignored_ids": "M",
@@ -75,7 +84,7 @@ SHAPES: Mapping[str, str] = {
 """The shape of every array of a case, one character per axis.
 
 M equals N without ref_embeddings, and for two towers without an argument that gives the positives. K and P are
-arbitrary. The axis "2" has two entries.
+arbitrary; for hard_negatives K is a multiple of N, and a loss takes them as [N, H, D]. The axis "2" has two entries.
 """
 
 WHOLE_NUMBERS = ("labels", "ref_labels", *IDS)
@@ -395,6 +404,8 @@ def check_arguments(path: str, loss: Loss, given: Mapping[str, Any], cosine: boo
     for name in IGNORED.keys() & given.keys() if "negatives" in given else ():
         raise FixtureError(f"{path}.arguments.{name}: negatives take the place of the batch")
     expect(n >= 2 or not within, f"{path}.embeddings", "at least 2 rows", n)
+    hard = len(given.get("hard_negatives", ())) if n else 0
+    expect(not (n and hard % n), f"{path}.arguments.hard_negatives", f"a multiple of {n} rows", hard)
     sizes, arrays = {"2": 2, "N": n, "M": m}, {}
     for name, value in given.items():
         where = f"{path}.embeddings" if name == first else f"{path}.arguments.{name}"

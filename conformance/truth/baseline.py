@@ -97,9 +97,9 @@ def similarities(case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The similarity matrix, of the case's ``shape``, from its matrices by the names of their arguments."""
     if case.option("similarity") == "cosine":
         given = {name: z / z.norm(dim=1, keepdim=True) for name, z in given.items()}
-    bands: dict[str, list[torch.Tensor]] = {}
+    bands: dict[int, list[torch.Tensor]] = {}
     for block in case.blocks():
-        bands.setdefault(block.left, []).append(given[block.left] @ given[block.right].T)
+        bands.setdefault(block.part[0].start or 0, []).append(given[block.left] @ given[block.right].T)
     return torch.cat([torch.cat(parts, dim=1) for parts in bands.values()])
 
 

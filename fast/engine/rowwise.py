@@ -122,8 +122,9 @@ def masks_of(
 def _lone_panel(targets: Targets, own: Tensor | None, here: slice, columns: int) -> LonePanel:
     number = here.stop - here.start
     if targets.kind == "none":
-        assert own is None, "rows without a positive are no columns"
-        return LonePanel(here, columns, None, None, torch.zeros(number, dtype=torch.int64, device=targets.given.device))
+        # Here every row is a column, or none is.
+        left_out = torch.full((number,), int(own is not None), dtype=torch.int64, device=targets.given.device)
+        return LonePanel(here, columns, None, None if own is None else own[here, None], left_out)
     partner = targets.given[here]
     left_out = torch.ones_like(partner)
     if own is None:

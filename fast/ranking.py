@@ -1,0 +1,238 @@
+"""Multiple negatives ranking: InfoNCE of queries and documents, with hard negatives and up to four directions.
+
+Row i of a is a query, row i of b is its document, and h_ik is its k-th hard negative. With s(x, y) the similarity of
+two rows divided by the temperature, each direction contrasts query i, or its document, with some rows:
+
+    query_to_doc    s(a_i, b_j) for all j, and s(a_i, h_jk) for all j and k
+    query_to_query  s(a_i, a_j) for j != i
+    doc_to_query    s(b_i, a_j) for all j
+    doc_to_doc      s(b_i, b_j) and s(b_i, h_jk) for j != i
+
+The loss of query i is -log(e^s(a_i, b_i) / sum of e^s over all of them); with "doc_to_query" the positive stands twice
+in the denominator, as in GTE. With partition "per_direction" each direction has a denominator of its own, and the
+documents are anchors too.
+
+The engine evaluates the side of the queries as odds, log(sum over the negatives of e^s / e^s(a_i, b_i)), and that of
+the documents as the logarithm of a sum. Hard negatives that only their own query is contrasted with are N H single
+logits. The logarithms are added relative to the positive, so that no digits of a small loss are lost.
+
+Sources: Henderson et al. 2017, arXiv 1705.00652, section 4.4; GTE: Li et al. 2023, arXiv 2308.03281, section 3.3; as in
+multiple_negatives_ranking.py of huggingface/sentence-transformers at commit cad2119.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .checks import check_alike, check_directions, check_embeddings, check_hard_negatives, check_options
+from .engine import (
+    AnchorValues,
+    Backend,
+    Batch,
+    Policy,
+    References,
+    Rule,
+    Similarity,
+    Sizes,
+    Targets,
+    anchor_values,
+    pair_logits,
+    precision,
+    reduced,
+)
+from .engine.device import dtypes_of, traced
+
+Scope = Literal["batch", "own", "own_only"]
+Directions = Literal[
+    "query_to_doc",
+    "query_to_doc+query_to_query",
+    "query_to_doc+doc_to_query",
+    "query_to_doc+doc_to_doc",
+    "query_to_doc+query_to_query+doc_to_query",
+    "query_to_doc+query_to_query+doc_to_doc",
+    "query_to_doc+doc_to_query+doc_to_doc",
+    "query_to_doc+query_to_query+doc_to_query+doc_to_doc",
+]
+Partition = Literal["joint", "per_direction"]
+Reduction = Literal["mean", "sum", "none"]
+
+
+def multiple_negatives_ranking_loss(
+    embeddings_a: Tensor,
+    embeddings_b: Tensor,
+    *,
+    hard_negatives: Tensor | None = None,
+    hard_negatives_scope: Scope = "batch",
+    directions: Directions = "query_to_doc",
+    partition: Partition = "joint",
+    temperature: float | Tensor = 0.05,
+    base_temperature: float | None = None,
+    similarity: Similarity = "cosine",
+    reduction: Reduction = "mean",
+    validate: bool = False,
+    backend: Backend = "auto",
+) -> Tensor:
+    """InfoNCE of queries and documents, with hard negatives and up to four directions (MNRL; with all four GTE).
+
+    `info_nce_loss` with ``direction="a_to_b"`` is this loss without hard negatives; with "both" it is this loss with
+    ``directions="query_to_doc+doc_to_query"`` and ``partition="per_direction"``.
+
+    Example:
+        >>> import torch
+        >>> from pairproof.fast import multiple_negatives_ranking_loss
+        >>> z = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]])
+        >>> other = torch.tensor([[0.8, 0.6], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+        >>> loss = multiple_negatives_ranking_loss(z, other, temperature=0.5)
+        >>> print(f"{loss:.4f}")
+        1.0432
+
+    Args:
+        embeddings_a: floating ``[N, D]``, N >= 1, the queries.
+        embeddings_b: floating ``[N, D]``, the documents; row i is the positive of query i.
+        hard_negatives: floating ``[N, H, D]``, H hard negatives of every query, added to the documents.
+        hard_negatives_scope: what the hard negatives are contrasted with: "batch" (all queries and, under doc_to_doc,
+            the documents of the other queries), "own" (their own query alone), or "own_only" (the same, and
+            query_to_doc leaves out the documents of the other queries).
+        directions: query_to_doc, or query_to_doc and some of query_to_query, doc_to_query and doc_to_doc, in this order
+            and joined by "+".
+        partition: "joint", one denominator for all directions, or "per_direction", one for each; then the directions
+            are query_to_doc and doc_to_query, because the others have no positives.
+        temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
+            require a gradient. It is one over the ``scale`` of sentence-transformers.
+        base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
+        similarity: "cosine" or "dot".
+        reduction: "mean" or "sum" over the anchors, or "none": one value per anchor. The anchors are the N queries;
+            with "per_direction" and doc_to_query the N queries, then the N documents, and the mean divides by 2N.
+        validate: also check values on devices other than the CPU, which synchronises with the device.
+        backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
+
+    Returns:
+        A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape, value or device, or an option is unknown.
+
+    Source:
+        arXiv 1705.00652, section 4.4; GTE, arXiv 2308.03281, section 3.3; multiple_negatives_ranking.py of
+        sentence-transformers.
+    """
+    chosen = check_directions(directions, partition, hard_negatives_scope, hard_negatives)
+    rule, policy = Rule("out", similarity, temperature, "only_negatives"), Policy(reduction, base_temperature)
+    check_options(rule, policy, backend, validate=validate)
+    check = partial(check_embeddings, similarity=similarity, validate=validate, least=1)
+    a, b = embeddings_a, embeddings_b
+    of_a, of_b = check(a, name="embeddings_a"), check(b, name="embeddings_b")
+    if a.shape != b.shape:
+        raise ValueError(
+            f"embeddings_b: expected the shape of embeddings_a, {list(a.shape)}, got shape {list(b.shape)}"
+        )
+    check_alike("embeddings_b", b, "embeddings_a", a)
+    hard = of_hard = None
+    if hard_negatives is not None:
+        hard = check_hard_negatives(hard_negatives, a)
+        of_hard = check(hard, name="hard_negatives", shape="[N, H, D]")
+        check_alike("hard_negatives", hard, "embeddings_a", a)
+    storage, (returned, wide) = a.dtype, dtypes_of(a)
+    needed = (
+        ""
+        if backend == "triton" or traced(a)
+        else precision(rule, a, (of_a, of_b, *([] if hard is None else [of_hard])))
+    )
+    computing = wide if needed or backend == "exact" else returned
+    if needed == "exact":
+        backend = "exact"
+    # The gradients of all blocks are added before they are rounded to a narrow dtype.
+    a, b = a.to(computing), b.to(computing)
+    place, positives = torch.arange(a.shape[0], device=a.device), pair_logits(a, b, rule, (of_a, of_b))
+    of_queries, of_documents = (a, of_a), (b, of_b)
+    evaluate = partial(_log_sum, rule=rule, storage=storage, backend=backend)
+    shared, own = [], []
+    if hard is not None and hard_negatives_scope == "batch":
+        shared = [(hard.to(computing), of_hard)]
+    elif hard is not None:
+        repeated = a.repeat_interleave(hard.shape[0] // a.shape[0], dim=0)
+        own = [pair_logits(repeated, hard.to(computing), rule).view(a.shape[0], -1).logsumexp(1) - positives]
+
+    queries, documents = own, []
+    if hard_negatives_scope != "own_only":
+        queries.append(evaluate(of_queries, [of_documents, *shared], partners=place))
+    if "query_to_query" in chosen:
+        queries.append(evaluate(of_queries, [of_queries], own=place) - positives)
+    if "doc_to_query" in chosen and partition == "per_direction":
+        documents.append(evaluate(of_documents, [of_queries], partners=place))
+    elif "doc_to_query" in chosen:
+        queries.append(evaluate(of_documents, [of_queries]) - positives)
+    if "doc_to_doc" in chosen and shared:
+        owners = place.repeat_interleave(shared[0][0].shape[0] // place.shape[0])
+        ids = place, torch.cat([place, owners])
+        queries.append(evaluate(of_documents, [of_documents, *shared], ids=ids) - positives)
+    elif "doc_to_doc" in chosen:
+        queries.append(evaluate(of_documents, [of_documents], own=place) - positives)
+
+    values = torch.cat([_cross_entropy(parts) for parts in (queries, documents) if parts])
+    ones = torch.ones_like(values, dtype=torch.int64)
+    batch = Batch(a, Targets("partners", place), rule, References(b))
+    return reduced(AnchorValues(values, ones, ones), batch, policy).to(returned)
+
+
+Rows = tuple[Tensor, Sizes | None]
+"""Rows ``[N, D]``, and their sizes."""
+
+
+def _log_sum(
+    rows: Rows,
+    columns: list[Rows],
+    *,
+    partners: Tensor | None = None,
+    own: Tensor | None = None,
+    ids: tuple[Tensor, Tensor] | None = None,
+    rule: Rule,
+    storage: torch.dtype,
+    backend: Backend,
+) -> Tensor:
+    """Return the logarithm ``[N]`` of the sum of e^s over columns; -inf where there are none.
+
+    Args:
+        rows: the anchors.
+        columns: the rows that they are contrasted with.
+        partners: int64 ``[N]``, the column of each positive, which is left out; the sum is relative to its exponential.
+        own: int64 ``[N]``, the column that is left out for each row.
+        ids: int64 ``[N]`` and ``[M]``; columns with the id of the row are left out.
+        rule: the formula of the odds.
+        storage: the original dtype of the rows.
+        backend: the backend.
+    """
+    if partners is None:
+        given = torch.empty(0, dtype=torch.int64, device=rows[0].device)
+        of_rows, of_columns = ids or (None, None)
+        targets, rule = Targets("none", given, ids=of_rows, column_ids=of_columns), replace(rule, terms="lse")
+    else:
+        targets = Targets("partners", partners)
+    others, sizes = columns[0]
+    if len(columns) > 1:
+        others, known = torch.cat([each for each, _ in columns]), [size for _, size in columns if size]
+        sizes = None
+        if len(known) == len(columns):
+            low, high = min(size.low for size in known), max(size.high for size in known)
+            sizes = Sizes(torch.cat([size.each for size in known]), low, high)
+    references = References(others, own, sizes=sizes)
+    batch = Batch(rows[0], targets, rule, references, storage=storage, sizes=rows[1])
+    found = anchor_values(batch, backend)
+    return torch.where(found.negatives > 0, found.values, -math.inf)
+
+
+def _cross_entropy(parts: list[Tensor]) -> Tensor:
+    """Return log(1 + the sum of e^x over the parts), ``[N]``; each part is ``[N]``, and may be -inf."""
+    together = torch.stack(parts)
+    # A row of which all parts are -inf has the value 0. The replaced values keep the gradient finite.
+    some = (together > -math.inf).any(0) | together.isnan().any(0)
+    odds = torch.where(some, together, 0.0).logsumexp(0)
+    return torch.where(some, -F.logsigmoid(-odds), 0.0)

@@ -1,0 +1,165 @@
+"""Multiple negatives ranking: InfoNCE of queries and documents, with hard negatives and up to four directions.
+
+Row i of a is a query, row i of b is its document, and h_ik is its k-th hard negative. With s(x, y) =
+similarity(x, y) / temperature, each direction contrasts query i, or its document, with some rows:
+
+    query_to_doc    s(a_i, b_j) for all j, and s(a_i, h_jk) for all j and k
+    query_to_query  s(a_i, a_j) for j ≠ i
+    doc_to_query    s(b_i, a_j) for all j
+    doc_to_doc      s(b_i, b_j) and s(b_i, h_jk) for j ≠ i
+
+The positive of query i is its document. With partition "joint", all directions share one denominator:
+
+    multiple_negatives_ranking_loss  L_i = -log( e^s(a_i, b_i) / Σ e^s over all terms of the directions )
+
+so that with "doc_to_query" the positive stands twice in the denominator, as s(a_i, b_i) and as s(b_i, a_i). This is
+the improved contrastive loss of GTE, which has all four directions. With partition "per_direction", each direction has
+its own denominator. The documents are anchors too:
+
+    L_i = -log( e^s(a_i, b_i) / Σ e^s over query_to_doc ),  L_(N+i) = -log( e^s(a_i, b_i) / Σ e^s over doc_to_query )
+
+The hard negatives are shared among the queries. With hard_negatives_scope "own", h_ik is contrasted with query i alone;
+with "own_only", the other documents b_j are left out of query_to_doc too.
+
+info_nce_loss with direction "a_to_b" is this loss with its defaults, and with "both" it is this loss with
+directions="query_to_doc+doc_to_query" and partition="per_direction".
+
+The definition is sentence_transformers/sentence_transformer/losses/multiple_negatives_ranking.py of
+huggingface/sentence-transformers at commit cad2119 (6.2.0 computes the same). There, the mean per direction runs over
+the queries of the mean of both directions, which is the same number. Equation 2 of the GTE paper has no hard negatives
+in its four sums; the code above adds those of the other queries to doc_to_doc.
+
+Sources: Henderson et al., "Efficient Natural Language Response Suggestion for Smart Reply", arXiv 1705.00652, section
+4.4; Li et al., "Towards General Text Embeddings with Multi-stage Contrastive Learning" (GTE), arXiv 2308.03281,
+section 3.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy.typing as npt
+
+from . import checks
+from .batch import evaluate_similarities
+from .nt_xent import nt_xent_anchor
+from .scalars import Scalar
+from .similarity import similarity_matrix
+from .terms import Result
+
+multiple_negatives_ranking_anchor = nt_xent_anchor
+
+
+def multiple_negatives_ranking_loss(
+    embeddings_a: npt.ArrayLike,
+    embeddings_b: npt.ArrayLike,
+    *,
+    hard_negatives: npt.ArrayLike | None = None,
+    hard_negatives_scope: str = "batch",
+    directions: str = "query_to_doc",
+    partition: str = "joint",
+    temperature: float = 0.05,
+    base_temperature: float | None = None,
+    similarity: str = "cosine",
+    reduction: str = "mean",
+) -> Result:
+    """InfoNCE of queries and documents, with hard negatives and up to four directions (MNRL; with all four GTE).
+
+    Example:
+        >>> z = [[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]]
+        >>> other = [[0.8, 0.6], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]
+        >>> loss, terms = multiple_negatives_ranking_loss(z, other, temperature=0.5)
+        >>> print(f"{loss:.4f}")
+        1.0432
+
+    Args:
+        embeddings_a: [N, D] floats, the queries; complex numbers and intervals (balls of python-flint) are accepted
+            too.
+        embeddings_b: [N, D], the documents; row i is the positive of query i.
+        hard_negatives: [N, H, D], H hard negatives of every query, added to the documents.
+        hard_negatives_scope: what the hard negatives are contrasted with: "batch" (all queries and, under doc_to_doc,
+            the documents of the other queries), "own" (their own query alone), or "own_only" (the same, and
+            query_to_doc leaves out the documents of the other queries).
+        directions: query_to_doc, or query_to_doc and some of query_to_query, doc_to_query and doc_to_doc, in this order
+            and joined by "+".
+        partition: "joint", one denominator for all directions, or "per_direction", one for each; then the directions
+            are query_to_doc and doc_to_query, because the others have no positives.
+        temperature: number from 1e-10 to 1e10; logits are similarities divided by it. It is one over the ``scale`` of
+            sentence-transformers.
+        base_temperature: if given, the loss is multiplied by temperature / base_temperature.
+        similarity: "cosine" or "dot".
+        reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor). The anchors are the N
+            queries; with "per_direction" and doc_to_query the N queries, then the N documents, and the mean divides by
+            2N.
+
+    Returns:
+        The loss and its terms.
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape or value.
+
+    Source:
+        arXiv 1705.00652, section 4.4; GTE, arXiv 2308.03281, section 3.3; multiple_negatives_ranking.py of
+        sentence-transformers.
+    """
+    return _evaluate(**locals())
+
+
+def _evaluate(
+    embeddings_a: npt.ArrayLike,
+    embeddings_b: npt.ArrayLike,
+    *,
+    hard_negatives: npt.ArrayLike | None,
+    hard_negatives_scope: str,
+    directions: str,
+    partition: str,
+    similarity: str,
+    **options: Any,
+) -> Result:
+    """Check the arguments, compute the logits and A(i) of every anchor, and evaluate the formula."""
+    chosen = checks.check_directions(directions, partition, hard_negatives_scope, hard_negatives)
+    checks.check_options({**options, "similarity": similarity})
+    a = checks.check_embeddings(embeddings_a, similarity, name="embeddings_a", least=1)
+    b = checks.check_second_tower(embeddings_b, similarity, a)
+    n = len(a)
+    h = [] if hard_negatives is None else checks.check_hard_negatives(hard_negatives, similarity, a)
+    owner = [k // (len(h) // n) for k in range(len(h))]  # the query of each hard negative
+    shared = hard_negatives_scope == "batch"
+
+    def block(rows: list[list[Scalar]], columns: list[list[Scalar]]) -> list[list[Scalar]]:
+        return similarity_matrix(rows, similarity, columns) if columns else [[] for _ in rows]
+
+    # Each block: its similarities, [N][...], and for anchor i the columns that count.
+    queries: list[tuple[list[list[Scalar]], Callable[[int], list[int]]]] = [
+        (block(a, b), lambda i: [j for j in range(n) if j == i or hard_negatives_scope != "own_only"]),
+        (block(a, h), lambda i: [k for k in range(len(h)) if shared or owner[k] == i]),
+    ]
+    if "query_to_query" in chosen:
+        queries.append((block(a, a), lambda i: [j for j in range(n) if j != i]))
+    documents: list[tuple[list[list[Scalar]], Callable[[int], list[int]]]] = []
+    if "doc_to_query" in chosen:
+        documents.append((block(b, a), lambda i: list(range(n))))
+    if partition == "per_direction" and documents:
+        documents.append((block(b, h), lambda i: []))
+    if "doc_to_doc" in chosen:
+        documents.append((block(b, b), lambda i: [j for j in range(n) if j != i]))
+        if shared:
+            documents.append((block(b, h), lambda i: [k for k in range(len(h)) if owner[k] != i]))
+
+    bands = [queries + documents] if partition == "joint" or not documents else [queries, documents]
+    matrix: list[list[Scalar]] = []
+    members: list[list[int]] = []
+    for band in bands:
+        for i in range(n):
+            row: list[Scalar] = []
+            columns: list[int] = []
+            for similarities, counted in band:
+                columns += [len(row) + k for k in counted(i)]
+                row += similarities[i]
+            matrix.append(row)
+            members.append(columns)
+    # The positive is the first block's column of the same number.
+    is_positive = [[j == i % n for j in range(len(matrix[0]))] for i in range(len(matrix))]
+    return evaluate_similarities(multiple_negatives_ranking_anchor, matrix, is_positive, members=members, **options)
