@@ -28,7 +28,7 @@ export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES := -1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv peers verify test test-all kernels kernels-covering kernels-3.6 kernels-long kernels-golden kernels-golden-slow kernels-golden-all mutants bench bench-quick lint format types fixtures fixtures-check fixtures-archive peers-check wheel clean
+.PHONY: help venv peers verify test test-all kernels kernels-covering kernels-3.6 kernels-long kernels-golden kernels-golden-slow kernels-golden-all mutants bench bench-quick lint format types fixtures fixtures-check fixtures-archive peers-check docs wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' Makefile
@@ -166,6 +166,11 @@ fixtures-archive: $(VENV_STAMP) ## pack the fixtures into dist/ (ARGS="--previou
 peers-check: $(VENV_STAMP) $(PEERS_STAMP) $(ALL_PEERS_STAMP) ## check that the table of peers is current (REPORT=FILE)
 	@echo "peers-check: conformance/implementations/README.md"
 	@$(BIN)/python tools/peer_table.py --check $(if $(REPORT),--report $(REPORT))
+
+docs: $(VENV_STAMP) ## build the documentation into build/docs/html
+	@echo "docs: installing Sphinx (once), then building build/docs/html; a warning is an error"
+	@$(INSTALL) --no-build-isolation --editable '.[docs]'
+	@$(BIN)/python tools/build_docs.py
 
 # Files of an earlier build, such as deleted modules, would be packed again.
 wheel: $(VENV_STAMP) ## build the wheel and check which files it contains

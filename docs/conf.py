@@ -1,0 +1,38 @@
+"""Configuration of Sphinx. ``make docs`` copies this file beside the pages that tools/build_docs.py writes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pairproof
+
+project = "pairproof"
+author = "pairproof contributors"
+version = release = pairproof.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence"]
+# Docstrings use single backticks for code, and a section for the source of a formula.
+default_role = "code"
+napoleon_custom_sections = ["Source"]
+napoleon_google_docstring = True
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"
+
+html_theme = "furo"
+html_title = f"pairproof {release}"
+html_show_copyright = html_show_sphinx = False
+
+
+def _escape_bars(app: Any, what: str, name: str, found: Any, options: Any, lines: list[str]) -> None:
+    """Escape the bars of docstrings, as in |P(i)|, which reStructuredText takes for substitutions."""
+    for k, line in enumerate(lines):
+        if not line.lstrip().startswith((">>>", "...")):
+            lines[k] = re.sub(r"``.*?``|\|", lambda part: "\\|" if part[0] == "|" else part[0], line)
+
+
+def setup(app: Any) -> None:
+    """Connect the change of docstrings."""
+    app.connect("autodoc-process-docstring", _escape_bars)

@@ -1,0 +1,102 @@
+"""The documentation: its examples run, its losses conform, and its links are those of pages."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from pairproof.conformance.cli import app
+from pairproof.conformance.suite.golden import load_golden
+from tools import build_docs
+
+ROOT = Path(__file__).resolve().parent.parent
+RUN = ("start", "losses", "train")
+CALLS = (ROOT / "docs/calls.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```python\n# (\w+\.py)\n(.*?)```\n\n```sh\n(.*?)```", CALLS, re.DOTALL)
+COMMANDS = [(name, code, line) for name, code, lines in EXAMPLES for line in lines.splitlines()]
+
+
+@pytest.mark.parametrize("page", RUN)
+def test_the_examples_of_a_page_run(page: str) -> None:
+    text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
+    torch.manual_seed(1)
+    names: dict[str, object] = {"__name__": page}
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, f"docs/{page}.md", "exec"), names)
+
+
+def test_every_example_of_a_call_is_found() -> None:
+    assert len(EXAMPLES) == CALLS.count("```python") == CALLS.count("```sh")
+    assert len(COMMANDS) == CALLS.count("pairproof check ") - 1  # one is in a sentence
+
+
+def conforms(line: str, code: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> None:
+    name = line.partition(".py")[0].rpartition(" ")[2].strip("'")
+    (folder / f"{name}.py").write_text(code, encoding="utf-8")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    _, *arguments = shlex.split(line)
+    done = CliRunner().invoke(app, [*arguments, *more])
+    assert done.exit_code == 0, done.output
+    assert "\nconforms at policies: " in done.output
+
+
+@pytest.mark.parametrize(("name", "code", "line"), COMMANDS, ids=[line.split()[2] for _, _, line in COMMANDS])
+def test_an_example_of_a_call_conforms_on_some_cases(
+    name: str, code: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss = re.findall(r"--loss (\w+)", line)[0]
+    ordinary = [golden.id for golden in load_golden(losses=[loss]) if golden.case.size <= 12]
+    conforms(line, code, tmp_path, monkeypatch, *(f"--case={name}" for name in ordinary[:40]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "code", "line"), COMMANDS, ids=[line.split()[2] for _, _, line in COMMANDS])
+def test_an_example_of_a_call_conforms(
+    name: str, code: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conforms(line, code, tmp_path, monkeypatch)
+
+
+def test_links_become_links_of_pages() -> None:
+    names = build_docs.pages(ROOT)
+    text = "[a](docs/speed.md#accuracy) [b](tools/mutants.md) ![c](bench/results/cpu.svg) [d](https://x.y/z.md) [e](#f)"
+    assert build_docs.relinked(text, "README.md", names) == (
+        "[a](speed.md#accuracy) b (`tools/mutants.md`) ![c](cpu.svg) [d](https://x.y/z.md) [e](#f)"
+    )
+    assert build_docs.relinked("[a](../README.md)", "fixtures/README.md", names) == "[a](readme.md)"
+
+
+def test_generated_pages_name_every_loss_and_document() -> None:
+    page = "\n".join(build_docs.loss_page())
+    for name, entry in build_docs.LOSSES.items():
+        assert f"### `{name}`\n\nSource: {entry.source}." in page
+        assert all(f"| `{keyword}` |" in page for keyword in entry.keywords)
+    findings = "\n".join(build_docs.findings_page())
+    assert findings.count("- **Artefact**") == sum(
+        figure.verdict == "artefact" for fixture in build_docs.load_worked() for figure in fixture.figures
+    )
+
+
+@pytest.mark.slow
+def test_the_documentation_is_built_without_warnings(tmp_path: Path) -> None:
+    if find_spec("sphinx") is None:
+        pytest.skip('sphinx is not installed: pip install "pairproof[docs]"')
+    command = [sys.executable, str(ROOT / "tools/build_docs.py"), "--output", str(tmp_path)]
+    subprocess.run(command, check=True, timeout=300)
+    html = {path.name: path.read_text(encoding="utf-8") for path in (tmp_path / "html").glob("*.html")}
+    assert 'id="pairproof.fast.supcon_loss"' in html["api.html"]
+    for name, text in html.items():
+        loaded = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?:[^"]+)"', text)
+        assert not loaded, f"{name} loads {loaded}"
