@@ -70,7 +70,6 @@ def loss_page() -> Iterator[str]:
     cases = load_golden()
     modules = {entry.module for entry in LOSSES.values()}
     yield from ("# Every loss", "", "This page is generated from the catalogue, the reference and the adapters.", "")
-    yield from ("```{contents}", ":local:", ":depth: 1", "```", "")
     for module in sorted(modules, key=[entry.module for entry in LOSSES.values()].index):
         entries = [entry for entry in LOSSES.values() if entry.module == module]
         text = (sys.modules[entries[0].reference.__module__].__doc__ or "").strip()
@@ -99,7 +98,7 @@ def findings_page() -> Iterator[str]:
                 yield f"- **Artefact**, {figure.place}: {figure.what}. {figure.instead['because']}"
         for claim in fixture.claims:
             if claim.verdict != "holds":
-                yield f"- **Claim that {claim.verdict}:** “{claim.words}” {claim.because}"
+                yield f"- **Claim that {claim.verdict}**, “{claim.words}”: {claim.because}"
         yield ""
 
 
