@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import Any
 
@@ -33,6 +34,18 @@ def _escape_bars(app: Any, what: str, name: str, found: Any, options: Any, lines
             lines[k] = re.sub(r"``.*?``|\|", lambda part: "\\|" if part[0] == "|" else part[0], line)
 
 
+def _signature_of_class(
+    app: Any, what: str, name: str, found: Any, options: Any, signature: str, returns: str
+) -> tuple[str, str] | None:
+    """Return the signature of a class as Python reports it; Sphinx would show that of ``__new__``."""
+    if what != "class":
+        return None
+    parameters = inspect.signature(found).parameters.values()
+    plain = [one.replace(annotation=inspect.Parameter.empty) for one in parameters]
+    return str(inspect.Signature(plain)), ""
+
+
 def setup(app: Any) -> None:
-    """Connect the change of docstrings."""
+    """Connect the changes of docstrings and signatures."""
     app.connect("autodoc-process-docstring", _escape_bars)
+    app.connect("autodoc-process-signature", _signature_of_class)
