@@ -13,7 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tools import check_wheel
+from tools import check_release, check_wheel
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -84,3 +84,18 @@ def test_make_help_names_every_target() -> None:
     shown = subprocess.run([make, "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
     targets = next(line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith(".PHONY:"))
     assert [line.split()[1] for line in shown.stdout.splitlines()] == targets.removeprefix(".PHONY:").split()
+
+
+def test_a_release_needs_its_version_and_a_section_of_the_changelog(tmp_path: Path) -> None:
+    (tmp_path / "src/pairproof").mkdir(parents=True)
+    (tmp_path / "src/pairproof/__init__.py").write_text('__version__ = "0.2.0"\n')
+    changelog = tmp_path / "CHANGELOG.md"
+    changelog.write_text(
+        "# Changelog\n\n## [Unreleased]\n\n## [0.2.0] - 2027-01-01\n\n- New.\n\n## [0.1.0]\n\n- Old.\n"
+    )
+    assert check_release.notes_of("v0.2.0", tmp_path) == "- New."
+    with pytest.raises(ValueError, match=r"the tag is v0\.1\.0, but the version .* is 0\.2\.0"):
+        check_release.notes_of("v0.1.0", tmp_path)
+    changelog.write_text("# Changelog\n\n## [Unreleased]\n\n- New.\n")
+    with pytest.raises(ValueError, match=r"expected a section ## \[0\.2\.0\] with text"):
+        check_release.notes_of("v0.2.0", tmp_path)
