@@ -850,6 +850,21 @@ def test_one_process_below_a_floor_does_not_fail_the_median(monkeypatch: pytest.
     assert [job["sizes"] for job in done if job["kind"] == "time"] == [[64, 256, 1024]] + 4 * [[1024]]
 
 
+@pytest.mark.parametrize(("ratio", "processes"), [(4.5, 1), (3.7, 5)])
+def test_a_ratio_near_its_floor_is_not_decided_in_a_fork(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ratio: float, processes: int
+) -> None:
+    monkeypatch.setattr(goals, "MISSED", tmp_path / "missed.json")
+    goals.MISSED.write_text("{}")
+    # The highest goal at 1024 rows is 4, apart from that relative to pml, 9.
+    goal = 0.8 * 4.0
+    monkeypatch.setattr(goals, "RATIOS", [one for one in goals.RATIOS if one[2] != "pml"])
+    done = short_run(monkeypatch, ratio)
+    result = CliRunner().invoke(command.app, ["--floors", "0.8", "--form", peers.SUPCON])
+    assert (ratio >= goal, result.exit_code) == (True, 0), result.output
+    assert [job["sizes"] for job in done if job["kind"] == "time"] == [[64, 256, 1024]] + (processes - 1) * [[1024]]
+
+
 def test_the_median_of_processes_is_reported() -> None:
     def rows(ratio: float, status: str = "measured") -> list[dict[str, Any]]:
         figures = {"both_ms": [10 * ratio] * 3, "both_ratio": [ratio - 1, ratio, ratio + 1], "errors": {}}
