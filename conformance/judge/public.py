@@ -146,7 +146,7 @@ def replay(public: PublicLoss) -> Finding:
         if found[0].status is Status.FAILED and golden and not is_above(found[0], Level.POLICIES):
             outcome, dtype = target.outcomes[case.id, found[0].dtype], found[0].dtype
             collected.add(case, [dtype], outcome, golden.expected, found[0].level == Level.FORMULA)
-        elif golden:
+        elif golden and found[0].status is Status.PASSED:
             collected.add_passing(case, golden.expected)
     match = Match.from_data(data["match"]) if data.get("match") else None
     reasons = [one.words for one in collected.diagnose(lambda: match).reasons]
