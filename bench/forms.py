@@ -45,6 +45,7 @@ WAYS = {
     "sigmoid": ("matching rows", "10 classes"),
     "hard_negative": ("partners", "references"),
     "multiple_negatives_ranking": ("hard negatives", "all directions"),
+    "dclw": ("partners", "references"),
 }
 """Ways of giving the positives, by loss. References are N rows that get a gradient; a queue gets none."""
 
@@ -106,7 +107,7 @@ def _draw(losses: Collection[str], number: int, seed: int) -> dict[str, Recipe]:
         options = {"similarity": random.choice(("cosine", "dot")), "reduction": random.choice(("mean", "sum", "none"))}
         if form.loss in ("supcon", "supcon_in"):
             options["denominator"] = random.choice(("all", "one_positive", "only_negatives"))
-        if form.loss == "hard_negative":
+        if form.loss in ("hard_negative", "dclw"):
             options["similarity"] = "cosine"
         columns = random.choice((32, 48, 64, 100, 192, 256, 384, 512, 768))
         dtype = random.choice(("float32", "float32", "float64"))
@@ -115,7 +116,7 @@ def _draw(losses: Collection[str], number: int, seed: int) -> dict[str, Recipe]:
     return found
 
 
-LATER = {"sigmoid": 1, "hard_negative": 2, "multiple_negatives_ranking": 3}
+LATER = {"sigmoid": 1, "hard_negative": 2, "multiple_negatives_ranking": 3, "dclw": 4}
 """Losses that were added later. Two combinations of each are drawn with this seed, so that the others stay the same."""
 
 CORNERS = _draw(WAYS.keys() - LATER.keys(), 30, seed=0)
@@ -199,7 +200,7 @@ def _positives(recipe: Recipe, labels: Tensor, drawn: Callable[[], Tensor]) -> d
     rows, partners = torch.arange(n), fast.stacked_partners(n)
     if recipe.loss in ("info_nce", "multiple_negatives_ranking") or way == "matching rows":
         return {}
-    if recipe.loss in ("nt_xent", "hard_negative"):
+    if recipe.loss in ("nt_xent", "hard_negative", "dclw"):
         return {"partners": rows if way == "references" else partners}
     if recipe.loss == "nt_bxent" and way == "pairs":
         return {"positive_pairs": torch.stack((rows, partners), dim=1)}
@@ -230,7 +231,7 @@ def make(name: str, n: int, d: int = COLUMNS, kind: str = "random", *, seed: int
     """
     recipe, generator = RECIPES[name], torch.Generator().manual_seed(seed)
     d, rows, two = recipe.columns or d, torch.arange(n), recipe.loss in TOWERS or recipe.way == "references"
-    by_row = ("info_nce", "nt_xent", "hard_negative", "multiple_negatives_ranking")
+    by_row = ("info_nce", "nt_xent", "hard_negative", "dclw", "multiple_negatives_ranking")
     if two and (recipe.loss in by_row or recipe.way == "matching rows"):
         labels = rows
     elif "8" in recipe.way:

@@ -158,7 +158,7 @@ def _adapted(adapter: str) -> dict[str, Any]:
 
 PLAIN_MATRICES = {"nt_xent": 3.1, "info_nce": 3.1, "supcon": 5.3, "supcon_in": 9.6, "supcon_epsilon": 9.6}
 PLAIN_MATRICES |= {"nt_xent_pairwise": 9.6, "nt_bxent": 9.6, "sigmoid": 6.0, "hard_negative": 9.6}
-PLAIN_MATRICES |= {"multiple_negatives_ranking": 9.6}
+PLAIN_MATRICES |= {"multiple_negatives_ranking": 9.6, "dclw": 6.0}
 
 
 @_entry(CAPTURED, "captured", ())

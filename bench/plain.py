@@ -218,3 +218,22 @@ def multiple_negatives_ranking(
     if "doc_to_doc" in directions:
         logits.append((b @ b.T / temperature).masked_fill(same, -math.inf))
     return _reduced(torch.cat(logits, dim=1).logsumexp(dim=1) - logits[0].diagonal(), reduction)
+
+
+def dclw(
+    z: Tensor,
+    partners: Tensor,
+    *,
+    ref_embeddings: Tensor | None = None,
+    temperature: float,
+    sigma: float = 0.5,
+    similarity: str = "cosine",
+    reduction: str = "mean",
+) -> Tensor:
+    """Weighted decoupled contrastive learning, whose weights are constants."""
+    logits = _logits(z, ref_embeddings, temperature, similarity)
+    positives = F.one_hot(partners, logits.shape[1]).bool()
+    others = positives if ref_embeddings is not None else positives | _diagonal(z)
+    positive = logits[positives]
+    weights = 2 - len(z) * (positive.detach() * temperature / sigma).softmax(dim=0)
+    return _reduced(logits.masked_fill(others, -math.inf).logsumexp(dim=1) - weights * positive, reduction)

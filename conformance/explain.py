@@ -39,7 +39,7 @@ def explain(case: Case, anchor: int | None = None) -> Iterator[str]:
     if anchor is not None and anchor not in anchors:
         raise UsageError(f"--anchor: expected one of {', '.join(map(str, anchors))}, got {anchor}")
     yield f"{case.id}: {case.entry.function}, {case.sizes()}"
-    shown = ("temperature", "bias", "tau_plus", "beta", "similarity")
+    shown = ("temperature", "bias", "tau_plus", "beta", "sigma", "similarity")
     options = {name: case.option(name) for name in shown if name in case.entry.keywords} | dict(case.keywords)
     yield "  " + ", ".join(f"{name} {value}" for name, value in options.items())
     yield from (f"  {name} {value}" for name, value in case.arguments.items())

@@ -7,10 +7,12 @@ the range in which values and gradients are correct.
 from __future__ import annotations
 
 from . import kernels
+from .dclw import dclw_loss
 from .engine.spec import register
 from .hard_negative import hard_negative_loss
 from .info_nce import info_nce_loss
 from .modules import (
+    DCLWLoss,
     HardNegativeLoss,
     InfoNCELoss,
     MultipleNegativesRankingLoss,
@@ -32,6 +34,7 @@ from .views import flatten_views, interleaved_partners, repeat_labels, split_vie
 register("triton", kernels)
 
 __all__ = [
+    "DCLWLoss",
     "HardNegativeLoss",
     "InfoNCELoss",
     "MultipleNegativesRankingLoss",
@@ -42,6 +45,7 @@ __all__ = [
     "SupConEpsilonLoss",
     "SupConInLoss",
     "SupConLoss",
+    "dclw_loss",
     "flatten_views",
     "hard_negative_loss",
     "info_nce_loss",

@@ -50,6 +50,7 @@ RANGES = {
     "bias": (-1 / LOWEST, 1 / LOWEST, "-1e+10 to 1e+10"),
     "tau_plus": (0.0, math.nextafter(1.0, 0.0), "0 to 1, 1 excluded"),
     "beta": (0.0, 1 / LOWEST, "0 to 1e+10"),
+    "sigma": (LOWEST, 1 / LOWEST, "1e-10 to 1e+10"),
 }
 """The options that are numbers apart from the temperatures: the lowest value, the highest, and the range in words."""
 VIEWS = "; flatten_views lays out [batch, views, dim] as rows"
@@ -137,6 +138,16 @@ def check_range(name: str, value: object) -> None:
     low, high, words = RANGES[name]
     if not low <= number <= high:
         raise ValueError(f"{name}: expected a number in the range {words}, got {value}")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Check that an option is a bool.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}: expected one of True, False, got {value!r}")
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -44,9 +44,8 @@ from .checks import (
     check_range,
     check_references,
 )
-from .engine import Backend, Batch, Policy, Rule, anchor_values, pair_logits, precision, reduced
+from .engine import Backend, Batch, Policy, Rule, anchor_values, pair_logits, partner_rows, precision, reduced
 from .engine.device import dtypes_of, traced
-from .engine.transforms import Reverse
 
 Cosine = Literal["cosine"]
 Reduction = Literal["mean", "sum", "none"]
@@ -142,8 +141,7 @@ def hard_negative_loss(
     else:
         weights = replace(batch, rule=replace(rule, temperature=temperature / beta))
         log_mean = found.values - anchor_values(weights, backend).values
-    positives = _of_partners(rows, targets.given) if columns is None else columns.index_select(0, targets.given)
-    floor = -1 / temperature - pair_logits(rows, positives, rule)
+    floor = -1 / temperature - pair_logits(rows, partner_rows(batch), rule)
     log_ratio = torch.maximum(_debiased(log_mean, tau_plus), floor) + log_number
     values = torch.where(found.negatives > 0, -F.logsigmoid(-log_ratio), 0.0)
     return reduced(found._replace(values=values), replace(batch, rule=rule), policy).to(returned)
@@ -159,34 +157,3 @@ def _debiased(log_mean: Tensor, tau_plus: float) -> Tensor:
     share = share.clamp(max=1 - torch.finfo(share.dtype).eps)
     debiased = log_mean + torch.log1p(-share) - math.log1p(-tau_plus)
     return torch.where(positive, debiased, -math.inf)
-
-
-def _of_partners(rows: Tensor, partners: Tensor) -> Tensor:
-    """Return the row ``[N, D]`` of each row's partner; partners ``[N]`` are mutual."""
-    function: Any = _Partners if torch.compiler.is_compiling() else _Transformable
-    found: Tensor = function.apply(rows, partners)
-    return found
-
-
-class _Partners(torch.autograd.Function):
-    """The rows of mutual partners, whose gradient is selected too.
-
-    The derivative of a plain selection is an addition, which on an accelerator has no fixed order.
-    """
-
-    @staticmethod
-    def forward(rows: Tensor, partners: Tensor) -> Tensor:
-        return rows.index_select(0, partners)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[1])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (partners,) = ctx.saved_tensors
-        return _of_partners(grad, partners), None
-
-
-class _Transformable(Reverse, _Partners):
-    """`_Partners` with rules for `torch.func`."""

@@ -15,7 +15,8 @@ from typing import Any, ClassVar, Literal, Self, TypeVar, dataclass_transform, g
 
 from torch import Tensor, nn
 
-from .checks import check_bias, check_choice, check_directions, check_number, check_range, check_temperature
+from .checks import check_bias, check_choice, check_directions, check_flag, check_number, check_range, check_temperature
+from .dclw import dclw_loss
 from .engine import Backend, Denominator, InsideReduction, Similarity
 from .hard_negative import Cosine, hard_negative_loss
 from .info_nce import Direction, info_nce_loss
@@ -114,9 +115,11 @@ class LossModule(nn.Module):
             if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
                 delattr(self, name)
                 self.register_buffer(name, value)
-        for name in ("tau_plus", "beta"):
+        for name in ("tau_plus", "beta", "sigma"):
             if name in self.options():
                 check_range(name, getattr(self, name))
+        if "detach_weights" in self.options():
+            check_flag("detach_weights", self.detach_weights)
         if self.base_temperature is not None:
             check_number("base_temperature", self.base_temperature)
         for name, hint in get_type_hints(self.function).items():
@@ -325,3 +328,23 @@ class MultipleNegativesRankingLoss(LossModule):
         """
         super().__post_init__()
         check_directions(self.directions, self.partition, "batch", None)
+
+
+@module_of(dclw_loss)
+class DCLWLoss(LossModule):
+    """The module of `dclw_loss`.
+
+    Example:
+        >>> import torch
+        >>> from pairproof.fast import DCLWLoss, stacked_partners
+        >>> z = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8], [-0.6, 0.8]])
+        >>> loss_function = DCLWLoss(sigma=1.0)
+        >>> print(f"{loss_function(z, stacked_partners(4)):.4f}")
+        5.4202
+    """
+
+    temperature: float | Tensor = 0.1
+    similarity: Cosine = "cosine"
+    sigma: float = 0.5
+    detach_weights: bool = True
+    reduction: Reduction = "mean"

@@ -10,6 +10,7 @@ scalars). So they run unchanged on float64, on complex128 (the complex step give
 and on the balls of ``python-flint``, which are intervals with proved bounds.
 """
 
+from .dclw import dclw_loss
 from .hard_negative import hard_negative_loss
 from .info_nce import info_nce_loss
 from .nt_bxent import nt_bxent_loss
@@ -24,6 +25,7 @@ __all__ = [
     "Pair",
     "Result",
     "Terms",
+    "dclw_loss",
     "flatten_views",
     "hard_negative_loss",
     "info_nce_loss",

@@ -36,6 +36,7 @@ CHOICES = {
     "similarity": ("cosine", "dot"),
     "hard_negatives_scope": ("batch", "own", "own_only"),
     "partition": ("joint", "per_direction"),
+    "detach_weights": (True, False),
 }
 
 DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
@@ -45,6 +46,7 @@ RANGES = {
     "bias": (-1 / LOWEST, 1 / LOWEST, "-1e+10 to 1e+10"),
     "tau_plus": (0.0, math.nextafter(1.0, 0.0), "0 to 1, 1 excluded"),
     "beta": (0.0, 1 / LOWEST, "0 to 1e+10"),
+    "sigma": (LOWEST, 1 / LOWEST, "1e-10 to 1e+10"),
 }
 """The options that are numbers apart from the temperatures: the lowest value, the highest, and the range in words."""
 
@@ -62,10 +64,10 @@ def check_options(options: Mapping[str, object], more_reductions: Sequence[str] 
         check_temperature("base_temperature", options["base_temperature"])
 
 
-def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
-    """Raise an error unless the value of an option is one of the allowed ones."""
-    if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}")
+def check_choice(name: str, value: object, allowed: Sequence[object]) -> None:
+    """Raise an error unless the value of an option is one of the allowed ones, which have one type."""
+    if type(value) is not type(allowed[0]) or value not in allowed:
+        raise ValueError(f"{name}: expected one of {', '.join(map(str, allowed))}, got {value!r}")
 
 
 def check_temperature(name: str, value: object) -> None:

@@ -485,3 +485,33 @@ def multiple_negatives_ranking_loss(
         with np.errstate(divide="ignore"):
             each.append(np.logaddexp(0, logsumexp(np.column_stack([relative, np.full(n, -np.inf)]), axis=1)))
     return _values(np.concatenate(each), None, temperature, base_temperature, reduction)
+
+
+def dclw_loss(
+    embeddings: npt.ArrayLike,
+    partners: npt.ArrayLike,
+    *,
+    anchors: npt.ArrayLike | None = None,
+    ref_embeddings: npt.ArrayLike | None = None,
+    self_rows: npt.ArrayLike | None = None,
+    temperature: float = 0.1,
+    base_temperature: float | None = None,
+    similarity: str = "cosine",
+    sigma: float = 0.5,
+    detach_weights: bool = True,
+    reduction: str = "mean",
+) -> Values:
+    """-(2 - N softmax(cos / sigma)) mat[i, partners[i]] + log(sum over the other columns of e^mat).
+
+    Source: arXiv 2110.06848, L_DCW.
+    """
+    mat = _mat(embeddings, similarity, temperature, ref_embeddings)
+    others = _others(mat, ref_embeddings is not None, self_rows)
+    rows, columns = np.arange(len(mat)), np.asarray(partners, dtype=np.int64)
+    cosines = _mat(embeddings, similarity, 1.0, ref_embeddings)[rows, columns]
+    weights = 2 - np.exp(np.log(len(mat)) + log_softmax(cosines / sigma))
+    others[rows, columns] = False
+    number = others.sum(axis=1)
+    negatives = np.where(others | (number == 0)[:, None], mat, -np.inf)
+    each = np.where(number > 0, logsumexp(negatives, axis=1) - weights * mat[rows, columns], 0.0)
+    return _values(each, anchors, temperature, base_temperature, reduction)

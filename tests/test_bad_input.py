@@ -259,8 +259,9 @@ def options() -> list[Bad]:
     rows = []
     for loss in LOSSES.values():
         for keyword, allowed in loss.choices.items():
-            for value in ("mystery", allowed[0].upper(), *([] if loss.keywords[keyword] is None else [None])):
-                text = f"one of {', '.join(allowed)}, got {value!r}"
+            wrong = ("True", 1, 0.0) if True in allowed else ("mystery", allowed[0].upper())
+            for value in (*wrong, *([] if loss.keywords[keyword] is None else [None])):
+                text = f"one of {', '.join(map(str, allowed))}, got {value!r}"
                 rows += bad_values(keyword, (text, value, ValueError, text), losses=only(loss.name), forms=PLAIN)
     for value in ("mystery", "AUTO", None):
         text = f"one of auto, dense, tiled, exact, triton, got {value!r}"
@@ -449,6 +450,7 @@ def numbers_in_a_range() -> list[Bad]:
     for name, words, values in (
         ("tau_plus", "0 to 1, 1 excluded", (math.nan, math.inf, -0.1, 1.0, 2)),
         ("beta", "0 to 1e+10", (math.nan, math.inf, -1e-9, 1.1e10)),
+        ("sigma", "1e-10 to 1e+10", (math.nan, math.inf, -1.0, 0, 9e-11, 1.1e10)),
     ):
         where = f"a number in the range {words}, got"
         rows += bad_values(name, *((f"{value}", value, ValueError, f"{where} {value}") for value in values))

@@ -42,7 +42,7 @@ def test_the_plan_has_every_loss_way_and_size() -> None:
     assert names >= {f"info_nce, {way}" for way in ("one direction", "both directions", "queue of 4096")}
     assert names >= {"nt_xent, partners", "nt_bxent, pairs", "nt_bxent, pairs, 8/class"}
     assert names >= {"sigmoid, matching rows", "sigmoid, 10 classes"}
-    assert names >= {"hard_negative, partners", "hard_negative, references"}
+    assert names >= {f"{loss}, {way}" for loss in ("hard_negative", "dclw") for way in ("partners", "references")}
     assert names >= {f"multiple_negatives_ranking, {way}" for way in ("hard negatives", "all directions")}
     timed = {(job["form"], job["regime"], n) for job in jobs.FULL.timings() for n in job["sizes"]}
     sizes = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -66,7 +66,7 @@ def test_the_plan_has_every_loss_way_and_size() -> None:
 
 def test_thirty_combinations_are_drawn_and_two_of_each_loss_added_later() -> None:
     drawn = list(forms.CORNERS.values())
-    assert len(drawn) == 36
+    assert len(drawn) == 38
     assert {recipe.loss for recipe in drawn[30:]} == {*forms.LATER}
     assert {recipe.loss for recipe in drawn} == set(forms.WAYS)
     assert {recipe.group for recipe in drawn} == {"labels", "masks", "both directions", "one direction"}

@@ -66,6 +66,7 @@ KEPT = (
     "info_nce/queue-tau-half",
     "sigmoid/two-towers-tau-half",
     "hard_negative/one-positive-balanced-tau-half",
+    "dclw/reduction-sum",
 )
 """The cases of the small copy of the fixtures that tests damage."""
 

@@ -182,6 +182,7 @@ VARIANTS = [
         {},
         *({"similarity": s} for s in entry.choices["similarity"] if s != entry.keywords["similarity"]),
         *({"beta": beta} for beta in (0.0, 0.5, 2.0) if loss == "hard_negative"),
+        *({"sigma": 0.1}, {"detach_weights": False}, {"sigma": 1.0, "detach_weights": False}) * (loss == "dclw"),
         {"reduction": "sum"},
         {"reduction": "none"},
         {"base_temperature": 0.3},

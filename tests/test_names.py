@@ -61,6 +61,17 @@ def hard(beta: float) -> float:
     return of_labels(ITEMS, 0.5, value)
 
 
+def dclw() -> float:
+    e, cosines = exponentials(Z, Z, 0.1), exponentials(A, B, 0.5)
+    weights = [2 - cosines[i][i] / mean([row[j] for j, row in enumerate(cosines)]) for i in range(6)] * 2
+    values = []
+    for i, item in enumerate(ITEMS.tolist()):
+        p = (i + 6) % 12
+        below = math.fsum(x for x, other in zip(e[i], ITEMS.tolist(), strict=True) if other != item)
+        values.append(-weights[i] * math.log(e[i][p]) + math.log(below))
+    return mean(values)
+
+
 def of_towers(temperature: float) -> float:
     e = exponentials(A, B, temperature)
     return mean([-math.log(e[i][i] / sum(e[i])) for i in range(6)])
@@ -115,6 +126,7 @@ FORMULAS: dict[str, Callable[[], float]] = {
     "SimCLR": lambda: of_labels(ITEMS, 0.5, lambda p, n: -math.log(p[0] / sum(p + n))),
     "SupCon": lambda: of_labels(LABELS, 0.1, lambda p, n: mean([-math.log(x / sum(p + n)) for x in p])),
     "DCL": lambda: of_labels(ITEMS, 0.1, lambda p, n: -math.log(p[0]) + math.log(sum(n))),
+    "DCLW": dclw,
     "SINCERE": lambda: of_labels(LABELS, 0.1, lambda p, n: mean([-math.log(x / (x + sum(n))) for x in p])),
     "SuNCEt": lambda: of_labels(LABELS, 0.1, lambda p, n: -math.log(sum(p) / sum(p + n))),
     "debiased": lambda: hard(0.0),

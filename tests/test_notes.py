@@ -125,6 +125,13 @@ class Noted(Facts):
             found.append((mean - tau_plus * np.exp(own[0])) / (1 - tau_plus) / math.exp(-1 / self.t))
         return found
 
+    @cached_property
+    def weights(self) -> Any:
+        """The weight of the positive of each row."""
+        closeness = self.cosines[self.member & self.mask] / self.option("sigma")
+        e = np.exp(closeness - closeness.max())
+        return 2 - e / e.mean()
+
     def cosines_of(self, positive: bool) -> Any:
         """The cosines of the positives or of the negatives of the anchors."""
         chosen = self.member & (self.mask == positive)
@@ -787,6 +794,21 @@ RULES: list[Rule] = [
     (rf"bias {REAL}", lambda c, x: c.option("bias") == real(x)),
     (rf"beta {REAL}", lambda c, x: c.option("beta") == real(x)),
     (rf"tau_plus {REAL}", lambda c, x: c.option("tau_plus") == real(x)),
+    (rf"sigma {REAL}", lambda c, x: c.option("sigma") == real(x)),
+    (r"differentiated weights", lambda c: c.option("detach_weights") is False),
+    (
+        r"the closest pair alone has a weight other than 2",
+        lambda c: sorted(np.abs(c.weights - 2) > 1e-9) == [False] * (c.n - 2) + [True] * 2,
+    ),
+    (r"all weights are nearly 1", lambda c: 0 < np.abs(c.weights - 1).max() < 1e-5),
+    (r"all weights are 1|its weight is 1", lambda c: (c.weights == 1).all()),
+    (
+        r"another gradient",
+        lambda c: any(
+            c.loss == other.loss and not np.allclose(c.golden.expected.gradient, other.golden.expected.gradient)
+            for other in c.same_rows()
+        ),
+    ),
     (
         r"just (above|below) its floor",
         lambda c, side: all(1 < x < 1.5 if side == "above" else 0.5 < x < 1 for x in c.over_floor),

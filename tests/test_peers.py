@@ -86,6 +86,8 @@ TWO_PAIRS = Case("test/two-pairs", "nt_xent_pairwise", unit(0, 0, 1, 1), LABELLE
 VIEWS = Case("test/views", "nt_xent", unit(0, 1, 0, 1), {"partners": [2, 3, 0, 1]}, WARM)
 INTERLEAVED = Case("test/interleaved", "nt_xent", unit(0, 0, 1, 1), {"partners": [1, 0, 3, 2]}, WARM)
 CLASSES = Case("test/classes", "supcon", unit(0, 0, 1, 1), LABELLED, WARM)
+DECOUPLED = Case("test/decoupled", "supcon", unit(0, 0, 1, 1), LABELLED, {**WARM, "denominator": "only_negatives"})
+WEIGHTED = Case("test/weighted", "dclw", unit(0, 0, 1, 2), {"partners": [1, 0, 3, 2]}, WARM)
 TOWERS = Case("test/towers", "info_nce", unit(0, 1), {}, WARM, others={"embeddings_b": unit(0, 1)})
 LONG = Case(
     "test/long", "info_nce", 3 * unit(0, 1), {}, {**WARM, "similarity": "dot"}, others={"embeddings_b": unit(0, 1)}
@@ -130,6 +132,9 @@ BY_HAND = {
     INTERLEAVED: LOSS_WITH_TWO_NEGATIVES,
     EIGHT: math.log(E + 6) - math.log(E),
     CLASSES: LOSS_WITH_TWO_NEGATIVES,
+    DECOUPLED: math.log(2) - math.log(E),
+    # The weights are 2 - E / m and 2 - 1 / m, where m = (E + 1) / 2. Only the pair of the first has a logit, 2.
+    WEIGHTED: math.log(2) - (2 - 2 * E / (E + 1)) * 2 / 2,
     TOWERS: LOSS_WITH_ONE_NEGATIVE,
     # Both rows of b equal the first row of a. For the first anchor, that is the positive; for the second, the negative.
     ONE_WAY: (2 * math.log(E + 1) - math.log(E)) / 2,

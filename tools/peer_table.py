@@ -68,7 +68,7 @@ def options_of(loss: str, cases: Sequence[Case]) -> str:
     parts = []
     for option, choices in LOSSES[loss].choices.items():
         values = {case.option(option) for case in cases}
-        parts.append(f"{option} {', '.join(choice for choice in choices if choice in values)}")
+        parts.append(f"{option} {', '.join(str(choice) for choice in choices if choice in values)}")
     given = {name for case in cases for name in (*case.arguments, *case.others)}
     given |= {name for case in cases for name, value in case.keywords.items() if value is not None}
     inputs = ", ".join(name for name in INPUTS if name in given)

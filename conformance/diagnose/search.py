@@ -299,7 +299,7 @@ def _number(setting: Setting, count: str, form: str) -> float:
 # Variants to try
 
 READ_AS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "labels": dict.fromkeys((LABELS, FEATURES, PAIRS), ("meant",)),
+    "labels": dict.fromkeys((LABELS, FEATURES, PAIRS, VIEWS), ("meant",)),
     "partners": {VIEWS: ("meant",), FEATURES: ("views",), LABELS: (STACKED, ADJACENT), PARTNERS: ("meant",)},
     "pairs": dict.fromkeys((LABELS, FEATURES, VIEWS, PAIRS), ("meant",)),
     "towers": {**dict.fromkeys((VIEWS, FEATURES), ("towers",)), QUEUE: ("queue",)},
@@ -311,6 +311,7 @@ NUMBERS_TRIED: Mapping[str, tuple[float, ...]] = {
     "bias": (-10.0, 0.0),
     "tau_plus": (0.1, 0.0),
     "beta": (1.0, 0.0, 0.5, 2.0),
+    "sigma": (0.5, 0.1, 1.0),
 }
 """The values that are tried for an option that is a number, the default first."""
 
@@ -340,6 +341,9 @@ def known_losses(call: str, bias: float | None = None) -> list[Variant]:
             direction = dict(variant.options).get("direction", "a_to_b" if "direction" not in loss.keywords else "")
             direction = direction if loss.two_towers else ""
             usable = call != QUEUE or "negatives" in loss.keywords
+            # With one positive each, losses by labels are the same as those by partners, except for DCL.
+            dcl = loss.name == "supcon" and variant.denominator == "only_negatives"
+            usable = usable and (call != VIEWS or loss.positives_by != "labels" or dcl)
             for positives in READ_AS[loss.positives_by].get(call, ()) if usable else ():
                 found.append(replace(variant, positives=f"{positives} {direction}" if direction else positives))
     return found
@@ -364,10 +368,15 @@ def _right_variants(call: str, bias: float | None, losses: tuple[Loss, ...]) -> 
     return [*known, *(replace(variant, form="sum") for variant in over_pairs)]
 
 
+def _nonzero(variant: Variant) -> set[str]:
+    """The names of the options that differ from their defaults and from 0."""
+    return {name for name, value in variant.options if value}
+
+
 @lru_cache
 def _wrong_variants(call: str, bias: float | None, losses: tuple[Loss, ...]) -> Sequence[Variant]:
     # Of an option that is a number, mistakes are only combined with the default and with 0.
-    known = (variant for variant in known_losses(call, bias) if not dict(variant.options).get("beta"))
+    known = (variant for variant in known_losses(call, bias) if not {"beta", "sigma"} & _nonzero(variant))
     return _unique(wrong for variant in known for wrong in variations(variant, call))
 
 

@@ -364,7 +364,35 @@ _MASS: Table = {
     "the floor of the mass is that of one negative": lambda x: x.against(x.log_mean, floor=-x.log_number),
     "the mass of the negatives has no floor but 0": lambda x: x.against(x.log_mean, floor=-math.inf),
 }
-FORMS: Table = {**_OUTSIDE, **_INSIDE, **_BINARY, **_SIGMOID, **_MASS}
+_WEIGHTED: Table = {
+    "weighted": lambda x: x.decoupled(2 - x.rows * x.closeness.softmax(dim=-1)),
+    "the softmax of the weights is not multiplied by the number of items": (
+        lambda x: x.decoupled(2 - 2 * x.closeness.softmax(dim=-1))
+    ),
+    "the softmax of the weights is multiplied by the number of rows, twice that of items": (
+        lambda x: x.decoupled(2 - 2 * x.rows * x.closeness.softmax(dim=-1))
+    ),
+    "the softmax of the weights runs over the columns of each row, not over the items": lambda x: x.decoupled(
+        2 - x.rows / 2 * (x.closeness - log_sum(x.cosines[None] / x.sigma, x.setting.member)[..., 0]).exp()
+    ),
+    "the weights are those of the logits, not of the cosines": (
+        lambda x: x.decoupled(2 - x.rows * (x.closeness / x.divisor[..., 0]).softmax(dim=-1))
+    ),
+    "the cosines of the weights are multiplied by sigma, not divided": (
+        lambda x: x.decoupled(2 - x.rows * (x.closeness * x.sigma**2).softmax(dim=-1))
+    ),
+    "the weights are N softmax, not 2 - N softmax": lambda x: x.decoupled(x.rows * x.closeness.softmax(dim=-1)),
+    "negative weights are raised to 0": (
+        lambda x: x.decoupled((2 - x.rows * x.closeness.softmax(dim=-1)).clamp(min=0.0))
+    ),
+    "the positive is left in the denominator": lambda x: x.decoupled(
+        2 - x.rows * x.closeness.softmax(dim=-1), log_sum(x.logits, x.setting.member)[..., 0]
+    ),
+    "the weight multiplies the whole value, not the positive term alone": lambda x: (
+        (2 - x.rows * x.closeness.softmax(dim=-1)) * x.decoupled(1.0)
+    ),
+}
+FORMS: Table = {**_OUTSIDE, **_INSIDE, **_BINARY, **_SIGMOID, **_MASS, **_WEIGHTED}
 
 FLOWS: Mapping[str, str] = {
     "whole": "",
@@ -386,7 +414,7 @@ NAMES: Mapping[str, str] = {
     **TINY_GUARDS,
     **FLOWS,
     **dict.fromkeys((*RIGHT_POSITIVES, "cosine", "dot", "divided", "same", "mean", "inside", "inside, summed"), ""),
-    **dict.fromkeys(("binary", "sigmoid", "mass"), ""),
+    **dict.fromkeys(("binary", "sigmoid", "mass", "weighted"), ""),
     "sum": "the sum over the positives is not divided by their number",
     "mean_pairs": "the mean is over the positive pairs",
     "pooled": "minus the logarithm of the mean over all anchors, not the mean of minus the logarithm",
@@ -450,12 +478,12 @@ class Variant:
     @property
     def by_form(self) -> bool:
         """Whether the form alone describes the loss, so that numerators, denominators and guards do not vary."""
-        return self.binary or self.form in _MASS
+        return self.binary or self.form in _MASS or self.form in _WEIGHTED
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """The options that are numbers and change the pairs: the bias, tau_plus and beta; 0 for a loss without them."""
-        return tuple(float(self.number(name)) for name in ("bias", "tau_plus", "beta"))
+        """The options that are numbers or flags and change the pairs; 0 for a loss without them."""
+        return tuple(float(self.number(name)) for name in ("bias", "tau_plus", "beta", "sigma", "detach_weights"))
 
     def number(self, name: str) -> float:
         """An option that is a number; 0 for a loss without it."""
@@ -592,7 +620,7 @@ class Pairs:
         setting = self.setting
         self.divisor = TEMPERINGS[variant.tempering](evaluation.temperature)
         self.similarities = evaluation.once(self._similarities, variant, "similarity", "flow")
-        self.bias, self.tau_plus, self.beta = variant.numbers
+        self.bias, self.tau_plus, self.beta, self.sigma, self.detach_weights = variant.numbers
         self.logits = self.similarities / self.divisor + self.bias
         dtype, also = ROUNDED.get(variant.similarity, ("", False))
         if also:
@@ -688,6 +716,31 @@ class Pairs:
         log_ratio = excess.maximum(lowest - own + floor) + (self.q + more).double().log()
         value = torch.logaddexp(log_ratio, torch.zeros_like(log_ratio))
         return torch.where(self.negatives > 0, value, 0.0)
+
+    @property
+    def rows(self) -> int:
+        """The number of rows; the softmax of the weights runs over rows, of which an item has two."""
+        return len(self.setting.rows)
+
+    @cached_property
+    def cosines(self) -> Tensor:
+        """[M, M], the similarities that the weights are computed from; constants if the weights are."""
+        return self.similarities.detach() if self.detach_weights else self.similarities
+
+    @cached_property
+    def closeness(self) -> Tensor:
+        """[1, M], the similarity of every row to its positive, divided by sigma."""
+        return self.cosines.where(self.setting.positive, 0.0).sum(dim=1)[None] / self.sigma
+
+    def decoupled(self, weights: Tensor | float, below: Tensor | None = None) -> Tensor:
+        """[T, M], the logarithm of the sum over the negatives less the weighted logit of the positive.
+
+        Args:
+            weights: [1, M], or one number.
+            below: [T, M], the logarithm of another sum.
+        """
+        below = self.log_negatives(1.0) if below is None else below
+        return torch.where(self.negatives > 0, below - weights * self.total(self.logits), 0.0)
 
     def _similarities(self) -> Tensor:
         name, flow, rows = self.variant.similarity, self.variant.flow, self.setting.rows
@@ -875,7 +928,7 @@ def variations(variant: Variant, call: str, kept: Collection[str] = ()) -> Itera
         forms = (name for name in (*_OUTSIDE, *_INSIDE) if name != _LEAK_SUM)
         others["form"] = _INSIDE if variant.form in _INSIDE else forms
     elif variant.in_parts:
-        others["form"] = next(table for table in (_SIGMOID, _BINARY, _MASS) if variant.form in table)
+        others["form"] = next(table for table in (_SIGMOID, _BINARY, _MASS, _WEIGHTED) if variant.form in table)
     if variant.positives == "meant":
         others["positives"] = [name for name, part in POSITIVES.items() if call in part.calls]
     changed = {part: names for part, names in others.items() if part not in kept}

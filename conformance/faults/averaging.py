@@ -221,3 +221,42 @@ def hard_negative_hidden_positives_not_counted(given: parts.Hard) -> Tensor:
 def hard_negative_number_includes_the_positive(given: parts.Hard) -> Tensor:
     """The number of negatives is taken as 2B - 1, which includes the positive, not as 2B - 2."""
     return given.against(given.log_mean, number=given.number + 1)
+
+
+@fault(
+    "dclw",
+    github("raminnakhli/Decoupled-Contrastive-Learning", "blob/50991ef39009ce9397824eb3ecd74a05f009ff38/loss/dcl.py"),
+    build=parts.decoupled,
+)
+def dclw_softmax_not_multiplied(given: parts.Decoupled) -> Tensor:
+    """The softmax of the weights is not multiplied by the number of items: weights between 1 and 2, of mean near 2."""
+    return given.against(given.held(2 - 2 * given.closeness.softmax(dim=0)))
+
+
+@fault("dclw", build=parts.decoupled)
+def dclw_softmax_over_columns(given: parts.Decoupled) -> Tensor:
+    """The softmax of the weights runs over the items of each row, not over the positives of the batch."""
+    s = given.rows.logits * given.temperature / given.sigma
+    columns = parts.log_sum(s, parts.off_diagonal(len(s)))[:, 0]
+    return given.against(given.held(2 - len(s) / 2 * (given.closeness - columns).exp()))
+
+
+@fault("dclw", github("lightly-ai/lightly", "pull/1827"), build=parts.decoupled)
+def dclw_negative_weights_clamped(given: parts.Decoupled) -> Tensor:
+    """Weights below 0 are raised to 0, as first proposed for lightly: their mean is no longer 1."""
+    return given.against(given.weights.clamp(min=0))
+
+
+@fault(
+    "supcon",
+    github("lightly-ai/lightly", "pull/1827"),
+    build=parts.features,
+    denominator="only_negatives",
+)
+def supcon_negatives_of_each_view_apart(given: parts.Features) -> Tensor:
+    """The logarithms of the sums over the negatives of each view are added, not the sums: the loss is too large."""
+    rows, same = parts.unit(given.rows), given.same
+    s, other = rows @ rows.T / given.temperature, parts.off_diagonal(len(rows))
+    view, negative = torch.arange(len(rows)) // len(given.features), other & ~same
+    below = torch.stack([parts.log_sum(s, negative & (view == v)) for v in range(given.features.shape[1])]).sum(dim=0)
+    return parts.row_means(below - s, same & other).where(negative.any(dim=1), 0)

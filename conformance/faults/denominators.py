@@ -176,3 +176,9 @@ def multiple_negatives_ranking_self_pairs_kept(given: parts.Ranking) -> parts.Ra
 def multiple_negatives_ranking_own_hard_negatives_of_a_document(given: parts.Ranking) -> parts.Ranking:
     """A document is contrasted with the hard negatives of its own query too."""
     return given._replace(doc_to_hard=given.raw.doc_to_hard if given.scope == "batch" else given.doc_to_hard)
+
+
+@fault("dclw", build=parts.decoupled)
+def dclw_positive_in_the_denominator(given: parts.Decoupled) -> Tensor:
+    """The positive is left in the denominator, as in NT-Xent."""
+    return given.against(given.weights, parts.off_diagonal(len(given.own)))

@@ -113,3 +113,19 @@ def hard_negative_weights_detached(given: parts.Hard) -> Tensor:
     s = given.rows.logits
     still = given.beta * s.detach()
     return given.against(given.log_sum(s + still) - given.log_sum(still))
+
+
+@fault(
+    "dclw",
+    github("raminnakhli/Decoupled-Contrastive-Learning", "blob/0b9b76db81c465a6489598553facab7686927b13/loss/dcl.py"),
+    build=parts.decoupled,
+)
+def dclw_weights_differentiated(given: parts.Decoupled) -> Tensor:
+    """The value is right, but weights that should be constants are differentiated."""
+    return given.against(given._replace(detach=False).weights)
+
+
+@fault("dclw", github("lightly-ai/lightly", "blob/v1.6.0/lightly/loss/dcl_loss.py"), build=parts.decoupled)
+def dclw_weights_detached(given: parts.Decoupled) -> Tensor:
+    """The value is right, but weights that should be differentiated are constants."""
+    return given.against(given._replace(detach=True).weights)

@@ -240,3 +240,20 @@ def nt_xent_probability_rounds_to_1(rows: parts.Rows) -> Tensor:
     """An anchor whose probability rounds to 1 in bfloat16 counts as solved: its loss and its gradient are 0."""
     value = torch.logaddexp(rows.negatives, rows.logits[rows.positive]) - rows.logits[rows.positive]
     return value.where((-value).exp().bfloat16() < 1, 0.0)
+
+
+@fault(
+    "supcon",
+    github("raminnakhli/Decoupled-Contrastive-Learning", "blob/main/loss/dcl.py"),
+    build=parts.features,
+    level="range",
+    right_at=(0.0302, math.inf),
+    because="Masked logits are at most 2/T above a negative, and e^(2/T - 103) is below 2^-53.",
+    denominator="only_negatives",
+)
+def supcon_mask_of_finite_logits(given: parts.Features) -> Tensor:
+    """The self pair and the positives are masked by adding log 1e-45 to their logits: at low temperatures they leak."""
+    rows, other = parts.unit(given.rows), parts.off_diagonal(len(given.rows))
+    s, same = rows @ rows.T / given.temperature, given.same | ~other
+    below = (s + math.log(1e-45) * same).logsumexp(dim=1, keepdim=True)
+    return parts.row_means(below - s, same & other).where((~same).any(dim=1), 0)

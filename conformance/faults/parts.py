@@ -225,6 +225,52 @@ class Ranking(NamedTuple):
         return diagonal(torch.cat(found, dim=1)) if self.partition == "joint" else [diagonal(s) for s in found]
 
 
+class Decoupled(NamedTuple):
+    """The logits of two views, whose positives are left out of the denominator and have weights.
+
+    Attributes:
+        rows: the logits [2B, 2B] and the columns of the positives.
+        temperature: divides the cosines.
+        sigma: divides the cosines of the weights.
+        detach: whether the weights are constants.
+    """
+
+    rows: Rows
+    temperature: float
+    sigma: float
+    detach: bool
+
+    @property
+    def own(self) -> Tensor:
+        """[2B], the logits of the positives."""
+        return self.rows.logits[self.rows.positive]
+
+    @property
+    def closeness(self) -> Tensor:
+        """[2B], the cosines of the positives, divided by sigma."""
+        return self.own * self.temperature / self.sigma
+
+    @property
+    def weights(self) -> Tensor:
+        """[2B], the weights, which are constants if ``detach``."""
+        return self.held(2 - len(self.own) * self.closeness.softmax(dim=0))
+
+    def held(self, weights: Tensor) -> Tensor:
+        """[2B], the weights as constants if ``detach``."""
+        return weights.detach() if self.detach else weights
+
+    def against(self, weights: Tensor, columns: Tensor | None = None) -> Tensor:
+        """[2B], the value of each row.
+
+        Args:
+            weights: [2B], the weights of the positives.
+            columns: [2B, 2B], true for the terms of the denominator; the negatives by default.
+        """
+        negative = off_diagonal(len(self.own)) & ~self.rows.positive
+        below = log_sum(self.rows.logits, negative if columns is None else columns)[:, 0]
+        return (below - weights * self.own).where(negative.any(dim=1), 0)
+
+
 def _log(number: float) -> float:
     return math.log(number) if number else -math.inf
 
@@ -239,7 +285,7 @@ class Each(NamedTuple):
     values: Tensor
 
 
-Evaluable: TypeAlias = Tensor | Batch | Rows | Direction | Hard | Ranking | Each | list["Evaluable"]
+Evaluable: TypeAlias = Tensor | Batch | Rows | Direction | Hard | Decoupled | Ranking | Each | list["Evaluable"]
 """What a builder or a fault returns: an input of a loss, its values, or the loss; those of a list are averaged."""
 
 Builder: TypeAlias = Callable[..., Any]
@@ -260,6 +306,8 @@ def loss_of(loss: str, found: Evaluable) -> Tensor:
         return F.cross_entropy(*found)
     if isinstance(found, Hard):
         return found.against(found.log_mean).mean()
+    if isinstance(found, Decoupled):
+        return found.against(found.weights).mean()
     return (anchors(loss, found) if isinstance(found, Batch) else found).mean()
 
 
@@ -464,6 +512,14 @@ def ranked(
     return locals()
 
 
+def decoupled(
+    view_a: Tensor, view_b: Tensor, *, temperature: float, sigma: float = 0.5, detach_weights: bool = True
+) -> Decoupled:
+    """The logits of the cosines of stacked views, whose positives have weights."""
+    rows = unit(torch.cat([view_a, view_b]))
+    return Decoupled(Rows(rows @ rows.T / temperature, stacked(len(rows))), temperature, sigma, detach_weights)
+
+
 def diagonal(logits: Tensor) -> Rows:
     """Logits [B, B] with the positives on the diagonal."""
     return Rows(logits, torch.arange(len(logits)))
@@ -524,5 +580,6 @@ RIGHT: Mapping[tuple[str, str], Function] = {
     ("sigmoid", "views"): composed("sigmoid", across),
     ("hard_negative", "views"): composed("hard_negative", hard),
     ("multiple_negatives_ranking", "views"): composed("multiple_negatives_ranking", ranking),
+    ("dclw", "views"): composed("dclw", decoupled),
 }
 """The correct implementation of every loss, for every call that some fault uses."""

@@ -169,3 +169,9 @@ def hard_negative_exponent_without_temperature(given: parts.Hard) -> Tensor:
 def info_nce_scale_clamped(direction: parts.Direction) -> parts.Direction:
     """The scale is clamped at 100, as CLIP clamps the scale that it learns: lower temperatures count as 0.01."""
     return direction._replace(temperature=max(direction.temperature, 0.01))
+
+
+@fault("dclw", build=parts.decoupled)
+def dclw_weights_of_logits(given: parts.Decoupled) -> Tensor:
+    """The weights are those of the logits: their cosines are divided by the temperature as well as by sigma."""
+    return given.against(given.held(2 - len(given.own) * (given.closeness / given.temperature).softmax(dim=0)))

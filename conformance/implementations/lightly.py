@@ -1,25 +1,30 @@
-"""lightly's ``NTXentLoss`` (``lightly/loss/ntx_ent_loss.py``), loaded without the rest of the package.
+"""lightly's ``NTXentLoss``, ``DCLLoss`` and ``DCLWLoss`` (``lightly/loss/``), loaded without the rest of the package.
 
 Terms: out0 and out1 are the first and the second views, or the two towers; with a memory bank they are the anchors and
-their positives, and the bank holds the negatives. For info_nce there is one call per direction.
+their positives, and the bank holds the negatives. For info_nce there is one call per direction. ``DCLLoss`` is half the
+sum of both views' means, which is supcon with the denominator "only_negatives".
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
 
 from ..suite.cases import Case
 from ..suite.records import Truth
-from .base import Support, by_views, clamped_norms, deviation, gradient_is_missing, normalised
+from .base import Support, by_views, clamped_norms, deviation, gradient_is_missing, normalised, stacked_views
 from .files import FilePeer, load_from_package
 
 PACKAGES = ("lightly", "lightly.loss", "lightly.models", "lightly.models.modules", "lightly.utils")
 UNUSED = ("lightly.models.utils",)
 """A module that the memory bank imports only to gather across processes; it needs torchvision."""
 
+DECOUPLED = "https://github.com/lightly-ai/lightly/blob/v1.6.0/lightly/loss/dcl_loss.py"
 BANK = "https://github.com/lightly-ai/lightly/blob/v1.6.0/lightly/models/modules/memory_bank.py"
 
 
@@ -74,3 +79,63 @@ class Lightly(FilePeer):
             return module(one, other)
 
         return by_views(case, given, loss)
+
+
+def _two_views(case: Case) -> bool:
+    """Whether every row has one positive, which is mutual, so that the rows are two views of items."""
+    positives = case.positives()
+    return all(len(p) == 1 and positives[p[0]] == [i] for i, p in enumerate(positives))
+
+
+@deviation("one item", DECOUPLED, wrong=True)
+def one_item(case: Case, dtype: str, true: Truth) -> bool:
+    """Whether there is one item.
+
+    Without negatives, the logarithm of an empty sum is -inf, and so is the loss.
+    """
+    return case.n == 2
+
+
+class LightlyDecoupled(FilePeer):
+    """``DCLLoss`` and ``DCLWLoss`` of lightly, without distributed processes."""
+
+    name = "lightly-dcl"
+    title = "lightly's DCLLoss and DCLWLoss, dcl_loss.py"
+    requirement = "lightly==1.6.0"
+    files: ClassVar[Mapping[str, str]] = {
+        "lightly/lightly/loss/dcl_loss.py": "b7b62f81e96f937f2f51ff0a6c3ede3a4eb49c70d96845c092a6b9a82265cebb",
+        "lightly/lightly/utils/dist.py": "5ed09f6ef893fbd7e3d6ee71d091ff903929a348781b5e84df65ddb8c795b708",
+    }
+    attribute = "DCLLoss"
+    support = Support(
+        losses=("supcon", "dclw"),
+        options={
+            "similarity": ("cosine",),
+            "denominator": ("only_negatives",),
+            "reduction": ("mean",),
+            "detach_weights": (True,),
+        },
+        lacks=("ref_embeddings", "anchors", "base_temperature"),
+        also=(("has rows that are not two views of items", lambda case: not _two_views(case)),),
+    )
+    deviations = (clamped_norms(1e-12), one_item)
+
+    def module(self) -> Any:
+        """Import the module without the rest of the package."""
+        return load_from_package(self.path.parents[2], "lightly.loss.dcl_loss", PACKAGES)
+
+    @cached_property
+    def weighted(self) -> Any:
+        """The class ``DCLWLoss``."""
+        return self.module().DCLWLoss
+
+    def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Evaluate ``DCLLoss``, or ``DCLWLoss``, which has weights, on both views."""
+        partners = [p for (p,) in case.positives()]
+        views = stacked_views(replace(case, arguments={"partners": partners}), given[case.first])
+        weighted = case.loss == "dclw"
+        module = self.weighted(case.temperature, case.option("sigma")) if weighted else self.loss(case.temperature)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "To copy construct from a tensor", UserWarning)
+            found: torch.Tensor = module(*views)
+        return found

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from ..suite.cases import Case
-from ..suite.catalogue import CHOICES, IGNORED, LOSSES, NUMBERS, TOWER_TARGETS
+from ..suite.catalogue import CHOICES, IGNORED, LOSSES, NUMBERS, TOWER_TARGETS, choice_of
 from .base import ARRAY_OPTIONS, OPT_IN, Support
 from .sandbox import TargetError, TargetMisused
 
@@ -485,7 +485,9 @@ def _keywords(claim: Claim, claimed: set[str], signature: Signature, notes: list
             continue
         choices = entry.choices.get(name)
         if choices and found.default not in (found.empty, entry.keywords[name], *choices):
-            notes.append(f"{name}: not passed: its default {found.default!r} is not one of {', '.join(choices)}")
+            notes.append(
+                f"{name}: not passed: its default {found.default!r} is not one of {', '.join(map(str, choices))}"
+            )
         else:
             passed.add(name)
             if found.name != name:
@@ -554,13 +556,13 @@ def _checked_settings(claim: Claim) -> dict[str, object]:
     return checked
 
 
-def _checked_value(name: str, value: object, choices: tuple[str, ...] | None) -> object:
+def _checked_value(name: str, value: object, choices: tuple[object, ...] | None) -> object:
     if choices is None:
         with suppress(ValueError):
             number = None if str(value).lower() == "none" else float(str(value))
             if number is None or math.isfinite(number):
                 return number
-    elif value in choices:
-        return value
-    expected = f"one of {', '.join(choices)}" if choices else "a number, none"
+    elif (found := choice_of(value, choices)) is not None:
+        return found
+    expected = f"one of {', '.join(map(str, choices))}" if choices else "a number, none"
     raise TargetMisused(f"{name}: expected {expected} or *, got {value!r}")

@@ -73,8 +73,11 @@ of which one has two rows."""
 TEMPERATURES = {"low": (0.024, 0.1), "usual": (0.1, 1.0), "high": (1.0, 8.0)}
 """Ranges of the temperature if it can be passed."""
 
-DRAWN = {"bias": (-12.0, 2.0), "tau_plus": (0.01, 0.3), "beta": (0.1, 3.0)}
+DRAWN = {"bias": (-12.0, 2.0), "tau_plus": (0.01, 0.3), "beta": (0.1, 3.0), "sigma": (0.1, 2.0)}
 """Ranges of the other options that are numbers, besides 0."""
+
+NEVER_ZERO = ("sigma",)
+"""The options of ``DRAWN`` that cannot be 0."""
 
 SPREAD = 0.4
 """Distance of trained-like rows from the centre of their class, relative to the distance of the centre from 0."""
@@ -239,7 +242,11 @@ def _factors(claim: Claim) -> dict[str, tuple[Any, ...]]:
         "queue": ("none", "short", "long") if takes("negatives") else ("none",),
         "temperature": tuple(TEMPERATURES) if claim.temperature is None else ("built-in",),
         "base_temperature": claim.values_of("base_temperature") or (None, True),
-        **{name: claim.values_of(name) or (True, 0.0) for name in DRAWN if name in entry.keywords},
+        **{
+            name: claim.values_of(name) or (True, *(() if name in NEVER_ZERO else (0.0,)))
+            for name in DRAWN
+            if name in entry.keywords
+        },
         **{name: claim.values_of(name) or values for name, values in entry.choices.items()},
         **({"hard": (0, 1, 1, 3)} if takes("hard_negatives") else {}),
     }

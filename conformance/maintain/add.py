@@ -25,7 +25,7 @@ from pairproof.reference import views
 from ..judge.options import Batch, Selection, TrainingBatch, UsageError
 from ..judge.verify import expected_counts, run
 from ..suite.cases import MASKS, MATRICES, Case, call_reference
-from ..suite.catalogue import IGNORED, LOSSES, Loss
+from ..suite.catalogue import IGNORED, LOSSES, Loss, choice_of
 from ..suite.flags import first_untrue
 from ..suite.golden import (
     FLAGS,
@@ -197,7 +197,8 @@ def read_settings(loss: Loss, settings: Mapping[str, str]) -> dict[str, Any]:
     for key, text in settings.items():
         _require(key in known, f"--set {key}: {loss.function} has no such option; its options: {', '.join(known)}")
         try:
-            keywords[key] = float(text) if is_number(loss, key) else text
+            chosen = choice_of(text, loss.choices.get(key, ()))
+            keywords[key] = float(text) if is_number(loss, key) else text if chosen is None else chosen
         except ValueError:
             raise Refused(f"{key}: expected a number, got {text!r}") from None
     return keywords

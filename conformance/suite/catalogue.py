@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 import sys
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 REDUCTIONS = ("mean", "sum", "none")
 PAIR_REDUCTIONS = ("mean_pairs", "sum_pairs", "none_pairs")
 """The reductions of a loss that has a value for every pair."""
-CHOICES: Mapping[str, tuple[str, ...]] = {
+CHOICES: Mapping[str, tuple[Any, ...]] = {
     "similarity": ("cosine", "dot"),
     "denominator": ("all", "one_positive", "only_negatives"),
     "inside_reduction": ("mean", "sum"),
@@ -42,6 +42,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
         "query_to_doc+query_to_query+doc_to_query+doc_to_doc",
     ),
     "partition": ("joint", "per_direction"),
+    "detach_weights": (True, False),
 }
 """The allowed values of each option."""
 
@@ -65,7 +66,7 @@ COMMON: Mapping[str, object] = {
 }
 """The keywords that every loss has, with their usual defaults."""
 
-NUMBERS = ("base_temperature", "bias", "tau_plus", "beta")
+NUMBERS = ("base_temperature", "bias", "tau_plus", "beta", "sigma")
 """The options apart from the temperature that are numbers."""
 
 REFERENCES: Mapping[str, object] = {"ref_embeddings": None, "ref_labels": None, "self_rows": None}
@@ -214,7 +215,7 @@ class Loss:
         return tuple(name for name in ("ref_embeddings", "negatives", "hard_negatives") if name in self.keywords)
 
     @property
-    def choices(self) -> Mapping[str, tuple[str, ...]]:
+    def choices(self) -> Mapping[str, tuple[Any, ...]]:
         """The values of each option."""
         every = {**CHOICES, **self.own_choices}
         return {name: values for name, values in every.items() if name in self.keywords}
@@ -250,7 +251,8 @@ class Loss:
         "mean" is the mean over the positives of -log ratio, "inside" is -log of the mean ratio or of the sum of the
         ratios, "binary" is the binary cross-entropy of every pair where the self pair is a positive of loss 0,
         "sigmoid" is the sum of the binary cross-entropies of all pairs, "mass" is the cross-entropy against a mass of
-        negatives that has a floor, and "" is any other.
+        negatives that has a floor, "weighted" is the logarithm of the sum over the negatives less the weighted logit of
+        the positive, and "" is any other.
         """
         return self.variant.get("form", "")
 
@@ -291,6 +293,15 @@ def find_loss(name: str) -> Loss:
     if name not in LOSSES:
         raise ValueError(f"unknown loss {name!r}; known: {', '.join(LOSSES)}")
     return LOSSES[name]
+
+
+def choice_of(value: object, choices: Collection[Any]) -> Any:
+    """The choice of an option that a value is, or that it names as a text; None if it is none of them.
+
+    Only the texts of flags, "True" and "False", are not themselves choices.
+    """
+    named = (choice for choice in choices if type(choice) is type(value) and choice == value)
+    return next(named, next((choice for choice in choices if choice in (True, False) and value == str(choice)), None))
 
 
 def masked_logsumexp(logits: Tensor, mask: Tensor) -> Tensor:
@@ -397,6 +408,19 @@ def unfit_for_ranking(given: Mapping[str, object]) -> list[str]:
     found = ["partition"] if alike and given.get("partition") == "per_direction" else []
     alone = given.get("hard_negatives_scope") == "own_only" and given.get("hard_negatives") is None
     return [*found, "hard_negatives_scope"] if alone else found
+
+
+def dclw_weights_baseline(similarity: Tensor, member: Tensor, positive: Tensor, *, sigma: float = 0.5) -> Tensor:
+    """2 - N softmax of the similarities of all rows with their positives, divided by sigma, [R, 1]."""
+    closeness = similarity.where(positive, 0.0).sum(dim=1, keepdim=True) / sigma
+    return 2 - len(closeness) * closeness.softmax(dim=0)
+
+
+def dclw_baseline(logits: Tensor, member: Tensor, positive: Tensor, *, weights: Tensor) -> Tensor:
+    """The logarithm of the sum over the negatives, less the weighted logit of the one positive."""
+    negative = member & ~positive
+    own = logits.where(positive, 0.0).sum(dim=1)
+    return (masked_logsumexp(logits, negative)[:, 0] - weights[:, 0] * own).where(negative.any(dim=1), 0.0)
 
 
 _BY_LABELS: Mapping[str, object] = {**COMMON, "anchors": None, "positives": None}
@@ -527,6 +551,26 @@ for _loss in (
         baseline=supcon_baseline,
         unfit=unfit_for_ranking,
         variant={"form": "mean", "denominator": "all"},
+    ),
+    Loss(
+        name="dclw",
+        module="dclw",
+        module_class="DCLWLoss",
+        source="Yeh et al. 2022 (DCL), arXiv 2110.06848, the loss L_DCW with the negative von Mises-Fisher weights",
+        positives_by="partners",
+        keywords={
+            **COMMON,
+            "temperature": 0.1,
+            "anchors": None,
+            "ref_embeddings": None,
+            "self_rows": None,
+            "sigma": 0.5,
+            "detach_weights": True,
+        },
+        own_choices={"similarity": ("cosine",)},
+        baseline=dclw_baseline,
+        weights=Weights(dclw_weights_baseline, ("sigma",)),
+        variant={"form": "weighted"},
     ),
 ):
     register(_loss)

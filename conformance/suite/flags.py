@@ -196,6 +196,8 @@ CONDITIONS: Mapping[str, Condition] = {
     "hardness": _given("beta"),
     "hidden-positives": _given("tau_plus"),
     "mass-floor": ("a mass of negatives is below its floor", lambda facts: _is_floored(facts.case)),
+    "weighted-positives": _given("sigma"),
+    "differentiated-weights": _given("detach_weights"),
 }
 """For each flag, the condition in words and as a function. Flags that are not listed are not checked."""
 

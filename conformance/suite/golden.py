@@ -18,7 +18,7 @@ import numpy.typing as npt
 from pairproof.reference import checks
 
 from .cases import IDS, Case
-from .catalogue import IGNORED, LOSSES, Loss
+from .catalogue import IGNORED, LOSSES, Loss, choice_of
 from .flags import first_untrue
 from .levels import Level
 from .records import Expected, Matrix
@@ -430,8 +430,9 @@ def _keywords(path: str, loss: Loss, raw: Mapping[str, Any], arguments: Collecti
     for key, value in raw.items():
         where, choices = f"{path}.{key}", loss.choices.get(key, ())
         require(key in loss.keywords and key not in ARGUMENTS, where, f"{loss.function} has no such keyword")
-        wanted = f"one of {', '.join(choices)}" if choices else "a number"
-        expect(value in choices if choices else not isinstance(value, str), where, wanted, repr(value))
+        wanted = f"one of {', '.join(map(str, choices))}" if choices else "a number"
+        known = value in choices and choice_of(value, choices) == value
+        expect(known if choices else not isinstance(value, str), where, wanted, repr(value))
         default = loss.default(key, arguments)
         # A default that depends on the arguments may be stored.
         left_out = value == default == loss.default(key)

@@ -40,6 +40,12 @@ floor, the value depends only on the positive, and there is no growth. The bound
 floor that rounding may change which of the two is larger; the golden cases contain no such mass, except for masses that
 are equal to the floor, where the gradient is left out.
 
+The loss with weights 2 - m, where m is R times a softmax of R similarities divided by sigma, has the gross weight
+(2 + m) / T for the similarity of a positive. If the weights are not constants, and for the value in any case, the
+derivative through the weights is added, which is the sum of m |s| / (T sigma) over the anchor and of its mean over all
+rows. An error of a similarity changes m by that error times 2 m / sigma, and twice as much if m is differentiated: the
+growth is 1 + 4 T / sigma.
+
 Allowing these errors hides few mistakes. The alternative is to allow only 2u per anchor. Of 138 known faults, 130 are
 caught by the same number of cases either way. The other eight are caught by one to five cases fewer, but still by 15 or
 more. The cases that no longer catch them have a loss near 0 (trained-like or solved batches), and the fault changes
@@ -160,7 +166,7 @@ def accumulated_bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
     per_similarity = u * (SIMILARITY_ULPS + math.sqrt(dim)) * sizes
 
     scale, shares = _scale(case), shares_of(case)
-    gross, growth = _gross_weights(case, truth)
+    gross, growth = _gross_weights(case, truth, value=True)
     inherited = gross * per_similarity
     row_inherited = np.divide(inherited.sum(axis=1), shares, out=np.zeros(len(shares)), where=shares > 0).tolist()
 
@@ -212,12 +218,12 @@ def temperature_bound(case: Case, truth: Truth, dtype: str) -> float:
     u, temperature = unit_roundoff(accumulating(dtype)), case.temperature
     allowed, dim = bounds(case, truth, dtype), case.embeddings.shape[1]
     sizes, positives = np.abs(truth.similarity), case.positives()
-    weights, growth = _gross_weights(case, truth)
+    weights, growth = _gross_weights(case, truth, temperature=True)
     errors, shares = weights.copy(), shares_of(case)
     for i in case.anchors():
         if case.entry.form == "mass":  # whose floor depends on the lowest similarity, with the weight of the positive
             sizes[i, positives[i]] += 1
-        elif case.entry.form != "sigmoid":  # whose weights are no differences
+        elif case.entry.form not in ("sigmoid", "weighted"):  # whose weights are no differences, or gross
             errors[i, positives[i]] += _scale(case) / temperature * shares[i] / max(len(positives[i]), 1)
     per_logit = (SIMILARITY_ULPS + math.sqrt(dim)) * _products(case).max(axis=1) / temperature
     errors *= (growth * (GRADIENT_ULPS + per_logit))[:, None]
@@ -236,9 +242,22 @@ def bias_bound(case: Case, truth: Truth, dtype: str) -> float:
     return float(u * (per_weight + summed) * np.abs(truth.weights).sum() * case.temperature)
 
 
-def _gross_weights(case: Case, truth: Truth) -> tuple[Matrix, Matrix]:
-    """The gross weights, of the case's ``shape``, and the growth of the errors of each anchor's weights."""
+def _gross_weights(
+    case: Case, truth: Truth, *, value: bool = False, temperature: bool = False
+) -> tuple[Matrix, Matrix]:
+    """The gross weights, of the case's ``shape``, and the growth of the errors of each anchor's weights.
+
+    Args:
+        case: the case.
+        truth: its certified results.
+        value: whether they are the derivatives of the value, also through weights that are constants in the gradient.
+        temperature: whether they are the derivatives with all weights held constant, as in that by the temperature.
+    """
     gross, growth = np.abs(truth.weights), np.ones(case.shape[0])
+    if case.entry.form == "weighted":
+        found, held = _Weighted(case, truth), temperature or (case.detaches_weights and not value)
+        gross[found.positive] = found.direct + (0 if held else found.through)
+        return gross, growth * (1 + 4 * case.temperature / float(case.option("sigma")))
     if case.entry.form != "mass":
         return gross, growth
     masses, beta = _Masses(case, truth), float(case.option("beta"))
@@ -246,6 +265,38 @@ def _gross_weights(case: Case, truth: Truth) -> tuple[Matrix, Matrix]:
     own = gross[masses.positive][:, None]
     above = masses.above[:, None]
     return np.where(above, own * shares, gross), np.where(masses.above, (1 + 2 * beta) * masses.growth, 1.0)
+
+
+class _Weighted:
+    """The weights of all positives of a loss with weights 2 - m, computed in float64 to scale the tolerances.
+
+    Attributes:
+        positive: bool, of the case's ``shape``.
+        own: [R], the logits of the positives.
+        m: [R], R times the softmax of the similarities of all rows to their positives, divided by sigma.
+        direct: [R], the gross derivative with respect to these similarities, with the weights held constant.
+        through: [R], the gross derivative through the weights.
+    """
+
+    def __init__(self, case: Case, truth: Truth) -> None:
+        similarity = _similarities(case) if truth.similarity is None else truth.similarity
+        sigma, member = float(case.option("sigma")), case.member_array()
+        self.positive = case.positive_array() & member
+        closeness = similarity[self.positive] / sigma
+        e = np.exp(closeness - closeness.max())
+        self.own, self.m = similarity[self.positive] / case.temperature, e / e.mean()
+        self.largest = float(np.abs(closeness).max())
+        counted = np.isin(range(case.shape[0]), case.anchors()) & (member & ~self.positive).any(axis=1)
+        share = counted * _scale(case) * shares_of(case)
+        self.direct = share * (2 + self.m) / case.temperature
+        sizes = share * np.abs(self.own)
+        self.through = self.m / sigma * (sizes + (sizes * self.m).mean())
+
+    def roundings(self) -> Matrix:
+        """[R], the rounding errors of the weighted logits, in units of u."""
+        per_weight = 4 + math.sqrt(len(self.m)) + 2 * self.largest
+        found: Matrix = np.abs(self.own) * (2 + self.m + per_weight * self.m)
+        return found
 
 
 class _Masses:
@@ -308,6 +359,8 @@ def _own_roundings(case: Case, truth: Truth, constant: float) -> Matrix:
         return own
     if case.entry.form == "mass":
         return own + _Masses(case, truth).roundings()
+    if case.entry.form == "weighted":
+        own += _Weighted(case, truth).roundings()
     sizes = np.abs(_similarities(case) if truth.similarity is None else truth.similarity) / case.temperature
     members, positives = case.members(), case.positives()
     for i in case.anchors():
@@ -316,6 +369,9 @@ def _own_roundings(case: Case, truth: Truth, constant: float) -> Matrix:
         if case.entry.form == "binary":
             own[i] += z[chosen].sum() / (len(chosen) + 1) + (z[others].mean() if others else 0)
         elif chosen:
+            if case.entry.form == "weighted":
+                own[i] += _of_log_sum(z[others]) if others else 0
+                continue
             summed = others if case.option("denominator") == "only_negatives" else members[i]
             own[i] = _of_log_sum(z[summed]) if summed else constant
             if case.entry.form == "inside":
@@ -376,7 +432,7 @@ def with_narrowed_weights(allowed: Bounds, case: Case, truth: Truth, dtype: str)
     u, cosine = unit_roundoff(dtype), case.option("similarity") == "cosine"
     share = _scale(case) / case.temperature * float(shares_of(case)[case.anchors()].max(initial=0.0))
     least = share * SMALLEST_SUBNORMAL[dtype] / (2 * WEIGHTS_LIFTED[dtype])
-    narrowed = _gross_weights(case, truth)[0] if case.entry.form == "mass" else truth.weights
+    narrowed = _gross_weights(case, truth)[0] if case.entry.form in ("mass", "weighted") else truth.weights
     lengths, more = _lengths(case), {name: np.zeros(len(matrix)) for name, matrix in case.matrices.items()}
     for name, weights, other in _by_matrix(case, narrowed):
         # The rows that weights multiply. Under cosine a row is scaled by a power of two to a norm of about 1, and the
@@ -467,12 +523,12 @@ def _amplified(case: Case, truth: Truth, shares: Matrix, amplified: Matrix, dtyp
     """
     lengths, positives, anchors = _lengths(case), case.positives(), case.anchors()
     # The growth of errors differs between anchors.
-    within = len(case.matrices) == 1 and case.entry.form != "mass"
+    within = len(case.matrices) == 1 and case.entry.form not in ("mass", "weighted")
     errors, _ = _gross_weights(case, truth)
     if not within:
         # The rounding error of a subnormal exponential is absolute, and its result may be 0.
         errors = errors + shares[:, None] * (float(np.finfo(dtype).tiny) / unit_roundoff(dtype))
-        for i in anchors if case.entry.form not in ("sigmoid", "mass") else ():
+        for i in anchors if case.entry.form not in ("sigmoid", "mass", "weighted") else ():
             # With the mean inside the logarithm, a share is a positive's part of a sum of exponentials: at most 1.
             errors[i, positives[i]] += shares[i] / (max(len(positives[i]), 1) if case.entry.form == "mean" else 1)
         errors = errors * amplified[:, None]

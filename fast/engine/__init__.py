@@ -32,6 +32,7 @@ from __future__ import annotations
 from .autograd import anchor_values, loss_of
 from .formulas import reduced
 from .pair_values import pair_values
+from .partners import partner_rows
 from .plan import precision, tiles_of
 from .scaling import measure, pair_logits
 from .spec import (
@@ -67,6 +68,7 @@ __all__ = [
     "measure",
     "pair_logits",
     "pair_values",
+    "partner_rows",
     "precision",
     "reduced",
     "tiles_of",

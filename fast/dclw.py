@@ -1,0 +1,127 @@
+"""Weighted decoupled contrastive learning (DCLW): the denominator leaves out the positive, whose term is weighted.
+
+Let s_ij be the cosine of rows i and j divided by the temperature, p the positive of anchor i, c_i their cosine, and
+N(i) every row except i and p. The loss of anchor i is
+
+    log(sum over N(i) of e^s) - w_i s_ip
+    w_i = 2 - m_i,  m_i = R softmax(c / sigma)_i over the R rows of the batch
+
+The weights are constants, unless ``detach_weights`` is False. Without negatives the loss is 0. The engine evaluates the
+odds, log(sum over N(i) of e^s / e^s_ip), to which (m_i - 1) s_ip is added. As sigma grows, every w_i goes to 1, and the
+loss to that of DCL, `supcon_loss` with denominator="only_negatives".
+
+Source: Yeh et al. 2022, "Decoupled Contrastive Learning", arXiv 2110.06848, the loss L_DCW, averaged over both views as
+in DCLWLoss of lightly at commit e8d317f. There the weights are constants. They are not in
+raminnakhli/Decoupled-Contrastive-Learning at commit 0b9b76d, nor in nidl at commit efb1343.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .checks import (
+    check_anchors,
+    check_choice,
+    check_embeddings,
+    check_flag,
+    check_options,
+    check_partners,
+    check_range,
+    check_references,
+)
+from .engine import Backend, Batch, Policy, Rule, anchor_values, pair_logits, partner_rows, precision, reduced
+from .engine.device import dtypes_of, traced
+
+Cosine = Literal["cosine"]
+Reduction = Literal["mean", "sum", "none"]
+
+
+def dclw_loss(
+    embeddings: Tensor,
+    partners: Tensor,
+    *,
+    anchors: Tensor | None = None,
+    ref_embeddings: Tensor | None = None,
+    self_rows: Tensor | None = None,
+    temperature: float | Tensor = 0.1,
+    base_temperature: float | None = None,
+    similarity: Cosine = "cosine",
+    sigma: float = 0.5,
+    detach_weights: bool = True,
+    reduction: Reduction = "mean",
+    validate: bool = False,
+    backend: Backend = "auto",
+) -> Tensor:
+    """Decoupled contrastive learning whose positive terms are weighted by 2 - N softmax(cosine / sigma) (DCLW).
+
+    Example:
+        >>> import torch
+        >>> from pairproof.fast import dclw_loss, stacked_partners
+        >>> z = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8], [-0.6, 0.8]])
+        >>> loss = dclw_loss(z, stacked_partners(4))
+        >>> print(f"{loss:.4f}")
+        6.1574
+
+    Args:
+        embeddings: floating ``[N, D]``, N >= 2, or with references N >= 1.
+        partners: integers ``[N]``, the row of each row's positive: mutual, never the row itself. `stacked_partners` and
+            `interleaved_partners` return them for two views per item. With references, any row of these except the
+            anchor itself; need not be mutual.
+        anchors: bool ``[N]``, the rows that are anchors; None: all rows. The weights are those of all rows.
+        ref_embeddings: floating ``[M, D]``, rows that anchors are contrasted with instead of the batch: a memory bank,
+            a queue, or the gathered rows of all devices. None: the batch.
+        self_rows: integers ``[N]``, the reference that is the anchor itself and is left out, or -1; None: all -1.
+        temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
+            require a gradient.
+        base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
+        similarity: "cosine"; the weights are those of a distribution of directions, so there is no other.
+        sigma: number from 1e-10 to 1e10; in the weights, similarities are divided by it.
+        detach_weights: whether the weights are constants, through which no gradient flows. The value is the same.
+        reduction: "mean" or "sum" over the anchors, or "none": one value per anchor, in row order.
+        validate: also check values on devices other than the CPU, which synchronises with the device.
+        backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
+
+    Returns:
+        A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape, value or device, or an option is unknown.
+
+    Source:
+        arXiv 2110.06848, and DCLWLoss of lightly.
+    """
+    rule, policy = Rule("out", similarity, temperature, "only_negatives"), Policy(reduction, base_temperature)
+    check_choice("similarity", similarity, ("cosine",))
+    check_options(rule, policy, backend, validate=validate)
+    check_range("sigma", sigma)
+    check_flag("detach_weights", detach_weights)
+    least = 2 if ref_embeddings is None else 1
+    sizes = check_embeddings(embeddings, similarity=similarity, validate=validate, least=least)
+    references = check_references(embeddings, ref_embeddings, None, self_rows, similarity=similarity, validate=validate)
+    targets = check_partners(embeddings, partners, references, validate=validate)
+    if anchors is not None:
+        check_anchors(embeddings, anchors)
+
+    # The gradients of the sums and of the positives are added before they are rounded to a narrow dtype.
+    returned, computing = dtypes_of(embeddings)
+    if isinstance(temperature, Tensor):
+        temperature = temperature.to(computing)  # a quotient of a narrow dtype would be rounded
+        rule = replace(rule, temperature=temperature)
+    if backend != "exact" and (backend == "triton" or traced(embeddings) or not precision(rule, embeddings, ())):
+        others = embeddings if references.embeddings is None else references.embeddings
+        computing = torch.promote_types(returned, dtypes_of(others)[0])
+    rows = embeddings.to(computing)
+    if references.embeddings is not None:
+        references = replace(references, embeddings=references.embeddings.to(computing))
+    batch = Batch(rows, targets, rule, references, anchors, storage=embeddings.dtype, sizes=sizes)
+    found = anchor_values(batch, backend)
+    cosines = pair_logits(rows, partner_rows(batch), replace(rule, temperature=1.0))
+    weighing = (cosines.detach() if detach_weights else cosines) / sigma
+    excess = len(rows) * torch.softmax(weighing, dim=0) - 1
+    values = torch.where(found.negatives > 0, found.values + excess * (cosines / temperature), 0.0)
+    return reduced(found._replace(values=values), batch, policy).to(returned)
