@@ -16,7 +16,7 @@ from pairproof.reference import Pair, Result, Terms
 from .documents.load import load_worked, worked_cases
 from .judge.options import Selection, UsageError, meant
 from .suite.cases import Case, call_reference
-from .suite.catalogue import LOSSES
+from .suite.catalogue import LOSSES, WEIGHTS
 from .suite.golden import ARGUMENTS, DTYPES, FOLDER, Flag, GoldenCase, load_golden
 from .suite.records import Expected
 
@@ -79,9 +79,11 @@ def _anchor(case: Case, terms: Terms, i: int) -> Iterator[str]:
     yield f"anchor {i}{place}: positives {_listed(terms.positives[i])}; negatives {_listed(terms.negatives[i])}"
     for (anchor, other), pair in terms.pairs.items():
         if anchor == i:
-            yield f"  {_pair(case, pair, terms.similarity[i][other])}"
+            weight = "" if "positive_weights" not in case.arguments else f", weight {_number(pair.weight)}"
+            yield f"  {_pair(case, pair, terms.similarity[i][other])}{weight}"
+    weight = "" if "anchor_weights" not in case.arguments else f", with its weight {_number(case.anchor_weights()[i])}"
     policy = "" if i in terms.counted else "  (left out of the mean: no positives)"
-    yield f"  value of anchor {i}: {_number(terms.anchor_losses[i])}{policy}"
+    yield f"  value of anchor {i}{weight}: {_number(terms.anchor_losses[i])}{policy}"
 
 
 def _pair(case: Case, pair: Pair, similarity: Any) -> str:
@@ -121,11 +123,15 @@ def _whole(case: Case, result: Result) -> Iterator[str]:
     scale = "" if case.option("base_temperature") is None else f" x {_number(terms.scale)}"
     if case.over_pairs:
         summed = form == "sigmoid"
-        parts = [_number(p.value) if summed else f"log {_ratio(p)}" for _, p in sorted(terms.pairs.items())]
+        parts = [
+            _number(p.value) if summed else f"{_factor(case, p.anchor)}{_log(case, p)}"
+            for _, p in sorted(terms.pairs.items())
+        ]
     else:
         pairs = {i: [pair for (a, _), pair in terms.pairs.items() if a == i] for i in terms.counted}
         parts = [
-            "nan" if math.isnan(terms.anchor_losses[i]) else _part(case, of_anchor) for i, of_anchor in pairs.items()
+            "nan" if math.isnan(terms.anchor_losses[i]) else f"{_factor(case, i)}{_part(case, of_anchor)}"
+            for i, of_anchor in pairs.items()
         ]
     if reduction == "none":
         for i, part, value in zip(terms.counted, parts, result.loss, strict=True):
@@ -135,7 +141,8 @@ def _whole(case: Case, result: Result) -> Iterator[str]:
         for place, part, value in zip(sorted(terms.pairs), parts, result.loss, strict=True):
             yield f"pair {place}: {sign}{part}{scale} = {_number(value)}"
         return
-    divisor = f"/{len(parts)}" if reduction.startswith("mean") and parts else ""
+    number = _number(terms.divisor) if WEIGHTS.keys() & case.arguments.keys() else len(parts)
+    divisor = f"/{number}" if reduction.startswith("mean") and parts else ""
     yield f"{sign}({' + '.join(parts) or '0'}){divisor}{scale} = {_number(result.loss)}"
 
 
@@ -153,8 +160,22 @@ def _part(case: Case, pairs: Sequence[Pair]) -> str:
     if form == "inside":
         inside = " + ".join(map(_ratio, pairs))
         return f"log({inside})" if case.option("inside_reduction") == "sum" else f"log(({inside})/{len(pairs)})"
-    logs = " + ".join(f"log {_ratio(pair)}" for pair in pairs)
-    return f"({logs})/{len(pairs)}" if len(pairs) > 1 else logs
+    logs = " + ".join(_log(case, pair) for pair in pairs)
+    number = f"{len(pairs)}"
+    if case.option("weights_divisor") == "weight" and "positive_weights" in case.arguments:
+        number = _number(sum(float(pair.weight) for pair in pairs))
+    return f"({logs})/{number}" if number != "1" else logs
+
+
+def _log(case: Case, pair: Pair) -> str:
+    """Return the logarithm of the ratio of a pair, times its weight."""
+    weight = f"{_number(pair.weight)} x " if "positive_weights" in case.arguments else ""
+    return f"{weight}log {_ratio(pair)}"
+
+
+def _factor(case: Case, i: int) -> str:
+    """Return the weight of an anchor as a factor."""
+    return f"{_number(case.anchor_weights()[i])} x " if "anchor_weights" in case.arguments else ""
 
 
 def find_case(name: str) -> Case:

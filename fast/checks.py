@@ -27,6 +27,7 @@ from .engine import (
     Similarity,
     Sizes,
     Targets,
+    WeightsDivisor,
     device,
     measure,
 )
@@ -36,6 +37,7 @@ PAIR_REDUCTIONS = (*REDUCTIONS, "mean_pairs", "sum_pairs", "none_pairs")
 SIMILARITIES: tuple[str, ...] = get_args(Similarity)
 DENOMINATORS: tuple[str, ...] = get_args(Denominator)
 INSIDE_REDUCTIONS: tuple[str, ...] = get_args(InsideReduction)
+WEIGHTS_DIVISORS: tuple[str, ...] = get_args(WeightsDivisor)
 NO_POSITIVE = ("zero", "drop", "nan")
 NO_NEGATIVE = ("zero", "nan")
 DIRECTIONS = ("both", "a_to_b", "b_to_a")
@@ -186,6 +188,7 @@ def check_options(
         ("similarity", rule.similarity, SIMILARITIES),
         ("denominator", rule.denominator, DENOMINATORS),
         ("inside_reduction", rule.inside_reduction, INSIDE_REDUCTIONS),
+        ("weights_divisor", rule.weights_divisor, WEIGHTS_DIVISORS),
         ("no_positive", policy.no_positive, NO_POSITIVE),
         ("no_negative", policy.no_negative, NO_NEGATIVE),
         ("reduction", policy.reduction, reductions),
@@ -428,6 +431,59 @@ def check_ignored(
     if (ignored_ids.dtype == torch.uint64) != (ref_ignored_ids.dtype == torch.uint64):
         own, others = _numbered(ignored_ids, ref_ignored_ids, own, others)
     return replace(targets, ids=own, column_ids=others)
+
+
+def check_weights(
+    embeddings: Tensor,
+    name: str,
+    weights: object,
+    references: References | None = None,
+    *,
+    validate: bool,
+) -> Tensor | None:
+    """Check weights of pairs ``[N, M]`` or, without references, of anchors ``[N]``; if values are read, in range.
+
+    Args:
+        embeddings: floating ``[N, D]``.
+        name: the argument's name.
+        weights: the argument; None: no weights.
+        references: the columns of the pairs, also if these are the rows of the batch; None: the weights are those of
+            anchors.
+        validate: whether to read values on an accelerator too.
+
+    Returns:
+        The weights.
+
+    Raises:
+        TypeError: weights are not a tensor, or neither float32 nor float64.
+        ValueError: the shape is wrong, the device is not that of the embeddings, a gradient is required, or a weight is
+            negative, NaN or above 1e10.
+    """
+    if weights is None:
+        return None
+    if not isinstance(weights, Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(weights).__name__}")
+    if weights.dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"{name}: expected dtype float32 or float64, got {weights.dtype}")
+    count = embeddings.shape[0]
+    shape, meaning = [count], "one weight per embedding"
+    if references is not None:
+        rows = references.embeddings
+        shape, meaning = [count, count if rows is None else rows.shape[0]], "one weight per pair"
+    if weights.shape != torch.Size(shape):
+        raise ValueError(f"{name}: expected {meaning}, shape {shape}, got shape {_shape(weights)}")
+    if weights.device != embeddings.device:
+        raise ValueError(f"{name}: expected the embeddings' device, {embeddings.device}, got {weights.device}")
+    if weights.requires_grad:
+        raise ValueError(f"{name}: expected a tensor without gradient, as weights are constants; pass {name}.detach()")
+    if device.may_read(weights, validate):
+        low, high = (end.item() for end in torch.aminmax(weights))
+        if not 0 <= low <= high <= 1 / LOWEST:
+            outside = ~((weights >= 0) & (weights <= 1 / LOWEST))
+            row = _first(outside.reshape(count, -1).any(1))
+            value = weights[outside][0].item()
+            raise ValueError(f"{name}: expected numbers in the range 0 to {1 / LOWEST:g}, got {value:g} in row {row}")
+    return weights
 
 
 def check_partners(embeddings: Tensor, partners: object, references: References, *, validate: bool) -> Targets:

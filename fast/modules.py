@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from .checks import check_bias, check_choice, check_directions, check_flag, check_number, check_range, check_temperature
 from .dclw import dclw_loss
-from .engine import Backend, Denominator, InsideReduction, Similarity
+from .engine import Backend, Denominator, InsideReduction, Similarity, WeightsDivisor
 from .hard_negative import Cosine, hard_negative_loss
 from .info_nce import Direction, info_nce_loss
 from .nt_bxent import nt_bxent_loss
@@ -152,6 +152,7 @@ class SupConLoss(LossModule):
     """
 
     denominator: Denominator = "all"
+    weights_divisor: WeightsDivisor = "count"
     no_positive: NoPositive = "zero"
     no_negative: NoNegative = "zero"
     reduction: Reduction = "mean"
@@ -224,6 +225,7 @@ class NTXentPairwiseLoss(LossModule):
         0.4333
     """
 
+    weights_divisor: WeightsDivisor = "count"
     no_positive: NoPositive = "zero"
     reduction: PairReduction = "mean"
 

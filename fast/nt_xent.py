@@ -13,6 +13,7 @@ Sources: Chen et al. 2020, "A Simple Framework for Contrastive Learning of Visua
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from torch import Tensor
@@ -25,8 +26,9 @@ from .checks import (
     check_options,
     check_partners,
     check_references,
+    check_weights,
 )
-from .engine import Backend, Batch, Policy, Rule, Similarity, loss_of
+from .engine import Backend, Batch, Policy, Rule, Similarity, WeightsDivisor, loss_of
 from .supcon import labelled_loss
 
 Reduction = Literal["mean", "sum", "none"]
@@ -44,6 +46,7 @@ def nt_xent_loss(
     ignored: Tensor | None = None,
     ignored_ids: Tensor | None = None,
     ref_ignored_ids: Tensor | None = None,
+    anchor_weights: Tensor | None = None,
     temperature: float | Tensor = 0.07,
     base_temperature: float | None = None,
     similarity: Similarity = "cosine",
@@ -75,6 +78,9 @@ def nt_xent_loss(
         ignored_ids: integers ``[N]``; a pair of rows with equal ids is left out unless the column is the row's
             partner. For duplicates among the negatives; needs no array of all pairs.
         ref_ignored_ids: integers ``[M]``, the ids of the references; with references, both or neither are given.
+        anchor_weights: float32 or float64 ``[N]``, from 0 to 1e10: the factor of each anchor's value. The mean divides
+            by the sum of the weights of the anchors; it is 0 if they are all 0. Weights are constants, and must not
+            require a gradient.
         temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
             require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
@@ -101,6 +107,10 @@ def nt_xent_loss(
     targets = check_partners(embeddings, partners, references, validate=validate)
     if anchors is not None:
         check_anchors(embeddings, anchors)
+    if anchor_weights is not None:
+        policy = replace(
+            policy, anchor_weights=check_weights(embeddings, "anchor_weights", anchor_weights, validate=validate)
+        )
     if ignored is not None or ignored_ids is not None or ref_ignored_ids is not None:
         left_out = ignored, ignored_ids, ref_ignored_ids
         targets = check_ignored(embeddings, targets, references, *left_out, validate=validate)
@@ -120,9 +130,13 @@ def nt_xent_pairwise_loss(
     ignored: Tensor | None = None,
     ignored_ids: Tensor | None = None,
     ref_ignored_ids: Tensor | None = None,
+    positive_weights: Tensor | None = None,
+    negative_weights: Tensor | None = None,
+    anchor_weights: Tensor | None = None,
     temperature: float | Tensor = 0.07,
     base_temperature: float | None = None,
     similarity: Similarity = "cosine",
+    weights_divisor: WeightsDivisor = "count",
     no_positive: NoPositive = "zero",
     reduction: PairReduction = "mean",
     validate: bool = False,
@@ -153,10 +167,19 @@ def nt_xent_pairwise_loss(
         ignored_ids: integers ``[N]``; a pair of rows with equal ids is left out unless the column is a positive of the
             row. For duplicates among the negatives; needs no array of all pairs.
         ref_ignored_ids: integers ``[M]``, the ids of the references; with references, both or neither are given.
+        positive_weights: float32 or float64 ``[N, N]``, with references ``[N, M]``, from 0 to 1e10: the factor of each
+            positive's -log ratio. Entries of other pairs have no effect. An anchor whose positives all have weight 0
+            has no positives. Weights are constants, and must not require a gradient.
+        negative_weights: the same for negatives: the factor of each negative's exponential in the denominator, such as
+            how often a miner has chosen it. A negative of weight 0 is left out.
+        anchor_weights: float32 or float64 ``[N]``, from 0 to 1e10: the factor of each anchor's value. The mean divides
+            by the sum of the weights of the anchors that count; it is 0 if they are all 0.
         temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
             require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
+        weights_divisor: what the weighted sum over the positives is divided by: their number, "count", or the sum of
+            their weights, "weight".
         no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan". It has no
             pairs: under "nan" it makes "mean_pairs" and "sum_pairs" NaN, else it adds nothing to them, and it never has
             an entry in "none_pairs".
@@ -164,7 +187,9 @@ def nt_xent_pairwise_loss(
             anchor's value is the mean over its pairs; or over the positive pairs of all anchors "mean_pairs",
             "sum_pairs" or "none_pairs": one value per pair, ordered by anchor, then by column. If P is the bool mask
             ``[N, N]``, with references ``[N, M]``, of the positives of the anchors, without self pairs and ignored
-            pairs, ``P.nonzero()`` returns the pairs in this order.
+            pairs, ``P.nonzero()`` returns the pairs in this order. The value of a pair is multiplied by its weight and
+            that of its anchor. With ``weights_divisor="weight"``, "mean_pairs" divides by the sum of these products,
+            else by that of the anchors' weights.
         validate: also check values on devices other than the CPU, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
 
@@ -179,8 +204,9 @@ def nt_xent_pairwise_loss(
     Source:
         pytorch-metric-learning's NTXentLoss, with reduction "mean_pairs"; issue 6 of that project.
     """
-    rule = Rule("out", similarity, temperature, "one_positive")
+    rule = Rule("out", similarity, temperature, "one_positive", weights_divisor=weights_divisor)
     policy = Policy(reduction, base_temperature, no_positive)
     references, left_out = (ref_embeddings, ref_labels, self_rows), (ignored, ignored_ids, ref_ignored_ids)
     given = embeddings, labels, positives, anchors, references, left_out
-    return labelled_loss(rule, policy, *given, validate, backend, PAIR_REDUCTIONS)
+    weights = positive_weights, negative_weights, anchor_weights
+    return labelled_loss(rule, policy, *given, validate, backend, PAIR_REDUCTIONS, weights)

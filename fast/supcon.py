@@ -8,12 +8,15 @@ positives of i in A(i), and N(i) the rest of A(i). The denominator D_ip is
     "one_positive"    e^s_ip + sum over n in N(i) of e^s_in
     "only_negatives"  sum over n in N(i) of e^s_in
 
-and the loss of anchor i is
+where e^s_in is multiplied by the weight of the negative, if there are such weights. The loss of anchor i is
 
     supcon          mean over p in P(i) of -log(e^s_ip / D_ip)
     supcon_in       -log(mean over p in P(i) of e^s_ip / D_ip), or -log of the sum
     supcon_epsilon  sum over p of -log(e_ip / sum over a in A(i) of e_ia) / (|P(i)| + epsilon)
                     with e_ij = exp(s_ij - max over all rows k, i included, of s_ik) + epsilon, epsilon = 1e-8
+
+With weights w_p of positives, supcon is the sum over P(i) of w_p times -log(e^s_ip / D_ip), divided by |P(i)| or by the
+sum of w_p.
 
 Sources: Khosla et al. 2020, "Supervised Contrastive Learning", arXiv 2004.11362, equations 2 (L_out) and 3 (L_in); the
 three denominators are those of the authors' code (google-research, supcon/losses.py); supcon_epsilon is the batch
@@ -23,6 +26,7 @@ tutorial's function of 31 January 2023; here its derivative includes that of the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from torch import Tensor
@@ -35,8 +39,20 @@ from .checks import (
     check_labels_or_positives,
     check_options,
     check_references,
+    check_weights,
 )
-from .engine import Backend, Batch, Denominator, InsideReduction, Policy, Rule, Similarity, loss_of, pair_values
+from .engine import (
+    Backend,
+    Batch,
+    Denominator,
+    InsideReduction,
+    Policy,
+    Rule,
+    Similarity,
+    WeightsDivisor,
+    loss_of,
+    pair_values,
+)
 
 Reduction = Literal["mean", "sum", "none"]
 NoPositive = Literal["zero", "drop", "nan"]
@@ -55,10 +71,14 @@ def supcon_loss(
     ignored: Tensor | None = None,
     ignored_ids: Tensor | None = None,
     ref_ignored_ids: Tensor | None = None,
+    positive_weights: Tensor | None = None,
+    negative_weights: Tensor | None = None,
+    anchor_weights: Tensor | None = None,
     temperature: float | Tensor = 0.07,
     base_temperature: float | None = None,
     similarity: Similarity = "cosine",
     denominator: Denominator = "all",
+    weights_divisor: WeightsDivisor = "count",
     no_positive: NoPositive = "zero",
     no_negative: NoNegative = "zero",
     reduction: Reduction = "mean",
@@ -90,11 +110,20 @@ def supcon_loss(
         ignored_ids: integers ``[N]``; a pair of rows with equal ids is left out unless the column is a positive of the
             row. For duplicates among the negatives; needs no array of all pairs.
         ref_ignored_ids: integers ``[M]``, the ids of the references; with references, both or neither are given.
+        positive_weights: float32 or float64 ``[N, N]``, with references ``[N, M]``, from 0 to 1e10: the factor of each
+            positive's -log ratio. Entries of other pairs have no effect. An anchor whose positives all have weight 0
+            has no positives. Weights are constants, and must not require a gradient.
+        negative_weights: the same for negatives: the factor of each negative's exponential in the denominator, such as
+            how often a miner has chosen it. A negative of weight 0 is left out.
+        anchor_weights: float32 or float64 ``[N]``, from 0 to 1e10: the factor of each anchor's value. The mean divides
+            by the sum of the weights of the anchors that count; it is 0 if they are all 0.
         temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
             require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
         denominator: "all", "one_positive" or "only_negatives".
+        weights_divisor: what the weighted sum over the positives is divided by: their number, "count", or the sum of
+            their weights, "weight".
         no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan".
         no_negative: the value of an anchor without negatives under "only_negatives": "zero" or "nan".
         reduction: "mean" or "sum" over the anchors, or "none": one value per anchor that is not dropped, in row order.
@@ -111,10 +140,12 @@ def supcon_loss(
     Source:
         Khosla et al. 2020, arXiv 2004.11362, equation 2.
     """
-    rule = Rule("out", similarity, temperature, denominator)
+    rule = Rule("out", similarity, temperature, denominator, weights_divisor=weights_divisor)
     policy = Policy(reduction, base_temperature, no_positive, no_negative)
     references, left_out = (ref_embeddings, ref_labels, self_rows), (ignored, ignored_ids, ref_ignored_ids)
-    return labelled_loss(rule, policy, embeddings, labels, positives, anchors, references, left_out, validate, backend)
+    given = embeddings, labels, positives, anchors, references, left_out
+    weights = positive_weights, negative_weights, anchor_weights
+    return labelled_loss(rule, policy, *given, validate, backend, weights=weights)
 
 
 def supcon_in_loss(
@@ -267,6 +298,7 @@ def labelled_loss(
     validate: bool,
     backend: Backend,
     reductions: Sequence[str] = REDUCTIONS,
+    weights: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None),
 ) -> Tensor:
     """Evaluate a loss whose positives come from labels ``[N]`` or from a mask ``[N, M]``.
 
@@ -282,6 +314,7 @@ def labelled_loss(
         validate: see `supcon_loss`.
         backend: see `supcon_loss`.
         reductions: the reductions that the loss has.
+        weights: positive_weights, negative_weights and anchor_weights.
 
     Returns:
         A scalar, or ``[anchors]`` under "none", or ``[pairs]`` under "none_pairs".
@@ -301,5 +334,12 @@ def labelled_loss(
     ignored, ids, ref_ids = left_out
     if ignored is not None or ids is not None or ref_ids is not None:
         targets = check_ignored(embeddings, targets, others, ignored, ids, ref_ids, validate=validate)
+    if any(given is not None for given in weights):
+        names, columns = ("positive_weights", "negative_weights", "anchor_weights"), (others, others, None)
+        of_positives, of_negatives, of_anchors = (
+            check_weights(embeddings, *given, validate=validate) for given in zip(names, weights, columns, strict=True)
+        )
+        targets = replace(targets, positive_weights=of_positives, negative_weights=of_negatives)
+        policy = replace(policy, anchor_weights=of_anchors)
     batch = Batch(embeddings, targets, rule, others, anchors, sizes=sizes)
     return pair_values(batch, policy, backend) if policy.reduction == "none_pairs" else loss_of(batch, policy, backend)

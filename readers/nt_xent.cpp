@@ -167,8 +167,11 @@ std::string check(const Json& entry) {
     std::vector<std::size_t> anchors;
     for (std::size_t i = 0; i < rows.unit.size(); ++i)
         if (!keywords.has("anchors") || keywords["anchors"].items[i].value != 0) anchors.push_back(i);
-    const double count = reduction == "mean" ? std::max<double>(1, static_cast<double>(anchors.size())) : 1;
-    const double weight = scale / count / temperature;
+    const Row of_anchors = given.has("anchor_weights") ? numbers(given["anchor_weights"]) : Row(rows.unit.size(), 1);
+    double total = 0;
+    for (std::size_t i : anchors) total += of_anchors[i];
+    const double divisor = reduction == "mean" && total > 0 ? total : 1;
+    const double weight = scale / divisor / temperature;
 
     Row values;
     for (std::size_t i : anchors) {
@@ -193,18 +196,18 @@ std::string check(const Json& entry) {
         for (std::size_t j : members)
             if (j != partner) others += share(j);
         for (std::size_t j : members) {
-            const double c = weight * (j == partner ? -others : share(j));
+            const double c = weight * of_anchors[i] * (j == partner ? -others : share(j));
             rows.add(i, c, columns.unit[j]);
             columns.add(j, c, rows.unit[i]);
         }
-        values.push_back(scale * (logits[top] - logits[partner] + std::log1p(rest)));
+        values.push_back(of_anchors[i] * scale * (logits[top] - logits[partner] + std::log1p(rest)));
     }
 
     // Rounding changes a logit by about 2^-52 of the largest possible logit, and a result by the same factor.
     const double allowed = 1e-12 + 1e-14 * rows.largest() * columns.largest() / temperature;
     double sum = 0;
     for (double value : values) sum += value;
-    const Row loss = reduction == "none" ? values : Row{sum / count};
+    const Row loss = reduction == "none" ? values : Row{sum / divisor};
     const Row right = expected["loss"].kind == Json::list ? numbers(expected["loss"]) : Row{expected["loss"].value};
     for (std::size_t k = 0; k < loss.size(); ++k)
         if (!(std::abs(loss[k] - right.at(k)) <= allowed * (std::abs(right[k]) + 1e-300))) return "the loss";

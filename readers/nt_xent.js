@@ -25,7 +25,9 @@ function ntXent(rows, given, keywords) {
   const [v, normsV] = refs ? unit(refs, similarity) : [u, normsU];
   const counted = rows.map((_, i) => i).filter((i) => !anchors || anchors[i]);
   const scale = temperature / (base ?? temperature);
-  const weight = (scale / (reduction === "mean" ? counted.length || 1 : 1)) / temperature;
+  const ofAnchors = given.anchor_weights ?? rows.map(() => 1);
+  const divisor = reduction === "mean" ? counted.reduce((sum, i) => sum + ofAnchors[i], 0) || 1 : 1;
+  const weight = scale / divisor / temperature;
   const zeros = (matrix) => matrix.map((row) => row.map(() => 0));
   // Per row: the gradient, and the sum of the absolute values of its terms, which scales its rounding error.
   const [gu, gv, sizeU, sizeV] = [zeros(u), zeros(v), u.map(() => 0), v.map(() => 0)];
@@ -38,7 +40,7 @@ function ntXent(rows, given, keywords) {
     const shares = members.map((j) => Math.exp(logits[j] - logits[top]) / (1 + rest));
     const others = members.reduce((sum, j, k) => sum + (j === partners[i] ? 0 : shares[k]), 0);
     members.forEach((j, k) => {
-      const c = weight * (j === partners[i] ? -others : shares[k]);
+      const c = weight * ofAnchors[i] * (j === partners[i] ? -others : shares[k]);
       u[i].forEach((x, d) => {
         gu[i][d] += c * v[j][d];
         gv[j][d] += c * x;
@@ -46,10 +48,10 @@ function ntXent(rows, given, keywords) {
       sizeU[i] += Math.abs(c) * Math.hypot(...v[j]);
       sizeV[j] += Math.abs(c) * Math.hypot(...u[i]);
     });
-    return scale * (logits[top] - logits[partners[i]] + Math.log1p(rest));
+    return ofAnchors[i] * scale * (logits[top] - logits[partners[i]] + Math.log1p(rest));
   });
   const sum = values.reduce((total, value) => total + value, 0);
-  const loss = reduction === "none" ? values : [reduction === "sum" ? sum : sum / (values.length || 1)];
+  const loss = reduction === "none" ? values : [sum / divisor];
   if (!refs) {
     gu.forEach((row, i) => row.forEach((_, d) => (row[d] += gv[i][d])));
     sizeU.forEach((_, i) => (sizeU[i] += sizeV[i]));

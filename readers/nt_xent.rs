@@ -189,8 +189,10 @@ fn check(case: &Json) -> Option<&'static str> {
 
     let is_anchor = |i: &usize| keywords.get("anchors").is_none_or(|anchors| anchors.items()[*i].is_true());
     let anchors: Vec<usize> = (0..units.len()).filter(is_anchor).collect();
-    let count = if reduction == "mean" { anchors.len().max(1) as f64 } else { 1.0 };
-    let weight = scale / count / temperature;
+    let of_anchors = given.get("anchor_weights").map_or(vec![1.0; units.len()], Json::row);
+    let total: f64 = anchors.iter().map(|&i| of_anchors[i]).sum();
+    let divisor = if reduction == "mean" && total > 0.0 { total } else { 1.0 };
+    let weight = scale / divisor / temperature;
 
     let mut values = Vec::new();
     for &i in &anchors {
@@ -212,17 +214,17 @@ fn check(case: &Json) -> Option<&'static str> {
         let share = |j: usize| relative(j) / (1.0 + rest);
         let others: f64 = members.iter().filter(|&&j| j != partners[i]).map(|&j| share(j)).sum();
         for &j in &members {
-            let c = weight * if j == partners[i] { -others } else { share(j) };
+            let c = weight * of_anchors[i] * if j == partners[i] { -others } else { share(j) };
             rows.add(i, c, &columns[j]);
             references.as_mut().unwrap_or(&mut rows).add(j, c, &units[i]);
         }
-        values.push(scale * (logits[top] - logits[partners[i]] + rest.ln_1p()));
+        values.push(of_anchors[i] * scale * (logits[top] - logits[partners[i]] + rest.ln_1p()));
     }
 
     // Rounding changes a logit by about 2^-52 of the largest possible logit, and a result by the same factor.
     let other_largest = references.as_ref().unwrap_or(&rows).largest();
     let allowed = 1e-12 + 1e-14 * rows.largest() * other_largest / temperature;
-    let loss = if reduction == "none" { values } else { vec![values.iter().sum::<f64>() / count] };
+    let loss = if reduction == "none" { values } else { vec![values.iter().sum::<f64>() / divisor] };
     let right = match expected.field("loss") {
         Json::List(items) => items.iter().map(Json::number).collect(),
         value => vec![value.number()],

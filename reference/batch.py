@@ -22,7 +22,7 @@ from typing import Any
 import numpy.typing as npt
 
 from . import checks
-from .scalars import NAN, Scalar, detached, total, zero_like
+from .scalars import NAN, Scalar, detached, order, total, zero_like
 from .similarity import similarity_matrix
 from .terms import Anchor, Columns, Result, Row, Terms
 
@@ -55,6 +55,9 @@ def evaluate(
     ignored: object = None,
     ignored_ids: object = None,
     ref_ignored_ids: object = None,
+    positive_weights: object = None,
+    negative_weights: object = None,
+    anchor_weights: object = None,
     similarity: str,
     more_reductions: Sequence[str] = (),
     **options: Any,
@@ -85,17 +88,39 @@ def evaluate(
         is_positive = [[(i, j) in pairs for j in range(m)] for i in range(n)]
     chosen = [True] * n if anchors is None else checks.check_mask("anchors", anchors, [n], per="embedding")
     mask, ids = checks.check_ignored(ignored, ignored_ids, ref_ignored_ids, n, m, within=within)
-    members = [[a for a in range(m) if a != own[i]] for i in range(n)]
+    of_positives = checks.check_weights("positive_weights", positive_weights, [n, m], per="pair")
+    of_negatives = checks.check_weights("negative_weights", negative_weights, [n, m], per="pair")
     if partners is not ABSENT and mask is not None:
         checks.check_kept(mask, mates)
+    others = [[a for a in range(m) if a != own[i]] for i in range(n)]
+    members = _without_ignored(others, is_positive, mask, ids)
     return evaluate_similarities(
         formula,
         similarity_matrix(rows, similarity, references),
         is_positive,
         anchors=[i for i in range(n) if chosen[i]],
-        members=_without_ignored(members, is_positive, mask, ids),
+        members=_without_weightless(members, is_positive, of_positives, of_negatives),
+        positive_weights=of_positives,
+        negative_weights=of_negatives,
+        anchor_weights=checks.check_weights("anchor_weights", anchor_weights, [n], per="embedding"),
         **options,
     )
+
+
+def _without_weightless(
+    members: Sequence[Columns],
+    is_positive: Sequence[Sequence[bool]],
+    positive_weights: Sequence[Sequence[float]] | None,
+    negative_weights: Sequence[Sequence[float]] | None,
+) -> list[Columns]:
+    """Return A(i) of every row without its negatives of weight 0, and without its positives if all have weight 0."""
+
+    def weight(i: int, a: int) -> float:
+        weights = positive_weights if is_positive[i][a] else negative_weights
+        return 1.0 if weights is None else weights[i][a]
+
+    paired = [any(weight(i, a) for a in A if is_positive[i][a]) for i, A in enumerate(members)]
+    return [[a for a in A if (paired[i] if is_positive[i][a] else weight(i, a))] for i, A in enumerate(members)]
 
 
 def _without_ignored(
@@ -218,6 +243,9 @@ def evaluate_similarities(
     lowest: Scalar | None = None,
     weights: Weights | Sequence[Row] | None = None,
     detach_weights: bool = True,
+    positive_weights: Sequence[Sequence[float]] | None = None,
+    negative_weights: Sequence[Sequence[float]] | None = None,
+    anchor_weights: Sequence[float] | None = None,
     **options: Any,
 ) -> Result:
     """Evaluate a formula for every anchor and reduce the results. Of the arguments, only the logits are checked.
@@ -240,6 +268,9 @@ def evaluate_similarities(
         weights: for a formula that takes the option ``weights``, the weights of every row, or a function that computes
             them from all similarities.
         detach_weights: whether computed weights are constants, through which no derivative flows.
+        positive_weights: [R][C], of which a formula takes the row of its anchor as the option ``positive_weights``.
+        negative_weights: [R][C], likewise.
+        anchor_weights: [R], the factor of each anchor's value; the means divide by the sum of the weights.
         options: further options of the formula.
 
     Returns:
@@ -271,15 +302,27 @@ def evaluate_similarities(
         if detach_weights:
             weights = [[detached(w) for w in row] for row in weights]
     without_positives: Anchor = (NAN if no_positive == "nan" else 0.0), []
+
+    def evaluated(i: int) -> Anchor:
+        given = {"weights": weights, "positive_weights": positive_weights, "negative_weights": negative_weights}
+        of_row = {name: array[i] for name, array in given.items() if array is not None}
+        return formula(logits[i], i, A[i], P[i], N[i], **options, **of_row)
+
+    def weighted(i: int, value: Scalar) -> Scalar:
+        return value if anchor_weights is None else value * anchor_weights[i]
+
     values = {
-        i: formula(logits[i], i, A[i], P[i], N[i], **options, **({} if weights is None else {"weights": weights[i]}))
-        if P[i] or no_positive is None
-        else without_positives
+        i: evaluated(i) if P[i] or no_positive is None else without_positives
         for i in (rows if anchors is None else anchors)
     }
-    losses = {i: scaled(zero + value) for i, (value, _) in values.items()}
+    losses = {i: weighted(i, scaled(zero + value)) for i, (value, _) in values.items()}
     pairs = {(i, pair.other): pair for i, (_, found) in values.items() for pair in found}
     counted = [i for i in losses if P[i] or no_positive != "drop"]
+    if reduction == "mean_pairs":
+        by_weight = options.get("weights_divisor") == "weight"
+        shares = [weighted(i, pair.weight if by_weight else 1.0) for (i, _), pair in pairs.items()]
+    else:
+        shares = [weighted(i, 1.0) for i in counted]
     terms = Terms(
         similarity=[list(row) for row in similarity],
         logits=logits,
@@ -289,15 +332,16 @@ def evaluate_similarities(
         anchor_losses=losses,
         counted=counted,
         scale=scaled(1.0),
+        divisor=total(shares) if order(total(shares)) > 0 else 1.0,
     )
     if reduction == "none":
         return Result([losses[i] for i in counted], terms)
     if reduction in PAIR_REDUCTIONS:
-        each = [scaled(pairs[place].value) for place in sorted(pairs)]
+        each = [weighted(i, scaled(pairs[i, j].value * pairs[i, j].weight)) for i, j in sorted(pairs)]
         if reduction == "none_pairs":
             return Result(each, terms)
         # The value of an anchor without pairs is 0, or NaN.
         loss = total([losses[i] for i in losses if not values[i][1]] + each, zero)
-        return Result(loss / max(len(pairs), 1) if reduction == "mean_pairs" else loss, terms)
+        return Result(loss / terms.divisor if reduction == "mean_pairs" else loss, terms)
     loss = total((losses[i] for i in counted), zero)
-    return Result(loss / len(counted) if reduction == "mean" and counted else loss, terms)
+    return Result(loss / terms.divisor if reduction == "mean" else loss, terms)

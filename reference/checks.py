@@ -31,6 +31,7 @@ CHOICES = {
     "inside_reduction": ("mean", "sum"),
     "no_positive": ("zero", "drop", "nan"),
     "no_negative": ("zero", "nan"),
+    "weights_divisor": ("count", "weight"),
     "direction": ("both", "a_to_b", "b_to_a"),
     "reduction": ("mean", "sum", "none"),
     "similarity": ("cosine", "dot"),
@@ -269,6 +270,22 @@ def check_mask(name: str, mask: object, shape: Sequence[int], *, per: str) -> np
     if array.shape != tuple(shape):
         raise ValueError(f"{name}: expected one flag per {per}, shape {list(shape)}, got shape {list(array.shape)}")
     return array
+
+
+def check_weights(name: str, weights: object, shape: Sequence[int], *, per: str) -> list[Any] | None:
+    """Return weights of the given shape, one per embedding or per pair, as nested lists; None if they are not given."""
+    if weights is None:
+        return None
+    array = _array(name, weights)
+    if array.dtype not in (np.float32, np.float64):
+        raise TypeError(f"{name}: expected dtype float32 or float64, got {array.dtype}")
+    if array.shape != tuple(shape):
+        raise ValueError(f"{name}: expected one weight per {per}, shape {list(shape)}, got shape {list(array.shape)}")
+    for place in np.argwhere(~((array >= 0) & (array <= 1 / LOWEST))):
+        value = array[tuple(place)]
+        raise ValueError(f"{name}: expected numbers in the range 0 to {1 / LOWEST:g}, got {value:g} in row {place[0]}")
+    found: list[Any] = array.tolist()
+    return found
 
 
 def check_ignored(

@@ -17,6 +17,8 @@ the mean over pairs, ``reduction="mean_pairs"`` here.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy.typing as npt
 
 from .batch import PAIR_REDUCTIONS, evaluate
@@ -31,9 +33,12 @@ def nt_xent_anchor(s: Row, i: int, A: Columns, P: Columns, N: Columns) -> Anchor
     return pair.value, [pair]
 
 
-def nt_xent_pairwise_anchor(s: Row, i: int, A: Columns, P: Columns, N: Columns) -> Anchor:
-    """L_i = 1/|P(i)| Σ_{p∈P(i)} -log( e^s_ip / (e^s_ip + Σ_{n∈N(i)} e^s_in) ): PML's NTXentLoss."""
-    return supcon_anchor(s, i, A, P, N, denominator="one_positive")
+def nt_xent_pairwise_anchor(s: Row, i: int, A: Columns, P: Columns, N: Columns, **weights: Any) -> Anchor:
+    """L_i = 1/|P(i)| Σ_{p∈P(i)} -log( e^s_ip / (e^s_ip + Σ_{n∈N(i)} e^s_in) ): PML's NTXentLoss.
+
+    ``weights`` are weights_divisor, positive_weights and negative_weights of supcon_anchor.
+    """
+    return supcon_anchor(s, i, A, P, N, denominator="one_positive", **weights)
 
 
 def nt_xent_loss(
@@ -46,6 +51,7 @@ def nt_xent_loss(
     ignored: npt.ArrayLike | None = None,
     ignored_ids: npt.ArrayLike | None = None,
     ref_ignored_ids: npt.ArrayLike | None = None,
+    anchor_weights: npt.ArrayLike | None = None,
     temperature: float = 0.07,
     base_temperature: float | None = None,
     similarity: str = "cosine",
@@ -73,6 +79,8 @@ def nt_xent_loss(
             denominator, but never a row and its partner. May be asymmetric.
         ignored_ids: [N] integers; a pair of rows with equal ids is left out unless the column is the row's partner.
         ref_ignored_ids: [M] integers, the ids of the references; with ref_embeddings, both or neither are given.
+        anchor_weights: float32 or float64 [N], from 0 to 1e10: the factor of each anchor's value. The mean divides by
+            the sum of the weights; it is 0 if they are all 0.
         temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
@@ -103,9 +111,13 @@ def nt_xent_pairwise_loss(
     ignored: npt.ArrayLike | None = None,
     ignored_ids: npt.ArrayLike | None = None,
     ref_ignored_ids: npt.ArrayLike | None = None,
+    positive_weights: npt.ArrayLike | None = None,
+    negative_weights: npt.ArrayLike | None = None,
+    anchor_weights: npt.ArrayLike | None = None,
     temperature: float = 0.07,
     base_temperature: float | None = None,
     similarity: str = "cosine",
+    weights_divisor: str = "count",
     no_positive: str = "zero",
     reduction: str = "mean",
 ) -> Result:
@@ -131,15 +143,26 @@ def nt_xent_pairwise_loss(
             denominator, positives included. May be asymmetric; self pairs have no effect.
         ignored_ids: [N] integers; a pair of rows with equal ids is left out unless the column is a positive of the row.
         ref_ignored_ids: [M] integers, the ids of the references; with ref_embeddings, both or neither are given.
+        positive_weights: float32 or float64 [N, N], with ref_embeddings [N, M], from 0 to 1e10: the factor of each
+            positive's -log ratio. Entries of other pairs have no effect. An anchor whose positives all have weight 0
+            has no positives.
+        negative_weights: the same for negatives: the factor of each negative's exponential in the denominator, such as
+            how often a miner has chosen it. A negative of weight 0 is left out.
+        anchor_weights: float32 or float64 [N], from 0 to 1e10: the factor of each anchor's value. The mean divides by
+            the sum of the weights of the anchors that count; it is 0 if they are all 0.
         temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
+        weights_divisor: what the weighted sum over the positives is divided by: their number, "count", or the sum of
+            their weights, "weight".
         no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan". It has no
             pairs: under "nan" it makes "mean_pairs" and "sum_pairs" NaN, else it adds nothing to them, and it never has
             an entry in "none_pairs".
         reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor not dropped), where an
             anchor's value is the mean of its pairs; or over the positive pairs of all anchors, where large classes
-            weigh more: "mean_pairs", "sum_pairs" or "none_pairs" (a list, ordered by anchor, then by column).
+            weigh more: "mean_pairs", "sum_pairs" or "none_pairs" (a list, ordered by anchor, then by column). The value
+            of a pair is multiplied by its weight and that of its anchor. With ``weights_divisor="weight"``,
+            "mean_pairs" divides by the sum of these products, else by that of the anchors' weights.
 
     Returns:
         The loss and its terms.

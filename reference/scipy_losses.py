@@ -130,30 +130,64 @@ def _values(
     reduction: str,
     no_positive: str = "zero",
     unpaired: Any = False,
-    pairs: tuple[Array, Mask] | None = None,
+    pairs: tuple[Array, Mask, Array] | None = None,
+    weights: npt.ArrayLike | None = None,
 ) -> Values:
     """Apply the policy for anchors without positives, scale, select the anchors and reduce.
 
-    ``each`` holds each row's value, ``unpaired`` marks the rows without positives. ``pairs`` is the value of every
-    pair, [N, N] or [N, M], and a mask of the pairs that the formula has; only a loss of pairs needs it.
+    ``each`` holds each row's value, ``unpaired`` marks the rows without positives. ``weights`` are the factors of the
+    rows' values. ``pairs`` is the value of every pair times its weight, [N, N] or [N, M], a mask of the pairs that the
+    formula has, and what a mean over the pairs counts for each row; only a loss of pairs needs it.
     """
     each = np.where(unpaired, np.nan if no_positive == "nan" else 0.0, each)
     if base_temperature is not None:
         each = each * temperature / base_temperature
     chosen = np.ones(len(each), dtype=bool) if anchors is None else np.asarray(anchors, dtype=bool)
-    counted = each[chosen & ~unpaired] if no_positive == "drop" else each[chosen]
+    factors = np.ones(len(each)) if weights is None else np.asarray(weights, dtype=np.float64)
+    each = each * factors
+    rows = chosen & ~unpaired if no_positive == "drop" else chosen
+    counted = each[rows]
     if reduction == "none":
         return Values(counted, each[chosen])
     if pairs is not None and reduction.endswith("_pairs"):
-        of_pairs = pairs[0][pairs[1] & chosen[:, None]] * (temperature / (base_temperature or temperature))
+        kept = pairs[1] & chosen[:, None]
+        of_pairs = (pairs[0] * factors[:, None])[kept] * (temperature / (base_temperature or temperature))
         if reduction == "none_pairs":
             return Values(of_pairs, each[chosen])
         # An anchor without positives adds the value of its policy.
         total = of_pairs.sum() + np.sum(each, where=chosen & unpaired)
-        number = len(of_pairs) if reduction == "mean_pairs" else 1
+        number = np.sum(factors * pairs[2], where=chosen) if reduction == "mean_pairs" else 1
     else:
-        total, number = counted.sum(), len(counted) if reduction == "mean" else 1
-    return Values(float(total / max(number, 1)), each[chosen])
+        total, number = counted.sum(), factors[rows].sum() if reduction == "mean" else 1
+    return Values(float(total / (number or 1)), each[chosen])
+
+
+def _weighted(
+    mat: Array,
+    is_positive: Mask,
+    is_negative: Mask,
+    positive_weights: npt.ArrayLike | None,
+    negative_weights: npt.ArrayLike | None,
+) -> tuple[Array, Mask, Mask, Array]:
+    """Return mat + log(weight) for negatives, P and N without pairs that weights leave out, and each pair's weight."""
+    weights = np.ones_like(mat) if positive_weights is None else np.asarray(positive_weights, dtype=np.float64)
+    if negative_weights is not None:
+        repeats = np.asarray(negative_weights, dtype=np.float64)
+        is_negative = is_negative & (repeats > 0)
+        mat = mat + np.log(repeats, where=is_negative, out=np.zeros_like(mat))
+    return (
+        mat,
+        is_positive & (weights.max(axis=1, keepdims=True, where=is_positive, initial=0.0) > 0),
+        is_negative,
+        weights,
+    )
+
+
+def _weighted_mean(values: Array, mask: Mask, weights: Array, weights_divisor: str) -> tuple[Array, Array]:
+    """Return the weighted sum of each row over the mask, divided by its divisor; and this number or sum of weights."""
+    number = mask.sum(axis=1) if weights_divisor == "count" else weights.sum(axis=1, where=mask)
+    parts = np.multiply(values, weights, where=mask & (weights > 0), out=np.zeros_like(values))
+    return parts.sum(axis=1) / np.where(number == 0, 1.0, number), number
 
 
 def supcon_loss(
@@ -168,10 +202,14 @@ def supcon_loss(
     ignored: npt.ArrayLike | None = None,
     ignored_ids: npt.ArrayLike | None = None,
     ref_ignored_ids: npt.ArrayLike | None = None,
+    positive_weights: npt.ArrayLike | None = None,
+    negative_weights: npt.ArrayLike | None = None,
+    anchor_weights: npt.ArrayLike | None = None,
     temperature: float = 0.07,
     base_temperature: float | None = None,
     similarity: str = "cosine",
     denominator: str = "all",
+    weights_divisor: str = "count",
     no_positive: str = "zero",
     no_negative: str = "zero",
     reduction: str = "mean",
@@ -181,12 +219,16 @@ def supcon_loss(
     others = _others(mat, ref_embeddings is not None, self_rows)
     left_out = ignored, ignored_ids, ref_ignored_ids
     is_positive, is_negative = _masks(others, labels, positives, ref_labels, *left_out)
+    given = positive_weights, negative_weights
+    mat, is_positive, is_negative, weights = _weighted(mat, is_positive, is_negative, *given)
     log_ratios = _log_ratios(mat, is_positive | is_negative, is_negative, denominator)
-    each = _mean(-log_ratios, is_positive)
+    each, _ = _weighted_mean(-log_ratios, is_positive, weights, weights_divisor)
     if denominator == "only_negatives":
         each = np.where(is_negative.any(axis=1), each, np.nan if no_negative == "nan" else 0.0)
     unpaired = ~is_positive.any(axis=1)
-    return _values(each, anchors, temperature, base_temperature, reduction, no_positive, unpaired)
+    return _values(
+        each, anchors, temperature, base_temperature, reduction, no_positive, unpaired, weights=anchor_weights
+    )
 
 
 def supcon_in_loss(
@@ -263,6 +305,7 @@ def nt_xent_loss(
     ignored: npt.ArrayLike | None = None,
     ignored_ids: npt.ArrayLike | None = None,
     ref_ignored_ids: npt.ArrayLike | None = None,
+    anchor_weights: npt.ArrayLike | None = None,
     temperature: float = 0.07,
     base_temperature: float | None = None,
     similarity: str = "cosine",
@@ -275,7 +318,7 @@ def nt_xent_loss(
     is_positive = np.arange(mat.shape[1]) == columns[:, None]
     others = others & ~_ignored(is_positive, ignored, ignored_ids, ref_ignored_ids)
     each = -_log_softmax(mat, others)[rows, columns]
-    return _values(each, anchors, temperature, base_temperature, reduction)
+    return _values(each, anchors, temperature, base_temperature, reduction, weights=anchor_weights)
 
 
 def nt_xent_pairwise_loss(
@@ -290,9 +333,13 @@ def nt_xent_pairwise_loss(
     ignored: npt.ArrayLike | None = None,
     ignored_ids: npt.ArrayLike | None = None,
     ref_ignored_ids: npt.ArrayLike | None = None,
+    positive_weights: npt.ArrayLike | None = None,
+    negative_weights: npt.ArrayLike | None = None,
+    anchor_weights: npt.ArrayLike | None = None,
     temperature: float = 0.07,
     base_temperature: float | None = None,
     similarity: str = "cosine",
+    weights_divisor: str = "count",
     no_positive: str = "zero",
     reduction: str = "mean",
 ) -> Values:
@@ -301,10 +348,12 @@ def nt_xent_pairwise_loss(
     others = _others(mat, ref_embeddings is not None, self_rows)
     left_out = ignored, ignored_ids, ref_ignored_ids
     is_positive, is_negative = _masks(others, labels, positives, ref_labels, *left_out)
-    cost = -_log_ratios(mat, is_positive | is_negative, is_negative, "one_positive")
-    each, unpaired = _mean(cost, is_positive), ~is_positive.any(axis=1)
-    pairs = cost, is_positive
-    return _values(each, anchors, temperature, base_temperature, reduction, no_positive, unpaired, pairs)
+    given = positive_weights, negative_weights
+    mat, is_positive, is_negative, weights = _weighted(mat, is_positive, is_negative, *given)
+    log_ratios = _log_ratios(mat, is_positive | is_negative, is_negative, "one_positive")
+    each, number = _weighted_mean(-log_ratios, is_positive, weights, weights_divisor)
+    unpaired, options = ~is_positive.any(axis=1), (anchors, temperature, base_temperature, reduction, no_positive)
+    return _values(each, *options, unpaired, (-log_ratios * weights, is_positive, number), anchor_weights)
 
 
 def info_nce_loss(
@@ -392,7 +441,7 @@ def sigmoid_loss(
     else:
         target = np.asarray(place if partners is None else partners, dtype=np.int64)[:, None] == place
     cost = -log_expit(np.where(target, 1, -1) * (mat + bias))
-    pairs = cost, np.ones_like(target)
+    pairs = cost, np.ones_like(target), np.full(len(mat), mat.shape[1])
     return _values(cost.sum(axis=1), None, temperature, base_temperature, reduction, pairs=pairs)
 
 

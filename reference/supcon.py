@@ -15,6 +15,14 @@ The argument ``denominator`` selects D_ip (the names are those of the authors' T
     "one_positive"    e^s_ip + Σ_{n∈N(i)} e^s_in
     "only_negatives"  Σ_{n∈N(i)} e^s_in
 
+With weights w_ip = positive_weights[i][p] and v_in = negative_weights[i][n], which are constants,
+
+    supcon_loss          L_i = 1/d_i Σ_{p∈P(i)} w_ip · -log( e^s_ip / D_ip )
+
+where d_i is |P(i)|, or Σ_{p∈P(i)} w_ip with ``weights_divisor="weight"``, and every e^s_in of a negative in D_ip is
+multiplied by v_in. The exponentials of positives are not weighted. A negative of weight 0 is not in A(i). A positive of
+weight 0 is, but an anchor whose positives all have weight 0 is an anchor without positives.
+
 With ``inside_reduction="sum"``, supcon_in_loss leaves out 1/|P(i)|: L_i is smaller by log |P(i)|, a constant.
 
 Sources: Khosla et al., "Supervised Contrastive Learning", arXiv 2004.11362, equations 2 and 3; the batch tutorial
@@ -23,11 +31,14 @@ Sources: Khosla et al., "Supervised Contrastive Learning", arXiv 2004.11362, equ
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
 from .batch import evaluate
-from .scalars import largest, log_mean_exp, log_sum_exp, mean, softplus, total, zero_like
+from .scalars import Scalar, largest, log_mean_exp, log_sum_exp, mean, softplus, total, zero_like
 from .terms import Anchor, Columns, Pair, Result, Row, cross_entropy, cross_entropy_of_exponentials
 
 EPSILON = 1e-8
@@ -45,11 +56,35 @@ def cross_entropies(s: Row, i: int, A: Columns, P: Columns, N: Columns, denomina
 
 
 def supcon_anchor(
-    s: Row, i: int, A: Columns, P: Columns, N: Columns, *, denominator: str = "all", no_negative: str = "zero"
+    s: Row,
+    i: int,
+    A: Columns,
+    P: Columns,
+    N: Columns,
+    *,
+    denominator: str = "all",
+    no_negative: str = "zero",
+    weights_divisor: str = "count",
+    positive_weights: Sequence[float] | None = None,
+    negative_weights: Sequence[float] | None = None,
 ) -> Anchor:
-    """L_i = 1/|P(i)| Σ_{p∈P(i)} -log( e^s_ip / D_ip ): arXiv 2004.11362, equation 2 (L_out)."""
+    """L_i = 1/|P(i)| Σ_{p∈P(i)} -log( e^s_ip / D_ip ): arXiv 2004.11362, equation 2 (L_out).
+
+    With ``positive_weights``, w, L_i = 1/d_i Σ_{p∈P(i)} w_ip · -log( e^s_ip / D_ip ), where d_i is |P(i)| or Σ w_ip.
+    """
+    if negative_weights is not None:
+        s = repeated(s, N, negative_weights)
     pairs = cross_entropies(s, i, A, P, N, denominator)
-    return mean([pair.value for pair in pairs], empty=no_negative), pairs
+    if positive_weights is None or not pairs:
+        return mean([pair.value for pair in pairs], empty=no_negative), pairs
+    pairs = [replace(pair, weight=zero_like(pair.value) + positive_weights[pair.other]) for pair in pairs]
+    divisor = len(pairs) if weights_divisor == "count" else total(pair.weight for pair in pairs)
+    return total(pair.weight * pair.value for pair in pairs) / divisor, pairs
+
+
+def repeated(s: Row, N: Columns, v: Sequence[float]) -> list[Scalar]:
+    """Return the logits with log v_n added to those of negatives, whose exponentials are then v_n e^s_n."""
+    return [s_n + np.log(zero_like(s_n) + v[n]) if n in N else s_n for n, s_n in enumerate(s)]
 
 
 def supcon_in_anchor(
@@ -97,10 +132,14 @@ def supcon_loss(
     ignored: npt.ArrayLike | None = None,
     ignored_ids: npt.ArrayLike | None = None,
     ref_ignored_ids: npt.ArrayLike | None = None,
+    positive_weights: npt.ArrayLike | None = None,
+    negative_weights: npt.ArrayLike | None = None,
+    anchor_weights: npt.ArrayLike | None = None,
     temperature: float = 0.07,
     base_temperature: float | None = None,
     similarity: str = "cosine",
     denominator: str = "all",
+    weights_divisor: str = "count",
     no_positive: str = "zero",
     no_negative: str = "zero",
     reduction: str = "mean",
@@ -127,10 +166,19 @@ def supcon_loss(
             denominator, positives included. May be asymmetric; self pairs have no effect.
         ignored_ids: [N] integers; a pair of rows with equal ids is left out unless the column is a positive of the row.
         ref_ignored_ids: [M] integers, the ids of the references; with ref_embeddings, both or neither are given.
+        positive_weights: float32 or float64 [N, N], with ref_embeddings [N, M], from 0 to 1e10: the factor of each
+            positive's -log ratio. Entries of other pairs have no effect. An anchor whose positives all have weight 0
+            has no positives.
+        negative_weights: the same for negatives: the factor of each negative's exponential in the denominator, such as
+            how often a miner has chosen it. A negative of weight 0 is left out.
+        anchor_weights: float32 or float64 [N], from 0 to 1e10: the factor of each anchor's value. The mean divides by
+            the sum of the weights of the anchors that count; it is 0 if they are all 0.
         temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
         denominator: "all", "one_positive" or "only_negatives".
+        weights_divisor: what the weighted sum over the positives is divided by: their number, "count", or the sum of
+            their weights, "weight".
         no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan".
         no_negative: the value of an anchor without negatives under denominator "only_negatives": "zero" or "nan".
         reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor not dropped).

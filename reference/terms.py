@@ -33,11 +33,13 @@ class Pair:
         shift: numerator and denominator are stored divided by e^shift.
         numerator: e^(s_io - shift), in supcon_epsilon_loss plus epsilon; for binary cross-entropy, whose ratio is
             1 / (1 + e^x) with x = -s_io for a positive and x = s_io for a negative, e^-shift.
-        denominator: Σ over the members a of e^(s_ia - shift), each plus epsilon in supcon_epsilon_loss; for binary
-            cross-entropy (1 + e^x) e^-shift.
+        denominator: Σ over the members a of e^(s_ia - shift), each plus epsilon in supcon_epsilon_loss, or times its
+            weight with negative_weights; for binary cross-entropy (1 + e^x) e^-shift.
         log_numerator: the logarithm of the numerator plus ``shift``.
         log_denominator: the logarithm of the denominator plus ``shift``.
         value: -log(numerator / denominator).
+        weight: the factor of the value in the anchor's loss, before the division by the number or weight of its pairs;
+            1 without positive_weights.
     """
 
     anchor: int
@@ -50,6 +52,7 @@ class Pair:
     log_numerator: Scalar
     log_denominator: Scalar
     value: Scalar
+    weight: Scalar = 1.0
 
 
 Anchor = tuple[Scalar, list[Pair]]
@@ -126,9 +129,11 @@ class Terms:
         positives: for each row i the sorted columns P(i).
         negatives: for each row i the sorted columns N(i).
         pairs: the pairs that were summed, by (anchor, other).
-        anchor_losses: the value of every anchor, by row, including anchors that no_positive="drop" leaves out.
+        anchor_losses: the value of every anchor, times its weight, by row; also of those that no_positive="drop" leaves
+            out.
         counted: the anchors that enter the reduction, in row order.
         scale: the factor of every value: temperature / base_temperature, or 1.
+        divisor: what a mean divides by: the number of its anchors or pairs, or the sum of their weights; 1 if it is 0.
     """
 
     similarity: list[list[Scalar]]
@@ -139,6 +144,7 @@ class Terms:
     anchor_losses: dict[int, Scalar]
     counted: list[int]
     scale: Scalar
+    divisor: Scalar
 
 
 class Result(NamedTuple):

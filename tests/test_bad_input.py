@@ -16,7 +16,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from pairproof import fast, reference
-from pairproof.conformance.suite.catalogue import FAST_ONLY_KEYWORDS, IGNORED, LOSSES, Loss
+from pairproof.conformance.suite.catalogue import FAST_ONLY_KEYWORDS, IGNORED, LOSSES, WEIGHTS, Loss
 from pairproof.fast.engine import tiles_of
 from tests.each import each
 
@@ -41,7 +41,10 @@ REF_LABELS = np.array([0, 1, 1, 0, 2])
 SELF_ROWS = np.array([3, -1, 0, -1])
 REF_PARTNERS = np.array([0, 4, 1, 1])
 REF_POSITIVES = np.array([[1, 0, 0, 1, 0], [1, 0, 0, 1, 0], [0, 1, 1, 0, 0], [0, 1, 1, 0, 0]], dtype=bool)
-BATCH_TENSORS = (*TARGETS, "positives", "anchors", "ref_labels", "self_rows", *IGNORED)
+WEIGHTS_OF_PAIRS = np.array([[1, 1, 2, 1], [2, 1, 1, 1], [1, 1, 1, 0.5], [1, 0.25, 1, 1]])
+NAN_IN_ROW_1 = np.array([[0], [np.nan], [0], [0]])
+IN_RANGE = "numbers in the range 0 to 1e+10"
+BATCH_TENSORS = (*TARGETS, "positives", "anchors", "ref_labels", "self_rows", *IGNORED, *WEIGHTS)
 """Arguments that belong to one batch, in addition to its matrices; all other keywords are options of a module."""
 
 
@@ -558,6 +561,38 @@ TABLE = [
         ("one column", np.ones((4, 1), dtype=int), ValueError, "one id per embedding, shape [4], got shape [4, 1]"),
         ("floats", np.ones(4), TypeError, "an integer dtype, got float64"),
         forms=PLAIN,
+    ),
+    *(
+        row
+        for name in ("positive_weights", "negative_weights")
+        for row in bad_values(
+            name,
+            ("too few columns", np.ones((4, 3)), ValueError, "one weight per pair, shape [4, 4], got shape [4, 3]"),
+            ("one row", np.ones(4), ValueError, "one weight per pair, shape [4, 4], got shape [4]"),
+            ("flags", POSITIVES, TypeError, "dtype float32 or float64, got bool"),
+            ("integers", POSITIVES.astype(int), TypeError, "dtype float32 or float64, got int64"),
+            ("half precision", np.ones((4, 4), dtype=np.float16), TypeError, "dtype float32 or float64, got float16"),
+            ("negative", WEIGHTS_OF_PAIRS - 1, ValueError, f"{IN_RANGE}, got -0.5 in row 2"),
+            ("NaN", WEIGHTS_OF_PAIRS + NAN_IN_ROW_1, ValueError, f"{IN_RANGE}, got nan in row 1"),
+            ("infinite", WEIGHTS_OF_PAIRS * np.inf, ValueError, f"{IN_RANGE}, got inf in row 0"),
+            forms=PLAIN,
+        )
+    ),
+    *bad_values(
+        "positive_weights",
+        ("pairs of the batch", np.ones((4, 4)), ValueError, "one weight per pair, shape [4, 5], got shape [4, 4]"),
+        forms=REFERENCES,
+    ),
+    *bad_values(
+        "anchor_weights",
+        ("too few", np.ones(3), ValueError, "one weight per embedding, shape [4], got shape [3]"),
+        ("one column", np.ones((4, 1)), ValueError, "one weight per embedding, shape [4], got shape [4, 1]"),
+        ("flags", ANCHORS, TypeError, "dtype float32 or float64, got bool"),
+        ("integers", np.arange(4), TypeError, "dtype float32 or float64, got int64"),
+        ("negative", np.array([1.0, 0.0, -0.25, -2.0]), ValueError, f"{IN_RANGE}, got -0.25 in row 2"),
+        ("NaN", np.array([1.0, np.nan, 1.0, 1.0]), ValueError, f"{IN_RANGE}, got nan in row 1"),
+        ("infinite", np.array([1.0, 1.0, 1.0, np.inf]), ValueError, f"{IN_RANGE}, got inf in row 3"),
+        ("too large", np.array([2e10, 1.0, 1.0, 1.0]), ValueError, f"{IN_RANGE}, got 2e+10 in row 0"),
     ),
     *bad_values("ref_ignored_ids", ("without references", np.arange(5), ValueError, BEFORE), forms=PLAIN),
     *bad_values(

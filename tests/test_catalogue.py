@@ -25,6 +25,7 @@ from pairproof.conformance.suite.catalogue import (
     FAST_ONLY_KEYWORDS,
     IGNORED,
     LOSSES,
+    WEIGHTS,
     Loss,
     find_loss,
     register,
@@ -47,6 +48,7 @@ TENSOR_KEYWORDS = {
         "hard_negatives",
     ),
     *IGNORED,
+    *WEIGHTS,
 }
 LOSS_IDS = list(LOSSES)
 

@@ -29,6 +29,29 @@ HARD = torch.randn(6, 2, 5, dtype=torch.float64, generator=GENERATOR)
 GIVEN |= {"hard": HARD}
 GIVEN |= {"labels_a": LABELS_A, "labels_b": LABELS_B}
 
+SETS = [{0, 1}, {0}, {1, 2, 3}, {0, 1, 2}, {3}, {2, 3}] * 2
+JACCARD = torch.tensor([[len(s & t) / len(s | t) for t in SETS] for s in SETS], dtype=torch.float64)
+PROTOTYPES, TARGETS = QUEUE, torch.softmax(torch.randn(6, 4, dtype=torch.float64, generator=GENERATOR), dim=1)
+TRIPLETS = [
+    (0, 6, 1),
+    (0, 6, 1),
+    (0, 2, 3),
+    (1, 4, 5),
+    (4, 1, 3),
+    (4, 7, 3),
+    (4, 7, 3),
+    (9, 3, 0),
+    (5, 11, 7),
+    (11, 0, 1),
+]
+"""The rows of anchors, positives and negatives of a miner; some pairs are chosen twice."""
+CHOSEN = torch.zeros(2, 12, 12, dtype=torch.float64)
+for _anchor, *_others in TRIPLETS:
+    for _kind, _other in enumerate(_others):
+        CHOSEN[_kind, _anchor, _other] += 1
+GIVEN |= {"jaccard": JACCARD, "prototypes": PROTOTYPES, "targets": TARGETS}
+GIVEN |= {"chosen_positives": CHOSEN[0], "chosen_negatives": CHOSEN[1]}
+
 
 def exponentials(rows: Tensor, columns: Tensor, temperature: float) -> list[list[float]]:
     cosines = F.normalize(rows, dim=1) @ F.normalize(columns, dim=1).T
@@ -122,6 +145,22 @@ def siglip() -> float:
     return math.fsum(costs) / 6
 
 
+def jaccard() -> float:
+    e, values = exponentials(Z, Z, 0.07), []
+    for i, row in enumerate(e):
+        others = [j for j in range(12) if j != i]
+        logs = {j: -math.log(row[j] / sum(row[k] for k in others)) for j in others}
+        values.append(mean([JACCARD[i, j].item() * logs[j] for j in others if JACCARD[i, j] >= 0.3]))
+    return mean(values)
+
+
+def with_miner(loss: str, temperature: float) -> float:
+    """The loss of pytorch-metric-learning with the triplets of a miner."""
+    losses = pytest.importorskip("pytorch_metric_learning.losses", reason="pytorch-metric-learning is not installed")
+    triplets = tuple(torch.tensor(rows) for rows in zip(*TRIPLETS, strict=True))
+    return float(getattr(losses, loss)(temperature=temperature)(Z, LABELS, indices_tuple=triplets))
+
+
 FORMULAS: dict[str, Callable[[], float]] = {
     "SimCLR": lambda: of_labels(ITEMS, 0.5, lambda p, n: -math.log(p[0] / sum(p + n))),
     "SupCon": lambda: of_labels(LABELS, 0.1, lambda p, n: mean([-math.log(x / sum(p + n)) for x in p])),
@@ -139,6 +178,10 @@ FORMULAS: dict[str, Callable[[], float]] = {
     "GTE": gte,
     "InfoNCE": several_positives,
     "N-pairs": n_pairs,
+    "MultiSupCon": jaccard,
+    "cross-entropy with soft targets": lambda: float(F.cross_entropy(A @ PROTOTYPES.T, TARGETS)),
+    "NTXentLoss": lambda: with_miner("NTXentLoss", 0.07),
+    "SupConLoss": lambda: with_miner("SupConLoss", 0.1),
     "SigLIP": siglip,
 }
 

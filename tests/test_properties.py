@@ -20,7 +20,7 @@ from pairproof.conformance.implementations.reference import Reference
 from pairproof.conformance.implementations.scipy_losses import ScipyLosses
 from pairproof.conformance.judge.properties import PROPERTIES, Property, Refused, Subject, batches, hunt
 from pairproof.conformance.suite.cases import Case, call_reference
-from pairproof.conformance.suite.catalogue import IGNORED, LOSSES
+from pairproof.conformance.suite.catalogue import IGNORED, LOSSES, WEIGHTS
 from pairproof.conformance.suite.records import Outcome
 from pairproof.conformance.truth.certify import certify
 
@@ -212,6 +212,24 @@ def inverted(case: Case) -> Mapping[str, Any]:
     return arguments
 
 
+def no_zero_weights(case: Case) -> Mapping[str, Any]:
+    """Weights of negatives are at least 0.01."""
+    arguments = dict(case.arguments)
+    if "negative_weights" in arguments:
+        arguments["negative_weights"] = np.maximum(arguments["negative_weights"], 0.01).tolist()
+    return arguments
+
+
+def mean_over_the_rows(case: Case) -> Outcome:
+    """The mean divides by the number of anchors, not by the sum of their weights."""
+    found = honest(case)
+    if "anchor_weights" not in case.arguments or case.option("reduction") != "mean":
+        return found
+    factor = sum(case.arguments["anchor_weights"]) / case.n
+    assert found.gradient is not None
+    return replace(found, values=[factor * x for x in found.values], gradient=factor * found.gradient)
+
+
 DEFAULTS = dict.fromkeys(("anchors", "base_temperature"))
 PLAIN = {"denominator": "all", "reduction": "mean", "no_positive": "zero", "no_negative": "zero", **DEFAULTS}
 
@@ -291,6 +309,23 @@ FAULTS: dict[str, tuple[str, tuple[str, ...], Evaluate]] = {
         changed(arguments=positives_with_equal_ids_left_out),
     ),
     "the mask of ignored pairs is inverted": ("supcon_in", ("nothing ignored",), changed(arguments=inverted)),
+    "weights of positives are always divided by": (
+        "supcon",
+        ("equal weights",),
+        changed(
+            keywords=lambda case: (
+                {**case.keywords, "weights_divisor": "weight"}
+                if "positive_weights" in case.arguments
+                else case.keywords
+            )
+        ),
+    ),
+    "negatives of weight 0 have a small weight": (
+        "nt_xent_pairwise",
+        ("negatives of weight 0",),
+        changed(arguments=no_zero_weights),
+    ),
+    "the mean divides by the number of anchors": ("nt_xent", ("anchors of weight 0",), mean_over_the_rows),
     "the policy no_negative is ignored": ("nt_bxent", ("policies",), keyword("no_negative", lambda _: "zero")),
 }
 CAUGHT = [(fault, name) for fault, (_, names, _) in FAULTS.items() for name in names]
@@ -299,8 +334,8 @@ DEFAULTS_ONLY = ("self in the denominator", "the mask's diagonal counts", "the g
 
 
 def plain_only(case: Case) -> str | None:
-    if not IGNORED.keys().isdisjoint(case.arguments):
-        return "takes no ignored pairs"
+    if not {*IGNORED, *WEIGHTS}.isdisjoint(case.arguments):
+        return "takes no ignored pairs and no weights"
     different = [name for name, value in PLAIN.items() if case.option(name) not in (value, None)]
     return f"supports only the default of {different[0]}" if different else None
 

@@ -14,7 +14,9 @@ import torch
 
 from ..implementations.base import items_of, stacked_order
 from ..suite.cases import Case
+from ..suite.catalogue import WEIGHTS
 from ..suite.records import Expected, Matrix, Outcome, Truth
+from ..truth.baseline import plain_outcome
 from . import variants
 from .positives import (
     CASE,
@@ -277,11 +279,55 @@ def explain_failure(case: Case, outcome: Outcome, truth: Truth | Expected) -> st
         return words and words[1]
     if not finite:
         return "a number is returned, but the case's policy requires NaN"
+    if not WEIGHTS.keys().isdisjoint(case.arguments):
+        return _other_weights(found)
     # On some cases the correct suspect has the same error, because its float64 arithmetic loses digits too.
     shared = found.remaining(found.right) < math.inf
     lost = f"{SLIGHT}: a straightforward evaluation in float64 gives the same result" if shared else None
     words = slight(found) or clamped_norms(found)
     return words[1] if words else lost or _scaled(found) or found.best()
+
+
+def _other_weights(found: Failure) -> str | None:
+    """Explain a failure of a case with weights, which variants do not have, by other weights or another divisor."""
+    for words, case, factor in _reweighted(found.case):
+        outcome = plain_outcome(case, "float64")
+        compared = [torch.tensor(outcome.values)]
+        if len(found.compared) > 1:
+            compared.append(torch.tensor(np.concatenate([*_gradients(case, outcome).values()])))
+        if all(len(x) == len(y) for x, (y, _) in zip(compared, found.compared, strict=True)) and all(
+            found.left(factor * x, place) <= EXPLAINED for place, x in enumerate(compared)
+        ):
+            return words
+    return None
+
+
+def _reweighted(case: Case) -> Iterator[tuple[str, Case, float]]:
+    """Yield mistakes with the weights of a case: in words, a case without the mistake, and a factor of its results."""
+    names = {"positive_weights": "positives", "negative_weights": "negatives", "anchor_weights": "anchors"}
+    given = {name: np.array(case.arguments[name]) for name in names if name in case.arguments}
+
+    def changed(name: str, weights: Matrix | None) -> Case:
+        arguments = {**case.arguments, name: None if weights is None else weights.tolist()}
+        return replace(case, arguments={key: x for key, x in arguments.items() if x is not None})
+
+    for name, weights in given.items():
+        yield f"the weights of {names[name]} have no effect", changed(name, None), 1.0
+        yield f"the weights of {names[name]} are applied twice", changed(name, weights**2), 1.0
+        if weights.ndim == 2 and len(weights) == weights.shape[1]:
+            yield f"the weights of {names[name]} are read by columns", changed(name, weights.T), 1.0
+    if "negative_weights" in given:
+        once = (given["negative_weights"] > 0).astype(float)
+        yield "the weights of negatives count once, whatever their size", changed("negative_weights", once), 1.0
+    if "positive_weights" in given:
+        asked = case.option("weights_divisor")
+        other, by = ("weight", "sum of weights") if asked == "count" else ("count", "number")
+        words = f"the weighted sum over the positives is divided by their {by}: weights_divisor={other} is computed"
+        yield words, replace(case, keywords={**case.keywords, "weights_divisor": other}), 1.0
+    if "anchor_weights" in given and case.option("reduction") == "mean" and case.counted():
+        counted = case.counted()
+        words = "the mean divides by the number of anchors, not by the sum of their weights"
+        yield words, case, float(given["anchor_weights"][counted].sum()) / len(counted)
 
 
 # Explanations without a variant

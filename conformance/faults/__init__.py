@@ -13,7 +13,7 @@ from .parts import RIGHT
 
 FAMILIES = (
     *("denominators", "averaging", "temperature", "similarity", "layout", "masks", "gradients", "numerics"),
-    *("directions", "duplicates", "queue"),
+    *("directions", "duplicates", "queue", "weights"),
 )
 """The kinds of mistakes, one file each, in the order of the table."""
 

@@ -571,6 +571,7 @@ RIGHT: Mapping[tuple[str, str], Function] = {
     ("supcon", "labels"): supcon,
     ("supcon", "features"): composed("supcon", features, lambda given: given.cosines),
     ("supcon_in", "labels"): composed("supcon_in", labelled),
+    ("nt_xent", "labels"): composed("nt_xent", labelled),
     ("nt_xent", "views"): composed("nt_xent", views),
     ("nt_xent", "features"): composed("nt_xent", features, lambda given: given.views),
     ("nt_xent_pairwise", "labels"): composed("nt_xent_pairwise", labelled),

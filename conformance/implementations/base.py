@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..suite.cases import MASKS, Case
-from ..suite.catalogue import IGNORED
+from ..suite.catalogue import IGNORED, WEIGHTS
 from ..suite.records import Outcome, Truth
 from ..truth.baseline import scaled_similarities
 from ..truth.compare import compare
@@ -87,10 +87,11 @@ ARRAY_OPTIONS = (
     "negatives",
     "hard_negatives",
     *IGNORED,
+    *WEIGHTS,
 )
 """The keywords in the catalogue whose values are arrays."""
 
-OPT_IN = tuple(IGNORED)
+OPT_IN = (*IGNORED, *WEIGHTS)
 """The keywords that a peer or a target takes only if its `Support` names them in ``options`` or ``takes``."""
 
 
@@ -251,11 +252,11 @@ class Implementation(ABC):
         return torch.tensor(values, dtype=torch.int64, device=self.device)
 
     def arrays(self, case: Case) -> dict[str, Tensor]:
-        """The other arrays of a case, by argument name: labels and indices as int64, masks as bool."""
+        """The other arrays of a case, by argument name: indices as int64, masks as bool, weights as float64."""
         given = {}
         for name, value in {**case.arguments, "anchors": case.option("anchors")}.items():
             if value is not None:
-                dtype = torch.bool if name in MASKS else torch.int64
+                dtype = torch.bool if name in MASKS else torch.float64 if name in WEIGHTS else torch.int64
                 tensor = torch.tensor(value, dtype=dtype, device=self.device)
                 given[name] = tensor.reshape(-1, 2) if name == "positive_pairs" else tensor
         return given

@@ -21,7 +21,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ..suite.cases import Case, called
-from ..suite.catalogue import IGNORED, TOWER_TARGETS
+from ..suite.catalogue import IGNORED, TOWER_TARGETS, WEIGHTS
 from ..suite.records import Outcome
 from ..truth.tolerances import shares_of
 from .base import (
@@ -752,7 +752,7 @@ class External(Implementation):
         matrices = called(given)
         keywords: dict[str, Any] = {name: matrices[name] for name in case.others if name in claim.passed}
         keywords |= {name: case.option(name) for name in passed} | changed
-        passed_on = ("ref_labels", "self_rows", "anchors", *IGNORED)
+        passed_on = ("ref_labels", "self_rows", "anchors", *IGNORED, *WEIGHTS)
         keywords |= {name: arrays[name] for name in passed_on if name in arrays}
         if claim.temperature is None:
             keywords["temperature"] = case.temperature

@@ -121,6 +121,11 @@ def ignores_pairs(case: Case) -> bool:
     return not IGNORED.keys().isdisjoint(case.arguments)
 
 
+def weights_pairs(case: Case) -> bool:
+    """Whether pairs have weights in a case."""
+    return not {"positive_weights", "negative_weights"}.isdisjoint(case.arguments)
+
+
 class FastTriton(Fast):
     """The losses of ``pairproof.fast`` with the fused kernels, on a CUDA device or interpreted on the CPU."""
 
@@ -131,6 +136,7 @@ class FastTriton(Fast):
         also=(
             ("products exceed float32, in which the kernels compute", products_exceed_float32),
             ("the kernels do not support ignored pairs", ignores_pairs),
+            ("the kernels do not support weights of pairs", weights_pairs),
         )
     )
     anywhere = False

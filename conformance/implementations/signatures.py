@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from ..suite.cases import Case
-from ..suite.catalogue import CHOICES, IGNORED, LOSSES, NUMBERS, TOWER_TARGETS, choice_of
+from ..suite.catalogue import CHOICES, IGNORED, LOSSES, NUMBERS, TOWER_TARGETS, WEIGHTS, choice_of
 from .base import ARRAY_OPTIONS, OPT_IN, Support
 from .sandbox import TargetError, TargetMisused
 
@@ -404,7 +404,7 @@ class Claim:
         # The harness changes the order of the rows for other calls, and the towers for the other direction.
         in_order = self.call in ("labels", "pairs", "towers", "command") or (self.call == "views" and entry.two_towers)
         in_order = in_order and not self.directed_here
-        without |= set() if in_order else {*IGNORED}
+        without |= set() if in_order else {*IGNORED, *WEIGHTS}
         arrays = dict.fromkeys((*ARRAY_OPTIONS, *(TOWER_TARGETS if entry.two_towers else ())))
         lacks = tuple(name for name in arrays if name in without or name not in self.passed)
         also = tuple((f"has no {name}, which the target requires", _without(name)) for name in sorted(self.required))

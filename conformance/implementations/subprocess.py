@@ -8,9 +8,10 @@ The command is started once and kept running. It reads one request per line from
      "options": {"temperature": 0.1, "base_temperature": null, "similarity": "cosine", "reduction": "mean", ...}}
 
 ``matrices`` holds the float matrices by their names in the catalogue, row by row, with entries representable in
-``dtype``. ``arguments`` holds integers and booleans: labels, partners, positive_pairs, positives, anchors, ref_labels,
-self_rows, ignored, ignored_ids, ref_ignored_ids. ``options`` holds every option of the loss. For each request the
-command writes one line to standard output, and flushes it:
+``dtype``. ``arguments`` holds integers, booleans and weights: labels, partners, positive_pairs, positives, anchors,
+ref_labels, self_rows, ignored, ignored_ids, ref_ignored_ids, positive_weights, negative_weights, anchor_weights.
+``options`` holds every option of the loss. For each request the command writes one line to standard output, and flushes
+it:
 
     {"id": 7, "value": 1.25}
     {"id": 7, "value": 1.25, "gradients": {"embeddings": [[0.01, -0.02], ...]}}

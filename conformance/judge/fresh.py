@@ -22,7 +22,7 @@ import numpy as np
 
 from ..implementations.signatures import Claim
 from ..suite.cases import Case
-from ..suite.catalogue import LOSSES
+from ..suite.catalogue import LOSSES, WEIGHTS, Loss
 from ..suite.flags import saturated, true_flags
 from ..suite.golden import DTYPES, GoldenCase
 from ..suite.records import Matrix
@@ -90,6 +90,12 @@ MASKED = 0.4
 
 IGNORED_SHARE = 0.25
 """Share of the pairs that a mask of ignored pairs leaves out."""
+
+WEIGHTED_SHARE = 0.25
+"""Share of the batches of a target that takes weights of some kind that have them."""
+
+WEIGHTS_DRAWN = (0.125, 0.25, 0.5, 0.75, 1.0, 2.0, 3.0)
+"""The weights of pairs and anchors; each is drawn equally often."""
 
 STRUCTURES = ("classes", "anchors", "references")
 """The structures that a plain batch does not have; their first value is the plain one."""
@@ -192,7 +198,32 @@ def draw(claim: Claim, seed: int, number: int) -> Case:
             return large
     plan = _plans(tuple(factors.items()), entry.variant.get("denominator"), seed)[number]
     case = _Drawing(claim, plan, chance).case(name)
-    return case if number % PLAIN == 0 else _with_ignored(case, claim, random.Random(f"ignored {seed} {number}"))
+    if number % PLAIN == 0:
+        return case
+    case = _with_ignored(case, claim, random.Random(f"ignored {seed} {number}"))
+    return _with_weights(case, claim, random.Random(f"weights {seed} {number}"))
+
+
+def _with_weights(case: Case, claim: Claim, chance: random.Random) -> Case:
+    """Let some of the batches of a target that takes weights have them, of positive numbers with few bits.
+
+    Like ignored pairs, they are drawn after the batch.
+    """
+    names = [name for name in WEIGHTS if name in claim.passed and name not in claim.support.lacks]
+    names = [name for name in names if chance.random() < WEIGHTED_SHARE]
+
+    def drawn(count: int) -> list[float]:
+        return [chance.choice(WEIGHTS_DRAWN) for _ in range(count)]
+
+    width = case.shape[1]
+    given: dict[str, Any] = {
+        name: drawn(case.n) if name == "anchor_weights" else [drawn(width) for _ in range(case.n)] for name in names
+    }
+    divisor: object = "count"
+    if "positive_weights" in given:
+        divisor = chance.choice(claim.values_of("weights_divisor") or case.entry.choices["weights_divisor"])
+    keywords = {**case.keywords, **({"weights_divisor": divisor} if divisor != "count" else {})}
+    return replace(case, arguments={**case.arguments, **given}, keywords=keywords)
 
 
 def _with_ignored(case: Case, claim: Claim, chance: random.Random) -> Case:
@@ -247,9 +278,14 @@ def _factors(claim: Claim) -> dict[str, tuple[Any, ...]]:
             for name in DRAWN
             if name in entry.keywords
         },
-        **{name: claim.values_of(name) or values for name, values in entry.choices.items()},
+        **{name: claim.values_of(name) or entry.choices[name] for name in _drawn_options(entry)},
         **({"hard": (0, 1, 1, 3)} if takes("hard_negatives") else {}),
     }
+
+
+def _drawn_options(entry: Loss) -> list[str]:
+    """The options with names as values, apart from that of weights, which is drawn with them."""
+    return [name for name in entry.choices if name != "weights_divisor"]
 
 
 @lru_cache(maxsize=8)
@@ -365,8 +401,9 @@ class _Drawing:
                 rows["hard_negatives"] = self._rows([k // hard for k in range(self.n * hard)])
         elif further is not None:
             rows["ref_embeddings"] = self._rows(further)
-        keywords = self.entry.fitting({name: self.plan[name] for name in self.entry.choices} | rows)
-        keywords = {name: keywords[name] for name in self.entry.choices}
+        drawn_options = _drawn_options(self.entry)
+        keywords = self.entry.fitting({name: self.plan[name] for name in drawn_options} | rows)
+        keywords = {name: keywords[name] for name in drawn_options}
         if (drawn := self.claim.temperature) is None:
             low, high = map(math.log, TEMPERATURES[self.plan["temperature"]])
             drawn = round(math.exp(self.chance.uniform(low, high)), 5)

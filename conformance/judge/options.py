@@ -544,6 +544,9 @@ class Batch:
         ignored: File with [N, N] booleans, with reference rows [N, M]: the pairs that are left out.
         ignored_ids: File with [N] integers; pairs with equal ids are left out unless they are positives.
         ref_ignored_ids: File with [M] integers, the ids of the reference rows.
+        positive_weights: File with [N, N] numbers from 0, with reference rows [N, M]: the factors of positives.
+        negative_weights: File with [N, N] numbers from 0, with reference rows [N, M]: the factors of negatives.
+        anchor_weights: File with [N] numbers from 0: the factors of the anchors' values.
         embeddings_b: File with an [N, D] array, the second tower of info_nce.
         negatives: File with a [K, D] array, the queue of info_nce.
         hard_negatives: File with a [N, H, D] array, the hard negatives of multiple_negatives_ranking.
@@ -564,6 +567,9 @@ class Batch:
     ignored: str | None = option(None, "--ignored")
     ignored_ids: str | None = option(None, "--ignored-ids")
     ref_ignored_ids: str | None = option(None, "--ref-ignored-ids")
+    positive_weights: str | None = option(None, "--positive-weights")
+    negative_weights: str | None = option(None, "--negative-weights")
+    anchor_weights: str | None = option(None, "--anchor-weights")
     embeddings_b: str | None = option(None, "--embeddings-b")
     negatives: str | None = option(None, "--negatives")
     hard_negatives: str | None = option(None, "--hard-negatives")

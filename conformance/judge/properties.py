@@ -110,6 +110,16 @@ def _leaves_out(loss: Loss) -> bool:
     return "ignored" in loss.keywords
 
 
+def _weights_pairs(loss: Loss) -> bool:
+    """Whether pairs can have weights."""
+    return "positive_weights" in loss.keywords
+
+
+def _weights_anchors(loss: Loss) -> bool:
+    """Whether anchors can have weights."""
+    return "anchor_weights" in loss.keywords
+
+
 def _coincides(loss: Loss) -> bool:
     """Whether the loss is a plain cross-entropy if every anchor has one positive."""
     plain = loss.form in ("mean", "inside") and not loss.epsilon
@@ -292,7 +302,8 @@ def batches(loss: str, kind: str = "any", fixed: Mapping[str, Any] = MappingProx
             more["hard_negatives"] = n * draw(st.integers(1, 2))
         total = n + sum(more.values())
         dim = draw(st.integers(1, 3))
-        keywords = {name: draw(st.sampled_from(values)) for name, values in entry.choices.items()}
+        choices = {name: values for name, values in entry.choices.items() if name != "weights_divisor"}
+        keywords = {name: draw(st.sampled_from(values)) for name, values in choices.items()}
         cosine = fixed.get("similarity", keywords["similarity"]) == "cosine"
         temperatures = (0.5, 0.07, 0.1, 1.0, 2.0) if cosine else (1.0, 0.5, 10.0, 64.0)
         keywords["temperature"] = draw(st.sampled_from(temperatures))
@@ -778,7 +789,7 @@ def _within_batch(case: Case) -> Case:
 
 
 def _leaving_out(case: Case, **arguments: npt.NDArray[Any]) -> Case:
-    """The case with a mask of ignored pairs, or with ids."""
+    """The case with a mask of ignored pairs, with ids, or with weights."""
     return replace(case, arguments={**case.arguments, **{name: x.tolist() for name, x in arguments.items()}})
 
 
@@ -819,6 +830,40 @@ def _equal_ids(subject: Subject, case: Case) -> None:
     ids = np.array([_chance(case).randrange(3) for _ in range(case.n)])
     mask = np.equal.outer(ids, ids) & ~case.positive_array()[: case.n]
     _agree(_ask(subject, _leaving_out(case, ignored_ids=ids)), _ask(subject, _leaving_out(case, ignored=mask)))
+
+
+@_property(_weights_pairs)
+def _equal_weights(subject: Subject, case: Case) -> None:
+    """Equal weights of all positives multiply the loss, or cancel if divided by their sum; weights of 1 do nothing."""
+    weights, found = np.ones(case.shape), _ask(subject, case)
+    _agree(found, _ask(subject, _leaving_out(case, positive_weights=weights, negative_weights=weights)))
+    twice = _leaving_out(case, positive_weights=2 * weights)
+    _agree(found, _ask(subject, twice, weights_divisor="weight"))
+    sums = _with(case, reduction="sum", no_positive="zero"), _with(twice, reduction="sum", no_positive="zero")
+    _agree(_multiplied(_ask(subject, sums[0]), 2), _ask(subject, sums[1]))
+
+
+@_property(_weights_pairs)
+def _negatives_of_weight_0(subject: Subject, case: Case) -> None:
+    """A negative of weight 0 is left out, like an ignored pair."""
+    chance = _chance(case)
+    kept = np.array([[chance.random() < 0.7 for _ in range(case.shape[1])] for _ in range(case.shape[0])])
+    ignored = ~kept & ~case.positive_array()
+    _agree(
+        _ask(subject, _leaving_out(case, negative_weights=kept.astype(float))),
+        _ask(subject, _leaving_out(case, ignored=ignored)),
+    )
+
+
+@_property(_weights_anchors, anchors=None)
+def _anchors_of_weight_0(subject: Subject, case: Case) -> None:
+    """Anchors of weight 0 do not count, and the other weights, if they are equal, cancel in a mean."""
+    reduction = case.option("reduction") if "mean" in case.option("reduction") else "mean"
+    case = _with(case, reduction=reduction, no_positive="zero", no_negative="zero")
+    chance = _chance(case)
+    chosen = np.array([chance.random() < 0.6 for _ in range(case.n)])
+    weighted = _ask(subject, _leaving_out(case, anchor_weights=3.0 * chosen))
+    _agree(_only(weighted, "loss", "gradient"), _ask(subject, _with(case, anchors=chosen.tolist())))
 
 
 @_property()

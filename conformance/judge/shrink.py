@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..suite.cases import MASKS, Case, called
-from ..suite.catalogue import IGNORED
+from ..suite.catalogue import IGNORED, WEIGHTS
 from ..suite.golden import GoldenCase, as_json
 from .fresh import with_proof
 from .levels import level_of
@@ -23,6 +23,10 @@ SECONDS = 5.0
 
 DIVISIONS = (2, 4, 8)
 """Rows and columns are removed in blocks of a half, a quarter and an eighth of them, and then one at a time."""
+
+
+OF_PAIRS = ("positives", "ignored", "positive_weights", "negative_weights")
+"""The arguments with an entry for each pair."""
 
 
 @dataclass
@@ -45,7 +49,8 @@ class Shrunk:
         arrays = called(case.matrices)
         for name, value in {**case.arguments, "anchors": case.option("anchors")}.items():
             if value is not None:
-                array = np.array(value, dtype=np.bool_ if name in MASKS else np.int64)
+                kind = np.bool_ if name in MASKS else np.float64 if name in WEIGHTS else np.int64
+                array = np.array(value, dtype=kind)
                 arrays[name] = array.reshape(-1, 2) if name == "positive_pairs" else array
         return arrays
 
@@ -149,9 +154,10 @@ def _simpler(case: Case) -> Iterator[Case]:
         others = {other: rows for other, rows in case.others.items() if other != name}
         if not case.entry.unfit({**case.keywords, **others}):
             yield replace(case, others=others)
-    if IGNORED.keys() & case.arguments.keys():
-        kept_arguments = {name: value for name, value in case.arguments.items() if name not in IGNORED}
-        yield replace(case, arguments=kept_arguments)
+    for left_out in (IGNORED, WEIGHTS):
+        if left_out.keys() & case.arguments.keys():
+            kept_arguments = {name: value for name, value in case.arguments.items() if name not in left_out}
+            yield replace(case, arguments=kept_arguments)
     signs = {name: np.sign(rows) for name, rows in case.matrices.items()}
     if any((signs[name] != rows).any() for name, rows in case.matrices.items()):
         yield replace(case, embeddings=signs.pop(case.first), others=signs)
@@ -182,7 +188,7 @@ def with_rows(case: Case, kept: Sequence[int]) -> Case | None:
             arguments[name] = [(place[i], place[j]) for i, j in value if i in place and j in place]
         elif name == "partners" and within:
             arguments[name] = [place[value[i]] for i in kept]
-        elif name in ("positives", "ignored") and within:
+        elif name in OF_PAIRS and within:
             arguments[name] = [[value[i][j] for j in kept] for i in kept]
         else:
             arguments[name] = [value[i] for i in kept]
@@ -212,7 +218,7 @@ def _with_others(case: Case, name: str, kept: Sequence[int]) -> Case | None:
         for key in ("ref_labels", "ref_ignored_ids"):
             if key in arguments:
                 arguments[key] = [arguments[key][k] for k in kept]
-        for key in ("positives", "ignored"):
+        for key in OF_PAIRS:
             if key in arguments:
                 arguments[key] = [[row[k] for k in kept] for row in arguments[key]]
     return replace(case, arguments=arguments, others={**case.others, name: case.others[name][kept]})

@@ -18,7 +18,7 @@ from ..implementations.sandbox import TargetError
 from ..implementations.signatures import Claim
 from ..implementations.usages import SIDE_EFFECTS, USAGES, Usage, upstream_of
 from ..suite.cases import Case
-from ..suite.catalogue import IGNORED
+from ..suite.catalogue import IGNORED, WEIGHTS
 from ..suite.golden import GoldenCase
 from ..suite.levels import Level
 from ..suite.records import Bounds, Matrix, Outcome, Truth
@@ -76,7 +76,8 @@ def chosen(request: Request) -> list[Usage]:
 
 def ordinary(case: Case, claim: Claim) -> bool:
     """Whether the inputs of a case are moderate, so that a right loss is right under every usage."""
-    if not IGNORED.keys().isdisjoint(case.arguments):  # usages change rows and references, not masks of pairs
+    # Usages change rows and references, not masks and weights of pairs.
+    if not {*IGNORED, *WEIGHTS}.isdisjoint(case.arguments):
         return False
     if not (case.n >= 4 and case.size <= 24) or lacks_positives(case):
         return False

@@ -25,7 +25,7 @@ from pairproof.reference import views
 from ..judge.options import Batch, Selection, TrainingBatch, UsageError
 from ..judge.verify import expected_counts, run
 from ..suite.cases import MASKS, MATRICES, Case, call_reference
-from ..suite.catalogue import IGNORED, LOSSES, Loss, choice_of
+from ..suite.catalogue import IGNORED, LOSSES, WEIGHTS, Loss, choice_of
 from ..suite.flags import first_untrue
 from ..suite.golden import (
     FLAGS,
@@ -49,7 +49,7 @@ from .renew import renew
 Array = npt.NDArray[Any]
 
 _LAYOUTS = {"interleaved": views.interleaved_partners, "stacked": views.stacked_partners}
-_ROWS = ("ref_labels", "self_rows", "anchors", *IGNORED)
+_ROWS = ("ref_labels", "self_rows", "anchors", *IGNORED, *WEIGHTS)
 
 
 class Refused(UsageError):
@@ -124,6 +124,7 @@ _BOOLEAN = (np.bool_, lambda text: _BOOLEANS[text.lower()], "true or false")
 _CELLS: dict[str, tuple[type[np.generic], Callable[[str], Any], str]] = {
     "embeddings": (np.float64, float, "a number"),
     "labels": (np.int64, int, "a 64-bit integer"),
+    **dict.fromkeys(WEIGHTS, (np.float64, float, "a number")),
     **dict.fromkeys(MASKS, _BOOLEAN),
 }
 """For each kind of argument: the dtype, the function that parses a csv cell, and the expected content. The entry

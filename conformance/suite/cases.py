@@ -16,7 +16,7 @@ from pairproof import reference
 from pairproof.reference.batch import evaluate_similarities
 from pairproof.reference.similarity import similarity_matrix
 
-from .catalogue import PAIR_REDUCTIONS, Loss, find_loss
+from .catalogue import PAIR_REDUCTIONS, WEIGHTS, Loss, find_loss
 from .records import Matrix
 
 SIGNIFICAND = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
@@ -76,7 +76,7 @@ class Case:
         loss: short name in the catalogue.
         embeddings: [N, D] float64, the exact inputs; for two towers the first, embeddings_a.
         arguments: labels, partners, positive_pairs or positives (for two towers optional); ref_labels, self_rows,
-            ignored and the ids.
+            ignored, the ids, and weights.
         keywords: the options that differ from their defaults.
         others: the other float matrices by argument: ref_embeddings [M, D], embeddings_b [M, D], negatives [K, D],
             hard_negatives [N H, D] (``called`` returns them as [N, H, D]).
@@ -246,7 +246,33 @@ class Case:
     @once
     def member_array(self) -> npt.NDArray[np.bool_]:
         """A(i) of every row that may be an anchor, as a mask of the case's ``shape``."""
-        return self._columns_but_own() & ~self._ignored_array()
+        found = self._columns_but_own() & ~self._ignored_array()
+        of_positives, of_negatives = self.weights("positive_weights"), self.weights("negative_weights")
+        positive = self.positive_array()
+        if of_negatives is not None:  # a negative of weight 0 is left out
+            found &= positive | (of_negatives != 0)
+        if of_positives is not None:  # an anchor whose positives all have weight 0 has none
+            found &= ~positive | (found & positive & (of_positives != 0)).any(axis=1, keepdims=True)
+        return found
+
+    def weights(self, name: str) -> Matrix | None:
+        """The weights of pairs, of the case's ``shape``, or of anchors; None if they are not given."""
+        given = self.arguments.get(name)
+        return None if given is None else np.array(given, dtype=np.float64)
+
+    @once
+    def anchor_weights(self) -> list[float]:
+        """The factor of the value of every row."""
+        found = self.weights("anchor_weights")
+        return [1.0] * self.shape[0] if found is None else found.tolist()
+
+    @once
+    def pair_numbers(self) -> list[float]:
+        """What the weighted sum over the positives of every row is divided by: their number, or their weights' sum."""
+        found, positive = self.weights("positive_weights"), self.member_array() & self.positive_array()
+        weights = np.ones(self.shape) if found is None or self.option("weights_divisor") == "count" else found
+        numbers: list[float] = weights.sum(axis=1, where=positive).tolist()
+        return numbers
 
     def _columns_but_own(self) -> npt.NDArray[np.bool_]:
         if "directions" in self.entry.keywords:
@@ -334,6 +360,23 @@ class Case:
         return [(i, j) for i in self.anchors() for j in columns[i]]
 
     @once
+    def pair_factors(self) -> list[float]:
+        """The factor of the value of each of these pairs: the product of its weight and that of its anchor."""
+        of_anchors, of_positives = self.anchor_weights(), self.weights("positive_weights")
+        return [of_anchors[i] * (1.0 if of_positives is None else float(of_positives[i, j])) for i, j in self.pairs()]
+
+    @once
+    def divisor(self) -> float:
+        """What a mean divides by: the number of its anchors or pairs, or the sum of their weights; 1 if it is 0."""
+        weights, found = self.anchor_weights(), 1.0
+        if self.option("reduction") == "mean":
+            found = math.fsum(weights[i] for i in self.counted())
+        elif self.option("reduction") == "mean_pairs":
+            numbers = self.member_counts() if self.entry.form == "sigmoid" else self.pair_numbers()
+            found = math.fsum(weights[i] * numbers[i] for i in self.anchors())
+        return found or 1.0
+
+    @once
     def undefined_values(self) -> list[bool]:
         """For each value of the loss, whether it is NaN."""
         if self.option("reduction") == "none_pairs":
@@ -396,6 +439,8 @@ def call_reference(case: Case, rows: Mapping[str, npt.ArrayLike] | None = None, 
     for name in MASKS:
         if given.get(name) is not None:
             given[name] = np.array(given[name], dtype=bool)
+    for name in WEIGHTS.keys() & given.keys():
+        given[name] = None if given[name] is None else np.array(given[name], dtype=np.float64)
     if "positive_pairs" in given:
         given["positive_pairs"] = np.array(given["positive_pairs"], dtype=np.int64).reshape(-1, 2)
     result: reference.Result = case.entry.reference(**called(given))
@@ -433,6 +478,7 @@ def reference_of_similarities(case: Case, matrix: Sequence[Sequence[Any]], **cha
     if case.entry.weights:
         weights = functools.partial(case.entry.weights_function, **case.weights_options())
         options |= {"weights": weights, "detach_weights": case.detaches_weights}
+    options |= {name: case.arguments.get(name) for name in WEIGHTS}
     # A proof gives the sets itself, for one anchor at a time.
     if "is_positive" not in changed:
         options |= {"is_positive": case.positive_mask(), "anchors": case.anchors(), "members": case.members()}

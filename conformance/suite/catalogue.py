@@ -43,6 +43,7 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
     ),
     "partition": ("joint", "per_direction"),
     "detach_weights": (True, False),
+    "weights_divisor": ("count", "weight"),
 }
 """The allowed values of each option."""
 
@@ -75,11 +76,14 @@ REFERENCES: Mapping[str, object] = {"ref_embeddings": None, "ref_labels": None, 
 IGNORED: Mapping[str, object] = {"ignored": None, "ignored_ids": None, "ref_ignored_ids": None}
 """The keywords by which a loss leaves out pairs; the last one is that of references."""
 
+WEIGHTS: Mapping[str, object] = {"positive_weights": None, "negative_weights": None, "anchor_weights": None}
+"""The keywords by which a loss weights pairs or anchors."""
+
 TOWER_TARGETS: Mapping[str, object] = {"partners": None, "labels": None, "ref_labels": None, "positives": None}
 """The keywords of a loss of two towers whose positives need not be row k of both towers."""
 
 OUTSIDE_FORMULA = (
-    *(*COMMON, *REFERENCES, *IGNORED, *TOWER_TARGETS),
+    *(*COMMON, *REFERENCES, *IGNORED, *WEIGHTS, *TOWER_TARGETS),
     *("anchors", "no_positive", "negatives", "direction", "bias", "detach_weights"),
     *("hard_negatives", "hard_negatives_scope", "directions", "partition"),
 )
@@ -326,11 +330,26 @@ def cross_entropies(logits: Tensor, member: Tensor, positive: Tensor, denominato
 
 
 def supcon_baseline(
-    logits: Tensor, member: Tensor, positive: Tensor, *, denominator: str = "all", no_negative: str = "zero"
+    logits: Tensor,
+    member: Tensor,
+    positive: Tensor,
+    *,
+    denominator: str = "all",
+    no_negative: str = "zero",
+    weights_divisor: str = "count",
+    positive_weights: Tensor | None = None,
+    negative_weights: Tensor | None = None,
 ) -> Tensor:
     """SupCon, the mean over the positives; with other masks and denominators, NT-Xent, pairwise NT-Xent and InfoNCE."""
+    if negative_weights is not None:
+        logits = logits + negative_weights.log().to(logits.dtype).where(member & ~positive, 0.0)
     each, rows = cross_entropies(logits, member, positive, denominator)
-    return (each.sum(dim=1) / positive.sum(dim=1).to(each.dtype).clamp(min=1)).where(rows, 0.0)
+    number = positive.sum(dim=1).to(each.dtype).clamp(min=1)
+    if positive_weights is not None:
+        weights = positive_weights.to(each.dtype).where(positive, 0.0)
+        each, total = each * weights, weights.sum(dim=1)
+        number = total.where(total > 0, 1.0) if weights_divisor == "weight" else number
+    return (each.sum(dim=1) / number).where(rows, 0.0)
 
 
 def supcon_in_baseline(
@@ -426,6 +445,7 @@ def dclw_baseline(logits: Tensor, member: Tensor, positive: Tensor, *, weights: 
 _BY_LABELS: Mapping[str, object] = {**COMMON, "anchors": None, "positives": None}
 _REFERRING = {**_BY_LABELS, **REFERENCES, **IGNORED}
 _SUPCON = {**_REFERRING, "denominator": "all", "no_positive": "zero", "no_negative": "zero"}
+_WEIGHTED = {**WEIGHTS, "weights_divisor": "count"}
 
 for _loss in (
     Loss(
@@ -434,7 +454,7 @@ for _loss in (
         module_class="SupConLoss",
         source="Khosla et al. 2020, arXiv 2004.11362, equation 2 (L_out)",
         positives_by="labels",
-        keywords=_SUPCON,
+        keywords={**_SUPCON, **_WEIGHTED},
         baseline=supcon_baseline,
         variant={"form": "mean"},
     ),
@@ -454,7 +474,14 @@ for _loss in (
         module_class="NTXentLoss",
         source="Chen et al. 2020 (SimCLR), arXiv 2002.05709, equation 1",
         positives_by="partners",
-        keywords={**COMMON, "anchors": None, "ref_embeddings": None, "self_rows": None, **IGNORED},
+        keywords={
+            **COMMON,
+            "anchors": None,
+            "ref_embeddings": None,
+            "self_rows": None,
+            **IGNORED,
+            "anchor_weights": None,
+        },
         baseline=supcon_baseline,
         variant={"form": "mean", "denominator": "all"},
     ),
@@ -464,7 +491,7 @@ for _loss in (
         module_class="NTXentPairwiseLoss",
         source="pytorch-metric-learning's NTXentLoss; its issue 6",
         positives_by="labels",
-        keywords={**_REFERRING, "no_positive": "zero"},
+        keywords={**_REFERRING, **_WEIGHTED, "no_positive": "zero"},
         own_choices={"reduction": (*REDUCTIONS, *PAIR_REDUCTIONS)},
         baseline=partial(supcon_baseline, denominator="one_positive"),
         variant={"form": "mean", "denominator": "one_positive"},

@@ -12,6 +12,7 @@ import numpy as np
 from pairproof.reference.hard_negative import log_masses
 
 from .cases import Case
+from .catalogue import WEIGHTS
 from .records import Matrix
 
 
@@ -163,6 +164,10 @@ CONDITIONS: Mapping[str, Condition] = {
     "self-rows": _given("self_rows"),
     "ignored-pairs": _given("ignored"),
     "ignored-ids": _given("ignored_ids"),
+    "positive-weights": _given("positive_weights"),
+    "negative-weights": _given("negative_weights"),
+    "anchor-weights": _given("anchor_weights"),
+    "zero-weights": ("a weight is 0", lambda facts: any(0 in np.array(facts.given.get(name, 1)) for name in WEIGHTS)),
     "one-reference": ("there is one reference", lambda facts: len(facts.given["ref_embeddings"]) == 1),
     "own-copy": ("two rows of the batch and its references are equal", lambda facts: _repeats(facts.rows)),
     "rectangular": ("the similarity matrix is not square", lambda facts: len(set(facts.case.shape)) > 1),

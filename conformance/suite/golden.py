@@ -18,7 +18,7 @@ import numpy.typing as npt
 from pairproof.reference import checks
 
 from .cases import IDS, Case
-from .catalogue import IGNORED, LOSSES, Loss, choice_of
+from .catalogue import IGNORED, LOSSES, WEIGHTS, Loss, choice_of
 from .flags import first_untrue
 from .levels import Level
 from .records import Expected, Matrix
@@ -59,6 +59,7 @@ ARGUMENTS = (
     "ref_labels",
     "self_rows",
     *IGNORED,
+    *WEIGHTS,
 )
 """The fields of ``arguments`` in the file, in order; the functions take some of them by keyword."""
 
@@ -80,6 +81,8 @@ SHAPES: Mapping[str, str] = {
     "ignored": "NM",
     "ignored_ids": "N",
     "ref_ignored_ids": "M",
+    **dict.fromkeys(("positive_weights", "negative_weights"), "NM"),
+    "anchor_weights": "N",
 }
 """The shape of every array of a case, one character per axis.
 
@@ -403,6 +406,8 @@ def check_arguments(path: str, loss: Loss, given: Mapping[str, Any], cosine: boo
     require(("ref_ignored_ids" in given) == ids, f"{path}.arguments.ref_ignored_ids", wanted)
     for name in IGNORED.keys() & given.keys() if "negatives" in given else ():
         raise FixtureError(f"{path}.arguments.{name}: negatives take the place of the batch")
+    for name in WEIGHTS.keys() & given.keys():
+        given = {**given, name: np.array(given[name], dtype=np.float64)}
     expect(n >= 2 or not within, f"{path}.embeddings", "at least 2 rows", n)
     hard = len(given.get("hard_negatives", ())) if n else 0
     expect(not (n and hard % n), f"{path}.arguments.hard_negatives", f"a multiple of {n} rows", hard)
@@ -419,6 +424,8 @@ def check_arguments(path: str, loss: Loss, given: Mapping[str, Any], cosine: boo
         if "ignored" in arrays and loss.positives_by in ("partners", "towers"):
             partners = arrays["partners"].tolist() if "partners" in arrays else range(n)
             checks.check_kept(arrays["ignored"].tolist(), partners)
+        for name in WEIGHTS.keys() & arrays.keys():
+            checks.check_weights(name, arrays[name], arrays[name].shape, per="pair")
         if "positive_pairs" in arrays:
             checks.check_positive_pairs(arrays["positive_pairs"], n)
     except (TypeError, ValueError) as error:

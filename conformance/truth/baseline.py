@@ -78,18 +78,17 @@ def _reduced(case: Case, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     logits = s / temperature + case.bias if "bias" in case.entry.keywords else s / temperature
     base = case.option("base_temperature")
     scale = 1.0 if base is None else temperature / float(base)
-    each = anchor_values(case, logits, s) * scale
+    each = anchor_values(case, logits, s) * scale * s.new_tensor(case.anchor_weights())
     counted = case.counted()
     values = each[counted]
     reduction = case.option("reduction")
-    if reduction == "mean":
-        return values.mean() if counted else values.sum(), values
     if reduction == "none_pairs":
         return pair_values(case, logits) * scale, values
-    if case.over_pairs:
-        summed = case.entry.form == "sigmoid"  # an anchor's value is the sum over its pairs, not their mean
-        sizes = torch.tensor([1 if summed else len(p) for p in case.positives()], dtype=each.dtype)[counted]
-        return (values * sizes).sum() / (max(len(case.pairs()), 1) if reduction == "mean_pairs" else 1), values
+    if reduction == "none":
+        return values, values
+    summed = case.entry.form == "sigmoid"  # an anchor's value is the sum over its pairs, not their mean
+    sizes = s.new_tensor(case.pair_numbers())[counted] if case.over_pairs and not summed else 1.0
+    return (values * sizes).sum() / case.divisor(), values
     return values.sum() if reduction == "sum" else values, values
 
 
@@ -110,7 +109,12 @@ def pair_values(case: Case, s: torch.Tensor) -> torch.Tensor:
     alone[range(len(rows)), columns] = True
     member, positive = (torch.from_numpy(mask)[rows] for mask in (case.member_array(), case.positive_array()))
     member = alone if case.entry.form == "sigmoid" else alone | (member & ~positive)
-    return case.entry.baseline(s[rows], member, positive & alone, **case.formula_options(), **case.lowest)
+    options = {**case.formula_options(), **case.lowest}
+    for name in ("positive_weights", "negative_weights"):
+        if (weights := case.weights(name)) is not None:
+            options |= {name: torch.from_numpy(weights)[rows], "weights_divisor": "count"}
+    values = case.entry.baseline(s[rows], member, positive & alone, **options)
+    return values * s.new_tensor(case.anchor_weights())[rows]
 
 
 def anchor_values(case: Case, s: torch.Tensor, similarity: torch.Tensor) -> torch.Tensor:
@@ -119,6 +123,8 @@ def anchor_values(case: Case, s: torch.Tensor, similarity: torch.Tensor) -> torc
     positive = case.positive_array() & member
     masks = torch.from_numpy(member), torch.from_numpy(positive)
     options = {**case.formula_options(), **case.lowest}
+    given = {name: case.weights(name) for name in ("positive_weights", "negative_weights")}
+    options |= {name: torch.from_numpy(found) for name, found in given.items() if found is not None}
     if case.entry.weights:
         weights = case.entry.weights.baseline(similarity, *masks, **case.weights_options())
         options["weights"] = weights.detach() if case.detaches_weights else weights

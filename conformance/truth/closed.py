@@ -12,6 +12,7 @@ from functools import partial
 from flint import arb
 
 from ..suite.cases import Case
+from ..suite.catalogue import WEIGHTS
 
 Columns = Sequence[int]
 Closed = tuple[arb, dict[int, arb]]
@@ -27,11 +28,13 @@ def closed_form(case: Case) -> Form | None:
         case: the case.
 
     Returns:
-        The closed form; None if the loss has none, the value of an anchor is NaN, a row has no negatives, or the
-        reduction is over pairs.
+        The closed form; None if the loss has none, the value of an anchor is NaN, a row has no negatives, the reduction
+        is over pairs, or there are weights.
     """
     entry, options = case.entry, case.formula_options()
     sets = zip(case.positives(), case.members(), strict=True)
+    if not WEIGHTS.keys().isdisjoint(case.arguments):
+        return None
     if case.undefined() or case.over_pairs or any(len(p) == len(m) for p, m in sets):
         return None
     if entry.epsilon:

@@ -119,7 +119,7 @@ def enclosures(
             scaled = 0 if case.option("base_temperature") is None else arb(tape.value_of(part)) * factor
             moved += scaled - _dot(slopes[i], matrix[i]) - _dot(of_lowest, least) if gradient else 0
             total += tape.value_of(part)
-        divisor = max({"mean": len(counted), "mean_pairs": len(case.pairs())}.get(reduction, 1), 1)
+        divisor = _divisor(case)
         of_bias = sum((sum(row, arb(0)) for row in slopes.values()), arb(0)) * arb(case.temperature) / divisor
         if gradient and weights and not case.detaches_weights:
             for i, row in enumerate(_through_weights(case, matrix, of_weights)):
@@ -198,8 +198,21 @@ def _part_of_anchor(
     return sum(result.loss, tape.value_of(row[0]) * 0) if each else result.loss, result
 
 
+def _divisor(case: Case) -> arb:
+    """The exact value of ``case.divisor()``."""
+    weights, reduction = [arb(x) for x in case.anchor_weights()], case.option("reduction")
+    found = arb(1)
+    if reduction == "mean":
+        found = sum((weights[i] for i in case.counted()), arb(0))
+    elif reduction == "mean_pairs":
+        by_weight = case.option("weights_divisor") == "weight" and "positive_weights" in case.arguments
+        own = case.arguments["positive_weights"] if by_weight else None
+        found = sum((weights[i] * (own[i][j] if own else 1) for i, j in case.pairs()), arb(0))
+    return found if found != 0 else arb(1)
+
+
 def _pull_back(
-    case: Case, given: Mapping[str, list[list[arb]]], slopes: Mapping[int, list[arb]], divisor: int
+    case: Case, given: Mapping[str, list[list[arb]]], slopes: Mapping[int, list[arb]], divisor: arb
 ) -> dict[str, list[list[arb]]]:
     """The gradient of every matrix, from the derivatives of the loss with respect to the similarities.
 

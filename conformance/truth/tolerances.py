@@ -172,6 +172,7 @@ def accumulated_bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
 
     def of_values(own: Matrix, of_pairs: tuple[list[float], list[float]]) -> tuple[list[float], dict[int, float]]:
         """The bounds on the values, from the roundings of each anchor's own operations in units of u."""
+        own = own * _factors(case)
 
         def of_value(value: float, inherited: float, own: float) -> float:
             return inherited + u * scale * own + 2 * u * abs(value) + tiny
@@ -185,8 +186,9 @@ def accumulated_bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
         return [of_value(truth.loss, float(inherited.sum()), total)], anchors
 
     own_ulps = GRADIENT_ULPS + math.sqrt(case.shape[1])
-    amplified = growth * (own_ulps + (SIMILARITY_ULPS + math.sqrt(dim)) * sizes.max(axis=1) / case.temperature)
-    sums = _amplified(case, truth, scale / case.temperature * shares, amplified, dtype)
+    amplified = own_ulps + (SIMILARITY_ULPS + math.sqrt(dim)) * sizes.max(axis=1) / case.temperature
+    amplified = growth * (amplified + _of_repetition(case).max(axis=1))
+    sums = _amplified(case, truth, scale / case.temperature * shares * _factors(case), amplified, dtype)
     norms = {name: _norms(m) if case.option("similarity") == "cosine" else 1.0 for name, m in case.matrices.items()}
     rows = {name: u * found / norms[name] for name, found in sums.items()}
     floor = min(FLOOR_ULPS / (SIMILARITY_ULPS + math.sqrt(dim)), 1.0)
@@ -196,7 +198,7 @@ def accumulated_bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
     of_pairs = _of_pairs(case, truth, per_similarity) if none_pairs else ([], [])
     values, anchors = of_values(own, of_pairs)
     if case.entry.form != "sigmoid":  # whose sums have no rounding error of size 1
-        own, of_pairs = np.full(case.shape[0], constant), (of_pairs[0], [constant] * len(of_pairs[1]))
+        own, of_pairs = np.full(case.shape[0], constant), (of_pairs[0], [constant * x for x in case.pair_factors()])
     least_values, least_anchors = of_values(own, of_pairs)
     least = Outcome([floor * x for x in least_values], anchors={i: floor * x for i, x in least_anchors.items()})
     return Bounds(values, anchors, rows, floor, per_similarity, least)
@@ -219,13 +221,14 @@ def temperature_bound(case: Case, truth: Truth, dtype: str) -> float:
     allowed, dim = bounds(case, truth, dtype), case.embeddings.shape[1]
     sizes, positives = np.abs(truth.similarity), case.positives()
     weights, growth = _gross_weights(case, truth, temperature=True)
-    errors, shares = weights.copy(), shares_of(case)
+    errors, shares, factors, parts = weights.copy(), shares_of(case), _factors(case), _parts(case)
     for i in case.anchors():
         if case.entry.form == "mass":  # whose floor depends on the lowest similarity, with the weight of the positive
             sizes[i, positives[i]] += 1
         elif case.entry.form not in ("sigmoid", "weighted"):  # whose weights are no differences, or gross
-            errors[i, positives[i]] += _scale(case) / temperature * shares[i] / max(len(positives[i]), 1)
+            errors[i] += _scale(case) / temperature * shares[i] * factors[i] * parts[i]
     per_logit = (SIMILARITY_ULPS + math.sqrt(dim)) * _products(case).max(axis=1) / temperature
+    per_logit = per_logit + _of_repetition(case).max(axis=1)
     errors *= (growth * (GRADIENT_ULPS + per_logit))[:, None]
     found = float((u * (errors + GRADIENT_ULPS * weights) * sizes + weights * allowed.similarity).sum())
     if case.option("base_temperature") is not None:
@@ -362,6 +365,7 @@ def _own_roundings(case: Case, truth: Truth, constant: float) -> Matrix:
     if case.entry.form == "weighted":
         own += _Weighted(case, truth).roundings()
     sizes = np.abs(_similarities(case) if truth.similarity is None else truth.similarity) / case.temperature
+    sizes = sizes + _of_repetition(case)
     members, positives = case.members(), case.positives()
     for i in case.anchors():
         z, chosen = sizes[i], positives[i]
@@ -381,6 +385,14 @@ def _own_roundings(case: Case, truth: Truth, constant: float) -> Matrix:
     return own
 
 
+def _of_repetition(case: Case) -> Matrix:
+    """The sizes of the logarithms of the weights of negatives, which are added to logits, of the case's ``shape``."""
+    weights = case.weights("negative_weights")
+    if weights is None:
+        return np.zeros(case.shape)
+    return np.abs(np.log(np.where(case.positive_array() | (weights == 0), 1.0, weights)))
+
+
 def _of_log_sum(z: Matrix) -> float:
     """The error of the logarithm of a sum of exponentials of logits of these sizes, in units of u."""
     return 1 + math.sqrt(len(z)) + float(z.max()) + 2 * math.log(len(z))
@@ -395,7 +407,9 @@ def _of_pairs(case: Case, truth: Truth, per_similarity: Matrix) -> tuple[list[fl
     logits = (_similarities(case) if truth.similarity is None else truth.similarity) / case.temperature
     negative, scale = case.member_array() & ~case.positive_array(), _scale(case)
     inherited, own = [], []
-    for (i, j), value in zip(case.pairs(), np.array(truth.values) / scale, strict=True):
+    factors = case.pair_factors()
+    for (i, j), value, factor in zip(case.pairs(), np.array(truth.values) / scale, factors, strict=True):
+        value = value / factor if factor else 0.0
         of_logits, others = per_similarity[i, j], negative[i].nonzero()[0]
         if case.entry.form == "sigmoid":
             own.append((LOSS_ULPS + 1) * value)
@@ -404,8 +418,8 @@ def _of_pairs(case: Case, truth: Truth, per_similarity: Matrix) -> tuple[list[fl
             if len(others):
                 e = np.exp(logits[i, others] - logits[i, others].max())
                 of_logits += e @ per_similarity[i, others] / e.sum()
-        inherited.append(float(-np.expm1(-value) * scale / case.temperature * of_logits))
-    return inherited, own
+        inherited.append(float(-np.expm1(-value) * factor * scale / case.temperature * of_logits))
+    return inherited, [factor * x for factor, x in zip(factors, own, strict=True)]
 
 
 def _similarities(case: Case) -> Matrix:
@@ -430,7 +444,8 @@ def with_narrowed_weights(allowed: Bounds, case: Case, truth: Truth, dtype: str)
     if dtype not in WEIGHTS_LIFTED:
         return allowed
     u, cosine = unit_roundoff(dtype), case.option("similarity") == "cosine"
-    share = _scale(case) / case.temperature * float(shares_of(case)[case.anchors()].max(initial=0.0))
+    shares = shares_of(case) * _factors(case)
+    share = _scale(case) / case.temperature * float(shares[case.anchors()].max(initial=0.0))
     least = share * SMALLEST_SUBNORMAL[dtype] / (2 * WEIGHTS_LIFTED[dtype])
     narrowed = _gross_weights(case, truth)[0] if case.entry.form in ("mass", "weighted") else truth.weights
     lengths, more = _lengths(case), {name: np.zeros(len(matrix)) for name, matrix in case.matrices.items()}
@@ -521,7 +536,7 @@ def _amplified(case: Case, truth: Truth, shares: Matrix, amplified: Matrix, dtyp
         amplified: [R], the growth of the errors of each row's weights.
         dtype: the accumulating dtype.
     """
-    lengths, positives, anchors = _lengths(case), case.positives(), case.anchors()
+    lengths, positives, anchors, parts = _lengths(case), case.positives(), case.anchors(), _parts(case)
     # The growth of errors differs between anchors.
     within = len(case.matrices) == 1 and case.entry.form not in ("mass", "weighted")
     errors, _ = _gross_weights(case, truth)
@@ -530,7 +545,10 @@ def _amplified(case: Case, truth: Truth, shares: Matrix, amplified: Matrix, dtyp
         errors = errors + shares[:, None] * (float(np.finfo(dtype).tiny) / unit_roundoff(dtype))
         for i in anchors if case.entry.form not in ("sigmoid", "mass", "weighted") else ():
             # With the mean inside the logarithm, a share is a positive's part of a sum of exponentials: at most 1.
-            errors[i, positives[i]] += shares[i] / (max(len(positives[i]), 1) if case.entry.form == "mean" else 1)
+            if case.entry.form == "mean":
+                errors[i] += shares[i] * parts[i]
+            else:
+                errors[i, positives[i]] += shares[i]
         errors = errors * amplified[:, None]
     sums = {name: np.zeros(len(matrix)) for name, matrix in case.matrices.items()}
     for name, part, other in _by_matrix(case, errors):
@@ -538,8 +556,7 @@ def _amplified(case: Case, truth: Truth, shares: Matrix, amplified: Matrix, dtyp
     if within:
         # A row has its own shares as an anchor, and those of its anchors as a positive.
         own = shares * np.isin(range(case.n), anchors)
-        longest, positive = lengths[case.first].max(), case.positive_array() & case.member_array()
-        as_positive = (own / np.maximum(case.positive_counts(), 1)) @ positive
+        longest, as_positive = lengths[case.first].max(), own @ parts
         sums[case.first] = amplified * (sums[case.first] + (own + as_positive) * longest)
     return sums
 
@@ -610,7 +627,22 @@ def shares_of(case: Case) -> Matrix:
     """
     found = np.ones(case.shape[0])
     if case.over_pairs and case.entry.form != "sigmoid":
-        found = np.array(case.positive_counts(), dtype=float)
-    return found / max(
-        {"mean": len(case.counted()), "mean_pairs": len(case.pairs())}.get(case.option("reduction"), 1), 1
-    )
+        found = np.array(case.pair_numbers())
+    return found / case.divisor()
+
+
+def _parts(case: Case) -> Matrix:
+    """The part of each positive in the mean over the positives of its row, of the case's ``shape``; else 0."""
+    weights, positive = case.weights("positive_weights"), case.positive_array() & case.member_array()
+    found = positive * (np.ones(case.shape) if weights is None else weights)
+    totals = found.sum(axis=1, keepdims=True)
+    return np.asarray(found / np.where(totals == 0, 1.0, totals))
+
+
+def _factors(case: Case) -> Matrix:
+    """[R], the factor of each anchor's value: its weight, times that of its positives if they are counted."""
+    found, weights = np.array(case.anchor_weights()), case.weights("positive_weights")
+    if weights is not None and case.option("weights_divisor") == "count":
+        totals = weights.sum(axis=1, where=case.member_array() & case.positive_array())
+        found = found * totals / np.maximum(case.pair_numbers(), 1)
+    return found

@@ -8,7 +8,7 @@ except under "exact", `plan` chooses how they are evaluated:
 - in symmetric tiles of unshifted exponentials, mostly in larger batches where logits are known to be moderate and rows
   can be sorted by label or by partner;
 - in panels of whole rows of unshifted exponentials, one for a small batch, in other batches with moderate logits;
-- in panels of whole rows, shifted by their maxima, in all other cases;
+- in panels of whole rows, shifted by their maxima, in all other cases, such as pairs with weights;
 - for the sigmoid loss, in panels of whole rows of pairs, each with its own cross-entropy.
 
 The backends:
@@ -19,7 +19,8 @@ The backends:
 - "dense" evaluates the whole batch as one tile or one panel.
 - "tiled" bounds the size of tiles and panels, so that memory is linear in the number of rows.
 - "triton" uses the fused kernels of `pairproof.fast.kernels`.
-- "exact" computes in float64 on whole matrices for every dtype. It is also accurate for extreme norms.
+- "exact" computes in float64 on whole matrices for every dtype. It is also accurate for extreme norms. With weights of
+  pairs, it evaluates the shifted panels in float64.
 
 float64 embeddings are computed in float64, all others in float32. Except under "triton", they too are computed in
 float64 where it is known that float32 is not sufficient: at temperatures outside 1e-3 to 1e3, and for very large dot
@@ -48,6 +49,7 @@ from .spec import (
     Sizes,
     Targets,
     Terms,
+    WeightsDivisor,
 )
 
 __all__ = [
@@ -63,6 +65,7 @@ __all__ = [
     "Sizes",
     "Targets",
     "Terms",
+    "WeightsDivisor",
     "anchor_values",
     "loss_of",
     "measure",

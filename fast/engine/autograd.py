@@ -59,6 +59,10 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
     rows, others = batch.embeddings, batch.references.embeddings
     matrices = (batch.sizes,) if others is None else (batch.sizes, batch.references.sizes)
     needed = "" if compiling or backend == "triton" else precision(batch.rule, rows, matrices)
+    if batch.targets.weighted and "exact" in (needed, backend):
+        if needed == "exact":
+            raise ValueError(OVERFLOW)
+        needed, backend = "float64", "dense"
     if needed == "float64" or (others is not None and others.dtype != rows.dtype):
         wide = torch.float64 if needed or others is None else torch.promote_types(rows.dtype, others.dtype)
         rows, others = rows.to(wide), None if others is None else others.to(wide)
@@ -314,7 +318,8 @@ class _Values(Reverse):
         targets, own = batch.targets, batch.references.own
         ctx.set_materialize_grads(False)
         given = targets.given, targets.columns, targets.ignored, targets.ids, targets.column_ids
-        ctx.save_for_backward(*inputs, *given, own, batch.anchors, found.positives, found.negatives)
+        weights = targets.positive_weights, targets.negative_weights
+        ctx.save_for_backward(*inputs, *given, *weights, own, batch.anchors, found.positives, found.negatives)
         ctx.described, ctx.saved = (batch, plan), saved._replace(frozen=not ctx.needs_input_grad[3])
         ctx.mark_non_differentiable(found.positives, found.negatives)
         return found
@@ -541,7 +546,7 @@ def _fake_values(*arguments: Any) -> tuple[Tensor, ...]:
     shapes = ((count, dim), factors, factors, (_most_stats(), count))
     return (
         floats.new_empty(count),
-        whole.new_empty(count),
+        whole.new_empty(count, dtype=rowwise.dtype_of_positives(batch)),
         whole.new_empty(count),
         *(floats.new_empty(shape) for shape in shapes),
     )

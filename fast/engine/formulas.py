@@ -30,6 +30,9 @@ with respect to s_p:
 plus the sum over N of softplus(s) / m; "sigmoid" is the same without the divisors. "epsilon" is "out" for logits
 log(e^(s - max) + epsilon), times n / (n + epsilon).
 
+With weights of positives, the means over P are weighted, and 1/n is a positive's part in them. With weights of
+negatives, s is the logit of a negative plus the logarithm of its weight.
+
 Each form computes these sums in its own `Row`, in a way that neither overflows nor loses digits.
 """
 
@@ -282,9 +285,11 @@ def counted(batch: Batch, positives: Tensor, negatives: Tensor | int, *, all_pos
 
 
 def is_plain(batch: Batch, policy: Policy) -> bool:
-    """Return whether the loss under a policy is the mean or the sum of all rows' values, and no pairs are ignored."""
+    """Return whether the loss under a policy is the mean or the sum of the values of all rows, which use all pairs."""
     usual = policy.no_positive == policy.no_negative == "zero" and policy.base_temperature is None
-    every = batch.anchors is None and batch.targets.ignored is None and batch.targets.ids is None
+    targets = batch.targets
+    every = batch.anchors is None and targets.ignored is None and targets.ids is None
+    every = every and policy.anchor_weights is None and not targets.weighted
     return usual and policy.reduction in ("mean", "sum") and every
 
 
@@ -303,7 +308,11 @@ def reduced(found: AnchorValues, batch: Batch, policy: Policy) -> Tensor:
         values = torch.where(positives == 0, torch.nan, values)
     elif policy.no_positive == "drop":
         rows = positives > 0 if rows is None else rows & (positives > 0)
+    weights = policy.anchor_weights
+    if weights is not None:
+        weights = torch.where(weights >= 0, weights, torch.nan)  # it may not have been checked
     if policy.reduction == "none":
+        values = values if weights is None else values * weights
         result = values if rows is None else values[rows]
     else:
         if rows is not None:
@@ -315,18 +324,21 @@ def reduced(found: AnchorValues, batch: Batch, policy: Policy) -> Tensor:
             large = values.detach().abs().amax() > torch.finfo(torch.float64).max ** 0.9
             scale = torch.where(large, 2.0**-64, 1.0).to(torch.float64)
             values = values * scale
+        if weights is not None:
+            values = values * weights
         wide = None if values.device.type == "mps" else torch.float64
-        if policy.reduction == "mean" and rows is None:
+        if policy.reduction == "mean" and rows is None and weights is None:
             result = values.mean(dtype=wide)
         else:
-            weights = positives if policy.reduction in ("mean_pairs", "sum_pairs") else None
-            if weights is not None:
-                values = values * weights
+            if policy.reduction in ("mean_pairs", "sum_pairs"):
+                values = values * positives
+                weights = positives if weights is None else weights * positives
             if rows is not None:
                 weights = torch.where(rows, 1 if weights is None else weights, 0)
             result = values.sum(dtype=wide)
             if policy.reduction in ("mean", "mean_pairs") and weights is not None:
-                result = result / weights.sum().clamp(min=1)
+                total = weights.sum(dtype=wide if weights.is_floating_point() else None)
+                result = result / torch.where(total > 0, total, 1)
         result = result if scale is None else result / scale
     if policy.base_temperature is not None:
         result = result * (rule.temperature / policy.base_temperature)

@@ -51,7 +51,8 @@ def pair_values(batch: Batch, policy: Policy, backend: Backend) -> Tensor:
     """Return the value of every pair, times temperature / base_temperature, in row-major order.
 
     The pairs are all pairs under the terms "sigmoid", else the positive pairs of the anchors, whose value is
-    -log(e^s / (e^s + sum over N of e^s)). An anchor without positives has no entry, whatever the policy.
+    -log(e^s / (e^s + sum over N of e^s)), times its weight and that of its anchor. An anchor without positives has no
+    entry, whatever the policy.
 
     Args:
         batch: the batch, already checked.
@@ -84,7 +85,8 @@ def pair_values(batch: Batch, policy: Policy, backend: Backend) -> Tensor:
         values = -F.logsigmoid(torch.where(positive, logits, -logits))
     else:
         rule = replace(batch.rule, terms="lse", denominator="only_negatives")
-        found = anchor_values(replace(batch, rule=rule), "exact" if needed == "exact" else backend)
+        sums_only = replace(batch, rule=rule, targets=replace(batch.targets, positive_weights=None))
+        found = anchor_values(sums_only, "exact" if needed == "exact" else backend)
         sums = found.values.to(computing)
         if torch.compiler.is_compiling():
             sums = sums.index_select(0, pairs.rows)
@@ -93,6 +95,13 @@ def pair_values(batch: Batch, policy: Policy, backend: Backend) -> Tensor:
             sums = _Repeated.apply(sums, number)  # type: ignore[no-untyped-call]
         some = (found.negatives > 0).index_select(0, pairs.rows)
         values = torch.where(some, -F.logsigmoid(logits - sums), 0.0)
+        for weights, place in (
+            (batch.targets.positive_weights, (pairs.rows, pairs.columns)),
+            (policy.anchor_weights, (pairs.rows,)),
+        ):
+            if weights is not None:  # which may not have been checked
+                chosen = weights[place]
+                values = values * torch.where(chosen >= 0, chosen, torch.nan)
     if policy.base_temperature is not None:
         values = values * (batch.rule.temperature / policy.base_temperature)
     return values.to(returned)

@@ -43,6 +43,8 @@ LARGEST_LOGIT = 1e300
 """Largest bound on dot products, divided by the temperature, with which rows need no scaling in float64."""
 OMITS = 'the kernels do not support ignored pairs; backend="auto" evaluates such batches without them'
 """Why ``backend="triton"`` refuses a batch with ignored pairs."""
+WEIGHTED = 'the kernels do not support weights of pairs; backend="auto" evaluates such batches without them'
+"""Why ``backend="triton"`` refuses a batch whose pairs have weights."""
 
 
 class _Forced:
@@ -80,9 +82,12 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True) -> tuple[Pl
     embeddings, rule, targets = batch.embeddings, batch.rule, batch.targets
     omits = targets.omits
     if backend == "triton" or (
-        backend == "auto" and embeddings.is_cuda and not omits and KERNELS["triton"].chosen(embeddings)
+        backend == "auto"
+        and embeddings.is_cuda
+        and not (omits or targets.weighted)
+        and KERNELS["triton"].chosen(embeddings)
     ):
-        refusal = OMITS if omits else KERNELS["triton"].refusal(embeddings)
+        refusal = WEIGHTED if targets.weighted else OMITS if omits else KERNELS["triton"].refusal(embeddings)
         if refusal is not None:
             raise ValueError(f'backend="triton": {refusal}')
         return Plan("triton", tf32=device.tf32_allowed()), batch
@@ -94,6 +99,8 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True) -> tuple[Pl
     keep = height == count or (targets.kind in ("partners", "none") and count * columns <= KEPT_ELEMENTS)
     if rule.terms == "sigmoid":
         return Plan("pairs", height, columns, backward and keep, reads), batch
+    if targets.weighted:
+        return Plan("rowwise", height, columns, False, reads), batch
     tiles = others is None and targets.kind in ("labels", "partners") and rule.terms in ("out", "in", "epsilon")
     tiles = tiles and not omits
     # The largest dot product of each row would have to be found before the first tile is weighed.

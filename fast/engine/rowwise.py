@@ -27,6 +27,25 @@ from .spec import EPSILON, LN2, AnchorValues, Batch, Gradients, Plan, Rule, Targ
 from .unshifted import marked
 
 
+class PairWeights(NamedTuple):
+    """The weights of the pairs of a panel, in the computing dtype.
+
+    A positive of weight 0 is in no mask of the panel, except that with denominator "all", to which its exponential
+    belongs, it is a negative of weight 1.
+
+    Attributes:
+        share: ``[b, M]``, the weights of positives divided by their sum, else 0; None if all weights are 1.
+        factor: ``[b, 1]``, the factor of a row's value: the mean weight of its positives, or 1.
+        shift: ``[b, M]``, what is added to the logits of negatives: the logarithms of their weights; else 0.
+        sizes: the numbers of positives and of negatives, ``[b]`` each, as in `AnchorValues`.
+    """
+
+    share: Tensor | None
+    factor: Tensor | None
+    shift: Tensor | None
+    sizes: tuple[Tensor, Tensor]
+
+
 class Panel(NamedTuple):
     """Some anchors and all columns, ``[b, M]``.
 
@@ -37,6 +56,7 @@ class Panel(NamedTuple):
         own: bool ``[b, M]``, True where the column is the row itself, or the pair is ignored.
         some_negative: bool ``[b, 1]``, whether the row has a negative.
         number: ``[b, 1]``, positives per row in the computing dtype, at least 1.
+        weights: the weights of pairs; None if there are none.
     """
 
     rows: slice
@@ -45,10 +65,23 @@ class Panel(NamedTuple):
     own: Tensor
     some_negative: Tensor
     number: Tensor
+    weights: PairWeights | None = None
 
     def sizes(self) -> tuple[Tensor, Tensor]:
-        """Return the numbers of positives and of negatives, int64 ``[b]`` each."""
-        return self.positive.sum(1), self.negative.sum(1)
+        """Return the numbers of positives and of negatives ``[b]``, as in `AnchorValues`."""
+        return (self.positive.sum(1), self.negative.sum(1)) if self.weights is None else self.weights.sizes
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Return the mean of ``values`` over positives, by their weights, ``[b, 1]``."""
+        share = None if self.weights is None else self.weights.share
+        if share is None:
+            return torch.where(self.positive, values, 0.0).sum(1, keepdim=True) / self.number
+        return torch.where(self.positive, share * values, 0.0).sum(1, keepdim=True)
+
+    def shares(self) -> Tensor:
+        """Return the part that each positive has in the mean, ``[b, 1]`` or ``[b, M]``."""
+        share = None if self.weights is None else self.weights.share
+        return 1 / self.number if share is None else share
 
 
 class LonePanel(NamedTuple):
@@ -100,7 +133,40 @@ def panels(batch: Batch, columns: int, rows: int) -> Iterator[Panel | LonePanel]
         else:
             positive, negative, itself = masks_of(targets, own, here, count, columns)
             number = positive.sum(1, keepdim=True).clamp(min=1).to(dtype)
-            yield Panel(here, positive, negative, itself, negative.any(1, keepdim=True), number)
+            weights = None
+            if targets.weighted:
+                positive, negative, weights = _weighted(batch, here, positive, negative)
+                itself = ~(positive | negative)
+            yield Panel(here, positive, negative, itself, negative.any(1, keepdim=True), number, weights)
+
+
+def dtype_of_positives(batch: Batch) -> torch.dtype:
+    """Return the dtype of `AnchorValues.positives`."""
+    by_weight = batch.targets.positive_weights is not None and batch.rule.weights_divisor == "weight"
+    return dtypes_of(batch.embeddings)[1] if by_weight else torch.int64
+
+
+def _weighted(batch: Batch, here: slice, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor, PairWeights]:
+    """Return the masks ``[b, M]`` of a panel, changed as `PairWeights` describes, and the weights of its pairs."""
+    targets, rule, (dtype, wide) = batch.targets, batch.rule, dtypes_of(batch.embeddings)
+    of_positives, of_negatives = targets.positive_weights, targets.negative_weights
+    number, counted = positive.sum(1), negative.sum(1)
+    share = factor = shift = None
+    if of_negatives is not None:
+        shift = torch.where(negative, of_negatives[here].log(), 0.0).to(dtype)  # NaN for a weight below 0
+    if of_positives is not None:
+        weights = torch.where(positive, of_positives[here], 0.0)
+        weights = torch.where(weights >= 0, weights, torch.nan)  # it may not have been checked
+        total = weights.sum(1, keepdim=True)
+        share = (weights / torch.where(total == 0, 1.0, total)).to(dtype)
+        if rule.weights_divisor == "count":
+            factor = (total / number.clamp(min=1)[:, None]).to(dtype)
+        else:
+            number = total[:, 0].to(wide)
+        if rule.denominator == "all":
+            negative = negative | (positive & (weights == 0))
+        positive = positive & (weights != 0)
+    return positive, negative, PairWeights(share, factor, shift, (number, counted))
 
 
 def masks_of(
@@ -111,12 +177,19 @@ def masks_of(
     place = torch.arange(columns, device=positive.device)
     itself = torch.zeros_like(positive) if own is None else own[here, None] == place
     positive = positive & ~itself
-    if not targets.omits:
+    if not targets.omits and not targets.weighted:
         return positive, ~(positive | itself), itself
     if targets.ignored is not None:
         positive = positive & ~targets.ignored[here]
-    neither = (itself | targets.omitted(here)) & ~positive
-    return positive, ~(positive | neither), neither
+    neither = itself & ~positive
+    if targets.omits:
+        neither = (itself | targets.omitted(here)) & ~positive
+    negative = ~(positive | neither)
+    if targets.negative_weights is not None:  # a negative of weight 0 is left out
+        negative = negative & (targets.negative_weights[here] != 0)
+    if targets.positive_weights is not None:  # a row whose positives all have weight 0 has none
+        positive = positive & (positive & (targets.positive_weights[here] != 0)).any(1, keepdim=True)
+    return positive, negative, ~(positive | negative)
 
 
 def _lone_panel(targets: Targets, own: Tensor | None, here: slice, columns: int) -> LonePanel:
@@ -191,7 +264,7 @@ class _Row:
         return self.odds() + self.number.log() if inside == "mean" else self.odds()
 
     def _mean_below(self, top: Tensor) -> Tensor:
-        return self._sum(top - self.logits) / self.number
+        return self.panel.mean(top - self.logits)
 
     def _sum(self, values: Tensor) -> Tensor:
         """Return the sum of ``values`` over positives, ``[b, 1]``."""
@@ -207,7 +280,7 @@ class _Row:
         return torch.where(counted, side(odds), elsewhere)
 
     def own_softplus(self) -> Tensor:
-        return self._sum(self._own(_softplus, 0.0)) / self.number
+        return self.panel.mean(self._own(_softplus, 0.0))
 
     def own_log_missed(self) -> Tensor:
         return self._own(F.logsigmoid, -math.inf)
@@ -297,8 +370,17 @@ def values(logits: Tensor, panel: Panel | LonePanel, rule: Rule) -> Tensor:
 
     Where the row's sums are empty under the rule, its value is finite, but meaningless.
     """
-    row = _Row(logits, panel, rule) if isinstance(panel, Panel) else _LoneRow(logits, panel)
-    return formulas.value(rule, cast(Row, row))[:, 0]
+    if isinstance(panel, LonePanel):
+        return formulas.value(rule, cast(Row, _LoneRow(logits, panel)))[:, 0]
+    found = formulas.value(rule, cast(Row, _Row(_shifted(logits, panel), panel, rule)))
+    factor = None if panel.weights is None else panel.weights.factor
+    return (found if factor is None else found * factor)[:, 0]
+
+
+def _shifted(logits: Tensor, panel: Panel) -> Tensor:
+    """Return the logits ``[b, M]`` with the logarithms of the weights of negatives."""
+    shift = None if panel.weights is None else panel.weights.shift
+    return logits if shift is None else logits + shift
 
 
 def weights(logits: Tensor, panel: Panel | LonePanel, rule: Rule, grad: Tensor) -> Tensor:
@@ -313,7 +395,9 @@ def weights(logits: Tensor, panel: Panel | LonePanel, rule: Rule, grad: Tensor) 
     up = grad[:, None]
     if isinstance(panel, LonePanel):
         return _lone_weights(_LoneRow(logits, panel), panel, rule, up)
-    row = _Row(logits, panel, rule)
+    row = _Row(_shifted(logits, panel), panel, rule)
+    if panel.weights is not None and panel.weights.factor is not None:
+        up = up * panel.weights.factor
     if rule.terms == "binary":
         positive = torch.sigmoid(-logits) * (-up / (panel.positive.sum(1, keepdim=True) + 1))
         negative = torch.sigmoid(logits) * (up / panel.negative.sum(1, keepdim=True).clamp(min=1))
@@ -324,7 +408,7 @@ def weights(logits: Tensor, panel: Panel | LonePanel, rule: Rule, grad: Tensor) 
     else:
         c: Tensor | None
         if rule.denominator == "one_positive":
-            positive = formulas.own_log_weights(rule, row).exp() / row.number
+            positive = formulas.own_log_weights(rule, row).exp() * panel.shares()
             positive = torch.where(panel.positive, positive, 0.0)
             c = positive.sum(1, keepdim=True)
         else:
@@ -333,7 +417,7 @@ def weights(logits: Tensor, panel: Panel | LonePanel, rule: Rule, grad: Tensor) 
             positive = share if c is None else share * c
             if formulas.has_mean(rule):
                 # Where c is 1, share - (share - 1/n) is 1/n.
-                positive = 1 / panel.number if c is None else positive - (share - 1 / panel.number)
+                positive = panel.shares() if c is None else positive - (share - panel.shares())
         positive = -positive * up
         negative = _exp(row.below - row.negative_log) * (up if c is None else c * up)
     return torch.where(panel.positive, positive, torch.where(panel.negative, negative, 0.0))
@@ -370,11 +454,11 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
     scaled, columns = scale_both(batch)
     rows, turned = scaled.rows, columns.rows.T
     # Allocated first: small tensors that outlive a panel would fragment its freed memory.
-    found, sizes = rows.new_empty(rows.shape[0]), torch.empty((2, rows.shape[0]), dtype=torch.int64, device=rows.device)
+    found, negatives = rows.new_empty(rows.shape[0]), torch.empty(rows.shape[0], dtype=torch.int64, device=rows.device)
+    positives = torch.empty_like(negatives, dtype=dtype_of_positives(batch))
     for panel in panels(batch, turned.shape[1], plan.rows):
         found[panel.rows] = values(rows[panel.rows] @ turned, panel, batch.rule)
-        sizes[0, panel.rows], sizes[1, panel.rows] = panel.sizes()
-    positives, negatives = sizes
+        positives[panel.rows], negatives[panel.rows] = panel.sizes()
     valid = formulas.counted(batch, positives, negatives)
     found = found if valid is None else torch.where(valid, found, 0.0)
     return AnchorValues(found, positives, negatives), Saved(scaled, (), None, columns, valid=valid)

@@ -17,6 +17,7 @@ from torch import Tensor
 Similarity = Literal["cosine", "dot"]
 Denominator = Literal["all", "one_positive", "only_negatives"]
 InsideReduction = Literal["mean", "sum"]
+WeightsDivisor = Literal["count", "weight"]
 Terms = Literal["out", "in", "binary", "sigmoid", "epsilon", "lse"]
 Backend = Literal["auto", "dense", "tiled", "exact", "triton"]
 Kind = Literal["labels", "mask", "partners", "pairs", "none"]
@@ -47,6 +48,8 @@ class Targets:
         ignored: bool ``[N, M]``, pairs that are neither positives nor negatives; None if none are marked.
         ids: int64 ``[N]``; a pair whose row and column have equal ids is not a negative. None if there are no ids.
         column_ids: int64 ``[M]``, the ids of the references; None without references.
+        positive_weights: float32 or float64 ``[N, M]``, the factors of the positives' cross-entropies; None: all 1.
+        negative_weights: the same, the factors of the negatives' exponentials.
     """
 
     kind: Kind
@@ -56,6 +59,13 @@ class Targets:
     ignored: Tensor | None = None
     ids: Tensor | None = None
     column_ids: Tensor | None = None
+    positive_weights: Tensor | None = None
+    negative_weights: Tensor | None = None
+
+    @property
+    def weighted(self) -> bool:
+        """Whether pairs have weights; only labels and masks do."""
+        return self.positive_weights is not None or self.negative_weights is not None
 
     @property
     def omits(self) -> bool:
@@ -119,6 +129,7 @@ class Rule:
         denominator: the denominator of each positive's ratio; used only by ``"out"`` and ``"in"``.
         inside_reduction: whether the logarithm of ``"in"`` is that of the ratios' mean or of their sum.
         bias: the number that is added to the quotients, or a 0-dimensional tensor; used only by ``"sigmoid"``.
+        weights_divisor: whether the weighted sum over positives is divided by their number or by their weights' sum.
     """
 
     terms: Terms
@@ -127,6 +138,7 @@ class Rule:
     denominator: Denominator = "all"
     inside_reduction: InsideReduction = "mean"
     bias: float | Tensor = 0.0
+    weights_divisor: WeightsDivisor = "count"
 
 
 @dataclass(slots=True)
@@ -138,12 +150,14 @@ class Policy:
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         no_positive: the value of an anchor without positives: "zero", "drop" (left out) or "nan".
         no_negative: the value of an anchor without negatives if its formula needs one: "zero" or "nan".
+        anchor_weights: float32 or float64 ``[N]``, the factors of the anchors' values; None: all 1.
     """
 
     reduction: str
     base_temperature: float | None
     no_positive: str = "zero"
     no_negative: str = "zero"
+    anchor_weights: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -203,7 +217,8 @@ class AnchorValues(NamedTuple):
     Attributes:
         values: ``[N]`` in the computing dtype. A row that is not an anchor, or whose sums are empty under the rule, has
             value 0 and no gradient; the loss's policies decide what such a row adds.
-        positives: int64 ``[N]``, the size of each row's P(i); empty if `Plan.sized` is False.
+        positives: int64 ``[N]``, the size of each row's P(i), or the sum of its weights in the wide dtype if values are
+            divided by it; empty if `Plan.sized` is False.
         negatives: int64 ``[N]``, the size of each row's N(i); empty if `Plan.sized` is False.
     """
 
