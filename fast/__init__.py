@@ -26,7 +26,7 @@ from .modules import (
 )
 from .nt_bxent import nt_bxent_loss
 from .nt_xent import nt_xent_loss, nt_xent_pairwise_loss
-from .ranking import multiple_negatives_ranking_loss
+from .ranking import gist_masks, multiple_negatives_ranking_loss
 from .sigmoid import sigmoid_loss
 from .supcon import supcon_epsilon_loss, supcon_in_loss, supcon_loss
 from .views import flatten_views, interleaved_partners, repeat_labels, split_views, stacked_partners
@@ -47,6 +47,7 @@ __all__ = [
     "SupConLoss",
     "dclw_loss",
     "flatten_views",
+    "gist_masks",
     "hard_negative_loss",
     "info_nce_loss",
     "interleaved_partners",

@@ -301,6 +301,33 @@ def check_hard_negatives(hard_negatives: object, embeddings: Tensor) -> Tensor:
     return hard_negatives.flatten(0, 1)
 
 
+def check_ignored_blocks(
+    ignored: object, embeddings: Tensor, widths: dict[str, int], positives: Sequence[str], *, validate: bool
+) -> dict[str, Tensor | None]:
+    """Check a mask of ignored pairs, and return that of each block of its columns.
+
+    Args:
+        ignored: bool ``[N, C]``.
+        embeddings: ``[N, D]``, for its length and device.
+        widths: the number of columns of each block, by name, in order.
+        positives: the blocks whose diagonal is that of the positives, which must not be ignored.
+        validate: whether to read values on an accelerator too.
+
+    Raises:
+        TypeError: the mask is not a tensor, or not bool.
+        ValueError: wrong shape or device, or a positive is ignored.
+    """
+    count, columns = embeddings.shape[0], sum(widths.values())
+    mask = _given("ignored", ignored, embeddings, [count, columns], "one flag per pair", "bool")
+    found = dict(zip(widths, torch.split(mask, list(widths.values()), dim=1), strict=True))
+    for name in positives:
+        own = found[name].diagonal()
+        if device.may_read(mask, validate) and bool(own.any()):
+            expected = "ignored: expected False for every row and its positive"
+            raise ValueError(f"{expected}, got True in row {_first(own)}")
+    return dict(found)
+
+
 def check_directions(directions: object, partition: object, scope: object, hard_negatives: object) -> list[str]:
     """Check the options of a ranking loss; return the chosen directions.
 

@@ -31,7 +31,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .checks import check_alike, check_directions, check_embeddings, check_hard_negatives, check_options
+from .checks import (
+    check_alike,
+    check_choice,
+    check_directions,
+    check_embeddings,
+    check_hard_negatives,
+    check_ignored_blocks,
+    check_options,
+)
 from .engine import (
     AnchorValues,
     Backend,
@@ -72,6 +80,7 @@ def multiple_negatives_ranking_loss(
     hard_negatives_scope: Scope = "batch",
     directions: Directions = "query_to_doc",
     partition: Partition = "joint",
+    ignored: Tensor | None = None,
     temperature: float | Tensor = 0.05,
     base_temperature: float | None = None,
     similarity: Similarity = "cosine",
@@ -104,6 +113,11 @@ def multiple_negatives_ranking_loss(
             and joined by "+".
         partition: "joint", one denominator for all directions, or "per_direction", one for each; then the directions
             are query_to_doc and doc_to_query, because the others have no positives.
+        ignored: bool ``[N, C]``, the pairs that are left out, but never a query and its document. The columns are those
+            of the directions in the order above: N documents, the N H hard negatives (of query 0 first) if given, N
+            other queries, N queries, N other documents, and the hard negatives again if they are shared. Row i is that
+            of query i and of its document. Entries of pairs that are not contrasted have no effect. `gist_masks`
+            returns the mask of GISTEmbed.
         temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
             require a gradient. It is one over the ``scale`` of sentence-transformers.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
@@ -154,28 +168,38 @@ def multiple_negatives_ranking_loss(
     place, positives = torch.arange(a.shape[0], device=a.device), pair_logits(a, b, rule, (of_a, of_b))
     of_queries, of_documents = (a, of_a), (b, of_b)
     evaluate = partial(_log_sum, rule=rule, storage=storage, backend=backend)
-    shared, own = [], []
-    if hard is not None and hard_negatives_scope == "batch":
-        shared = [(hard.to(computing), of_hard)]
-    elif hard is not None:
-        repeated = a.repeat_interleave(hard.shape[0] // a.shape[0], dim=0)
-        own = [pair_logits(repeated, hard.to(computing), rule).view(a.shape[0], -1).logsumexp(1) - positives]
+    shared = [(hard.to(computing), of_hard)] if hard is not None and hard_negatives_scope == "batch" else []
+    widths = _widths(a.shape[0], 0 if hard is None else hard.shape[0], chosen, hard_negatives_scope)
+    masks = dict.fromkeys(widths)
+    if ignored is not None:
+        with_positives = ["query_to_doc"] if partition == "joint" else chosen
+        masks = check_ignored_blocks(ignored, a, widths, with_positives, validate=validate)
 
-    queries, documents = own, []
+    queries, documents = [], []
+    if hard is not None and not shared:
+        repeated = a.repeat_interleave(hard.shape[0] // a.shape[0], dim=0)
+        logits = pair_logits(repeated, hard.to(computing), rule).view(a.shape[0], -1)
+        if masks["hard"] is not None:
+            kept = ~masks["hard"].view(*logits.shape[:1], -1, logits.shape[1])[place, place]
+            queries.append(_log_sum_where(logits, kept) - positives)
+        else:
+            queries.append(logits.logsumexp(1) - positives)
     if hard_negatives_scope != "own_only":
-        queries.append(evaluate(of_queries, [of_documents, *shared], partners=place))
+        left_out = _beside(masks["query_to_doc"], masks.get("hard") if shared else None)
+        queries.append(evaluate(of_queries, [of_documents, *shared], partners=place, ignored=left_out))
     if "query_to_query" in chosen:
-        queries.append(evaluate(of_queries, [of_queries], own=place) - positives)
+        queries.append(evaluate(of_queries, [of_queries], own=place, ignored=masks["query_to_query"]) - positives)
     if "doc_to_query" in chosen and partition == "per_direction":
-        documents.append(evaluate(of_documents, [of_queries], partners=place))
+        documents.append(evaluate(of_documents, [of_queries], partners=place, ignored=masks["doc_to_query"]))
     elif "doc_to_query" in chosen:
-        queries.append(evaluate(of_documents, [of_queries]) - positives)
+        queries.append(evaluate(of_documents, [of_queries], ignored=masks["doc_to_query"]) - positives)
     if "doc_to_doc" in chosen and shared:
         owners = place.repeat_interleave(shared[0][0].shape[0] // place.shape[0])
         ids = place, torch.cat([place, owners])
-        queries.append(evaluate(of_documents, [of_documents, *shared], ids=ids) - positives)
+        left_out = _beside(masks["doc_to_doc"], masks["doc_to_hard"])
+        queries.append(evaluate(of_documents, [of_documents, *shared], ids=ids, ignored=left_out) - positives)
     elif "doc_to_doc" in chosen:
-        queries.append(evaluate(of_documents, [of_documents], own=place) - positives)
+        queries.append(evaluate(of_documents, [of_documents], own=place, ignored=masks["doc_to_doc"]) - positives)
 
     values = torch.cat([_cross_entropy(parts) for parts in (queries, documents) if parts])
     ones = torch.ones_like(values, dtype=torch.int64)
@@ -194,6 +218,7 @@ def _log_sum(
     partners: Tensor | None = None,
     own: Tensor | None = None,
     ids: tuple[Tensor, Tensor] | None = None,
+    ignored: Tensor | None = None,
     rule: Rule,
     storage: torch.dtype,
     backend: Backend,
@@ -206,6 +231,7 @@ def _log_sum(
         partners: int64 ``[N]``, the column of each positive, which is left out; the sum is relative to its exponential.
         own: int64 ``[N]``, the column that is left out for each row.
         ids: int64 ``[N]`` and ``[M]``; columns with the id of the row are left out.
+        ignored: bool ``[N, M]``, the pairs that are left out.
         rule: the formula of the odds.
         storage: the original dtype of the rows.
         backend: the backend.
@@ -213,9 +239,10 @@ def _log_sum(
     if partners is None:
         given = torch.empty(0, dtype=torch.int64, device=rows[0].device)
         of_rows, of_columns = ids or (None, None)
-        targets, rule = Targets("none", given, ids=of_rows, column_ids=of_columns), replace(rule, terms="lse")
+        targets = Targets("none", given, ids=of_rows, column_ids=of_columns, ignored=ignored)
+        rule = replace(rule, terms="lse")
     else:
-        targets = Targets("partners", partners)
+        targets = Targets("partners", partners, ignored=ignored)
     others, sizes = columns[0]
     if len(columns) > 1:
         others, known = torch.cat([each for each, _ in columns]), [size for _, size in columns if size]
@@ -229,6 +256,32 @@ def _log_sum(
     return torch.where(found.negatives > 0, found.values, -math.inf)
 
 
+def _widths(n: int, hard: int, chosen: list[str], scope: str) -> dict[str, int]:
+    """Return the number of columns of each block of ``ignored``, in order.
+
+    Args:
+        n: the number of queries.
+        hard: the number of all hard negatives.
+        chosen: the directions.
+        scope: what the hard negatives are contrasted with.
+    """
+    found = {"query_to_doc": n, "hard": hard, **dict.fromkeys(chosen[1:], n)}
+    return found | ({"doc_to_hard": hard} if "doc_to_doc" in chosen and scope == "batch" else {})
+
+
+def _beside(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    """Return two masks ``[N, ...]`` side by side; the first one, if there is no second."""
+    return first if first is None or second is None else torch.cat([first, second], dim=1)
+
+
+def _log_sum_where(logits: Tensor, kept: Tensor) -> Tensor:
+    """Return the logarithm ``[N]`` of the sum of e^s over the kept logits ``[N, H]``; -inf where there are none."""
+    some = kept.any(1)
+    # The replaced values keep the gradient finite.
+    sums = logits.masked_fill(~kept & some[:, None], -math.inf).logsumexp(1)
+    return torch.where(some, sums, -math.inf)
+
+
 def _cross_entropy(parts: list[Tensor]) -> Tensor:
     """Return log(1 + the sum of e^x over the parts), ``[N]``; each part is ``[N]``, and may be -inf."""
     together = torch.stack(parts)
@@ -236,3 +289,57 @@ def _cross_entropy(parts: list[Tensor]) -> Tensor:
     some = (together > -math.inf).any(0) | together.isnan().any(0)
     odds = torch.where(some, together, 0.0).logsumexp(0)
     return torch.where(some, -F.logsigmoid(-odds), 0.0)
+
+
+def gist_masks(
+    guide_a: Tensor,
+    guide_b: Tensor,
+    guide_hard_negatives: Tensor | None = None,
+    *,
+    directions: Directions = "query_to_doc+query_to_query+doc_to_doc",
+    margin_strategy: Literal["absolute", "relative"] = "absolute",
+    margin: float = 0.0,
+) -> Tensor:
+    """The pairs that GISTEmbed leaves out: more similar than the query and its document, according to a guide model.
+
+    With s the cosine of the guide's embeddings, a pair of row i is ignored if it exceeds s(a_i, b_i) - margin, or under
+    "relative" s(a_i, b_i) - margin |s(a_i, b_i)|. The loss of GISTEmbed is then
+
+        multiple_negatives_ranking_loss(a, b, hard_negatives=h, directions=directions, ignored=gist_masks(...),
+                                        temperature=0.01)
+
+    GISTEmbed contrasts no document with a hard negative: these pairs are ignored too. The code of sentence-transformers
+    differs in one case: where this limit is 1 or more, as for a guide whose embeddings of a query and its document
+    coincide, its code contrasts the query, and the document, with itself, at cosine 1; the loss never does.
+
+    Args:
+        guide_a: floating ``[N, E]``, the guide's embeddings of the queries.
+        guide_b: floating ``[N, E]``, those of the documents.
+        guide_hard_negatives: floating ``[N, H, E]``, those of the hard negatives, if there are any.
+        directions: the directions of the loss.
+        margin_strategy: "absolute" or "relative".
+        margin: how much less similar a negative has to be.
+
+    Returns:
+        bool ``[N, C]``, the argument ``ignored`` of `multiple_negatives_ranking_loss` for shared hard negatives.
+
+    Raises:
+        ValueError: an option is unknown.
+
+    Source:
+        Solatorio 2024, arXiv 2402.16829; gist_embed.py of sentence-transformers 6.2.0.
+    """
+    chosen = check_directions(directions, "joint", "batch", None)
+    check_choice("margin_strategy", margin_strategy, ("absolute", "relative"))
+    with torch.no_grad():
+        a, b = (F.normalize(rows, dim=1) for rows in (guide_a, guide_b))
+        h = b[:0] if guide_hard_negatives is None else F.normalize(guide_hard_negatives.flatten(0, 1), dim=1)
+        positive = (a * b).sum(dim=1, keepdim=True)
+        threshold = positive - margin * (positive.abs() if margin_strategy == "relative" else 1)
+        pairs = {"query_to_doc": (a, b), "hard": (a, h), "query_to_query": (a, a)}
+        pairs |= {"doc_to_query": (b, a), "doc_to_doc": (b, b), "doc_to_hard": (b, h)}
+        found = {name: rows @ columns.T > threshold for name, (rows, columns) in pairs.items()}
+        for name in ("query_to_doc", "doc_to_query"):
+            found[name].fill_diagonal_(False)
+        found["doc_to_hard"].fill_(True)
+        return torch.cat([found[name] for name in _widths(len(a), len(h), chosen, "batch")], dim=1)

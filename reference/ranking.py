@@ -59,6 +59,7 @@ def multiple_negatives_ranking_loss(
     hard_negatives_scope: str = "batch",
     directions: str = "query_to_doc",
     partition: str = "joint",
+    ignored: npt.ArrayLike | None = None,
     temperature: float = 0.05,
     base_temperature: float | None = None,
     similarity: str = "cosine",
@@ -85,6 +86,10 @@ def multiple_negatives_ranking_loss(
             and joined by "+".
         partition: "joint", one denominator for all directions, or "per_direction", one for each; then the directions
             are query_to_doc and doc_to_query, because the others have no positives.
+        ignored: bool [N, C], the pairs that are left out, but never a query and its document. The columns are those of
+            the directions in the order above: N documents, the N H hard negatives (of query 0 first) if given, N other
+            queries, N queries, N other documents, and the hard negatives again if they are shared. Row i is that of
+            query i and of its document. Entries of pairs that are not contrasted have no effect.
         temperature: number from 1e-10 to 1e10; logits are similarities divided by it. It is one over the ``scale`` of
             sentence-transformers.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
@@ -115,6 +120,7 @@ def _evaluate(
     hard_negatives_scope: str,
     directions: str,
     partition: str,
+    ignored: object,
     similarity: str,
     **options: Any,
 ) -> Result:
@@ -141,16 +147,23 @@ def _evaluate(
     documents: list[tuple[list[list[Scalar]], Callable[[int], list[int]]]] = []
     if "doc_to_query" in chosen:
         documents.append((block(b, a), lambda i: list(range(n))))
-    if partition == "per_direction" and documents:
-        documents.append((block(b, h), lambda i: []))
     if "doc_to_doc" in chosen:
         documents.append((block(b, b), lambda i: [j for j in range(n) if j != i]))
         if shared:
             documents.append((block(b, h), lambda i: [k for k in range(len(h)) if owner[k] != i]))
 
-    bands = [queries + documents] if partition == "joint" or not documents else [queries, documents]
+    width = sum(len(similarities[0]) for similarities, _ in queries + documents)
+    left_out = [[False] * width] * n
+    if ignored is not None:
+        left_out = checks.check_mask("ignored", ignored, [n, width], per="pair").tolist()
+        checks.check_kept(left_out, range(n))
+
+    apart = partition == "per_direction" and documents
+    # The rows of the documents have the same width: the hard negatives are among their columns, but count for none.
+    bands = [queries, [*documents, (block(b, h), lambda i: [])]] if apart else [queries + documents]
     matrix: list[list[Scalar]] = []
     members: list[list[int]] = []
+    start = 0
     for band in bands:
         for i in range(n):
             row: list[Scalar] = []
@@ -159,7 +172,11 @@ def _evaluate(
                 columns += [len(row) + k for k in counted(i)]
                 row += similarities[i]
             matrix.append(row)
-            members.append(columns)
+            members.append([k for k in columns if not left_out[i][start + k]])
+        start += len(matrix[0])
+    if apart and ignored is not None:
+        second = [row[len(matrix[0]) :] for row in left_out]
+        checks.check_kept(second, range(n))
     # The positive is the first block's column of the same number.
     is_positive = [[j == i % n for j in range(len(matrix[0]))] for i in range(len(matrix))]
     return evaluate_similarities(multiple_negatives_ranking_anchor, matrix, is_positive, members=members, **options)

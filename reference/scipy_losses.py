@@ -492,6 +492,7 @@ def multiple_negatives_ranking_loss(
     hard_negatives_scope: str = "batch",
     directions: str = "query_to_doc",
     partition: str = "joint",
+    ignored: npt.ArrayLike | None = None,
     temperature: float = 0.05,
     base_temperature: float | None = None,
     similarity: str = "cosine",
@@ -523,7 +524,13 @@ def multiple_negatives_ranking_loss(
         "doc_to_query": scores(b, a, same & False),
         "doc_to_doc": np.hstack([scores(b, b, same), scores(b, h, own | (hard_negatives_scope != "batch"))]),
     }
+    if hard_negatives_scope != "batch":
+        mats["doc_to_doc"] = mats["doc_to_doc"][:, :n]
     chosen = [mats[name] for name in directions.split("+")]
+    if ignored is not None:
+        ends = np.cumsum([mat.shape[1] for mat in chosen])[:-1]
+        masks = np.split(np.asarray(ignored, dtype=bool), ends, axis=1)
+        chosen = [np.where(mask, -np.inf, mat) for mask, mat in zip(masks, chosen, strict=True)]
     positive = np.diag(mats["query_to_doc"])
     together = [np.hstack(chosen)] if partition == "joint" else chosen
     # Relative to the positive, so that a small loss keeps its digits.

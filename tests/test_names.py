@@ -26,7 +26,9 @@ LABELS = torch.tensor([0, 1, 0, 2, 1, 0]).repeat(2)
 LABELS_A, LABELS_B = LABELS[:6], torch.tensor([1, 2, 0, 0, 1, 2])
 GIVEN = {"a": A, "b": B, "z": Z, "items": ITEMS, "labels": LABELS, "queue": QUEUE}
 HARD = torch.randn(6, 2, 5, dtype=torch.float64, generator=GENERATOR)
-GIVEN |= {"hard": HARD}
+GUIDE_A = torch.randn(6, 3, dtype=torch.float64, generator=GENERATOR)
+GUIDE_B = GUIDE_A + torch.randn(6, 3, dtype=torch.float64, generator=GENERATOR)
+GIVEN |= {"hard": HARD, "guide_a": GUIDE_A, "guide_b": GUIDE_B}
 GIVEN |= {"labels_a": LABELS_A, "labels_b": LABELS_B}
 
 SETS = [{0, 1}, {0}, {1, 2, 3}, {0, 1, 2}, {3}, {2, 3}] * 2
@@ -134,6 +136,18 @@ def gte() -> float:
     return mean(values)
 
 
+def gistembed() -> float:
+    e = [exponentials(x, y, 0.01) for x, y in ((A, B), (A, A), (B, B))]
+    guided = [exponentials(x, y, 1.0) for x, y in ((GUIDE_A, GUIDE_B), (GUIDE_A, GUIDE_A), (GUIDE_B, GUIDE_B))]
+    values = []
+    for i in range(6):
+        others = [(k, j) for k in range(3) for j in range(6) if j != i]
+        kept = [e[k][i][j] for k, j in others if not guided[k][i][j] > guided[0][i][i]]
+        assert 0 < len(kept) <= len(others)
+        values.append(-math.log(e[0][i][i] / (e[0][i][i] + sum(kept))))
+    return mean(values)
+
+
 def n_pairs() -> float:
     s = (A @ B.T).tolist()
     return mean([math.log(1 + sum(math.exp(s[i][j] - s[i][i]) for j in range(6) if j != i)) for i in range(6)])
@@ -176,6 +190,7 @@ FORMULAS: dict[str, Callable[[], float]] = {
     "MultipleNegativesRankingLoss": with_hard_negatives,
     "MultipleNegativesSymmetricRankingLoss": lambda: clip(0.05),
     "GTE": gte,
+    "GISTEmbed": gistembed,
     "InfoNCE": several_positives,
     "N-pairs": n_pairs,
     "MultiSupCon": jaccard,

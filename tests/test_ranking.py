@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -12,6 +16,8 @@ import torch
 from torch import Tensor
 
 from pairproof import fast, reference
+from pairproof.conformance.implementations import files
+from pairproof.conformance.implementations import sentence_transformers as peer
 from pairproof.conformance.suite.catalogue import LOSSES
 
 ENTRY = LOSSES["multiple_negatives_ranking"]
@@ -200,3 +206,146 @@ def test_only_own_hard_negatives_are_required_by_their_scope() -> None:
         rows = QUERIES if package is fast else QUERIES.numpy()
         with pytest.raises(ValueError, match=r"^hard_negatives_scope: expected batch or own without hard_negatives"):
             package.multiple_negatives_ranking_loss(rows, rows, hard_negatives_scope="own_only")
+
+
+# Ignored pairs, and GISTEmbed.
+
+GUIDE = [torch.randn(*z.shape[:-1], 4, dtype=torch.float64, generator=GENERATOR) for z in (QUERIES, DOCUMENTS, HARD)]
+GUIDE[0] = GUIDE[0] + 0.8 * GUIDE[1]  # queries near their documents, for some of which a negative is nearer
+GIST = "query_to_doc+query_to_query+doc_to_doc"
+
+
+def gist_by_hand(number_of_hard: int, strategy: str, margin: float) -> float:
+    """GISTEmbed with loops: a negative whose guided similarity exceeds that of the pair, less a margin, is left out."""
+    (q, d, h), (gq, gd, gh) = (QUERIES, DOCUMENTS, HARD), GUIDE
+    values = []
+    for i in range(N):
+        own = cosine(gq[i], gd[i])
+        limit = own - margin * (abs(own) if strategy == "relative" else 1)
+        pairs = [(q[i], d[j], gq[i], gd[j]) for j in range(N) if j != i]
+        pairs += [(q[i], q[j], gq[i], gq[j]) for j in range(N) if j != i]
+        pairs += [(d[i], d[j], gd[i], gd[j]) for j in range(N) if j != i]
+        pairs += [(q[i], h[j, k], gq[i], gh[j, k]) for j in range(N) for k in range(number_of_hard)]
+        rest = sum(math.exp(cosine(x, y) / 0.1) for x, y, u, v in pairs if not cosine(u, v) > limit)
+        values.append(math.log1p(rest / math.exp(cosine(q[i], d[i]) / 0.1)))
+    return math.fsum(values) / N
+
+
+GIST_OPTIONS = [("absolute", 0.0), ("absolute", 0.1), ("absolute", -0.2), ("relative", 0.05), ("relative", 0.5)]
+
+
+def gist_loss(number_of_hard: int, strategy: Any, margin: float, leaves: Any = (QUERIES, DOCUMENTS, HARD)) -> Tensor:
+    a, b, h = leaves
+    hard = {} if not number_of_hard else {"hard_negatives": h[:, :number_of_hard]}
+    guide = GUIDE[2][:, :number_of_hard] if hard else None
+    masks = fast.gist_masks(*GUIDE[:2], guide, directions=GIST, margin_strategy=strategy, margin=margin)
+    return fast.multiple_negatives_ranking_loss(a, b, **hard, directions=GIST, ignored=masks, temperature=0.1)
+
+
+@pytest.mark.parametrize(("strategy", "margin"), GIST_OPTIONS)
+def test_gist_masks_give_the_loss_of_gistembed(strategy: str, margin: float) -> None:
+    masks = fast.gist_masks(*GUIDE[:2], directions=GIST, margin_strategy=strategy, margin=margin)  # type: ignore[arg-type]
+    different = ~torch.eye(N, dtype=torch.bool).repeat(1, 3)
+    assert bool(masks[different].any())
+    assert not bool(masks[different].all())
+    for number in (0, 1, H):
+        found = float(gist_loss(number, strategy, margin))
+        assert found == pytest.approx(gist_by_hand(number, strategy, margin), rel=1e-12)
+
+
+def live_gist() -> Any:
+    """GISTEmbedLoss of the installed file, whose ``model`` and ``guide`` are lists of embeddings."""
+    folder = Path(os.environ.get("PAIRPROOF_PEERS") or ".peers") / "sentence-transformers"
+    if not (folder / "sentence_transformers").is_dir():
+        pytest.skip("sentence-transformers is not installed: make peers")
+    stubs: dict[str, ModuleType] = {"transformers": ModuleType("transformers")}
+    stubs["transformers"].PreTrainedTokenizerBase = object  # type: ignore[attr-defined]
+    top = "sentence_transformers"
+    modules = f"{top}.sentence_transformer.modules"
+    unused = (*peer.UNUSED, f"{top}.util.batch_to_device", modules, f"{modules}.StaticEmbedding")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, module in stubs.items():
+            patch.setitem(sys.modules, name, module)
+        loaded = files.load_from_package(folder, f"{peer.LOSSES}.gist_embed", peer.PACKAGES, unused)
+    loaded.embed_columns = lambda embeddings, features: embeddings
+    return loaded.GISTEmbedLoss
+
+
+def of_live_gist(leaves: Any, guide: Any, strategy: str, margin: float) -> Tensor:
+    kind = live_gist()
+    loss = kind.__new__(kind)
+    torch.nn.Module.__init__(loss)
+    loss.model, loss.guide, loss.must_retokenize, loss.gather_across_devices = leaves, guide, False, False
+    loss.temperature, loss.margin_strategy, loss.margin = 0.1, strategy, margin
+    loss.contrast_anchors = loss.contrast_positives = True
+    loss.similarity_fct, loss.cross_entropy_loss = torch.nn.CosineSimilarity(dim=-1), torch.nn.CrossEntropyLoss()
+    found: Tensor = loss([], None)
+    return found
+
+
+@pytest.mark.parametrize(("strategy", "margin"), [one for one in GIST_OPTIONS if one[1] >= 0])
+def test_gist_masks_give_the_loss_and_gradient_of_the_installed_file(strategy: str, margin: float) -> None:
+    for number in (0, 1):
+        results = []
+        for function in (gist_loss, None):
+            leaves = [z.detach().clone().requires_grad_() for z in (QUERIES, DOCUMENTS, HARD[:, :1])][: 2 + number]
+            if function is None:
+                columns = [*leaves[:2], *(z[:, 0] for z in leaves[2:])]
+                guide = [*GUIDE[:2], GUIDE[2][:, 0]][: 2 + number]
+                value = of_live_gist(columns, guide, strategy, margin)
+            else:
+                value = function(number, strategy, margin, [*leaves, HARD][:3])
+            results.append((value, *torch.autograd.grad(value, leaves)))
+        for found, expected in zip(*results, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_installed_gistembed_keeps_self_pairs_where_the_guides_of_query_and_document_coincide() -> None:
+    """A named deviation: 1 > 1 is False, so its code contrasts such a row with itself, at cosine 1."""
+    guide = [torch.eye(2, dtype=torch.float64)] * 2
+    a, b = QUERIES[:2], DOCUMENTS[:2]
+    live = float(of_live_gist([a, b], guide, "absolute", 0.0))
+    masks = fast.gist_masks(*guide, directions=GIST)
+    assert not masks.any()
+    found = fast.multiple_negatives_ranking_loss(
+        a, b, directions=GIST, ignored=masks, temperature=0.1, reduction="none"
+    )
+    with_self_pairs = [
+        math.log(math.exp(float(value)) + 2 * math.exp((1 - cosine(x, y)) / 0.1))
+        for value, x, y in zip(found, a, b, strict=True)
+    ]
+    assert live == pytest.approx(sum(with_self_pairs) / 2, rel=1e-12)
+    assert live > float(found.mean()) + 0.1
+
+
+def test_mask_that_keeps_only_the_positive_gives_0_or_ln_2() -> None:
+    kept = torch.eye(N, dtype=torch.bool)
+    both = torch.cat([kept, torch.zeros(N, N * H, dtype=torch.bool), kept], dim=1)
+    for mask, directions, expected in (
+        (both[:, : N + N * H], "query_to_doc", 0.0),
+        (both, TWO_WAYS, math.log(2)),
+    ):
+        for backend in BACKENDS:
+            a, b, h = (z.clone().requires_grad_() for z in (QUERIES, DOCUMENTS, HARD))
+            found = fast.multiple_negatives_ranking_loss(
+                a,
+                b,
+                hard_negatives=h,
+                directions=directions,  # type: ignore[arg-type]
+                ignored=~mask,
+                backend=backend,  # type: ignore[arg-type]
+            )
+            assert float(found.detach()) == pytest.approx(expected, abs=1e-15)
+            assert all(not bool(g.abs().max() > 1e-14) for g in torch.autograd.grad(found, (a, b, h)))
+
+
+def test_ignored_positive_is_refused() -> None:
+    for column, partition in ((1, "joint"), (N + 1, "per_direction")):
+        mask = torch.zeros(N, 2 * N, dtype=torch.bool)
+        mask[1, column] = True
+        for package in (fast, reference):
+            given = [z if package is fast else z.numpy() for z in (QUERIES, DOCUMENTS, mask)]
+            with pytest.raises(ValueError, match=r"^ignored: .* got True in row 1$"):
+                package.multiple_negatives_ranking_loss(
+                    *given[:2], ignored=given[2], directions=TWO_WAYS, partition=partition
+                )

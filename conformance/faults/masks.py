@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -184,3 +185,29 @@ def hard_negative_positive_among_the_negatives(given: parts.Hard) -> Tensor:
     s, others = given.rows.logits, parts.off_diagonal(len(given.rows.target))
     of_weighted, of_weights = (parts.log_sum(x, others)[:, 0] for x in ((1 + given.beta) * s, given.beta * s))
     return given.against(of_weighted - of_weights, number=given.number + 1)
+
+
+@fault("multiple_negatives_ranking", build=parts.ranked, level="policies")
+def multiple_negatives_ranking_ignored_pairs_with_logit_0(given: dict[str, Any]) -> parts.Ranking:
+    """The logits of ignored pairs are multiplied by 0, not left out: each adds 1 to the denominator."""
+    return parts.ranking(**given, left_out=0.0)
+
+
+@fault("multiple_negatives_ranking", build=parts.ranked, level="policies")
+def multiple_negatives_ranking_hard_negatives_not_ignored(given: dict[str, Any]) -> parts.Ranking:
+    """The mask of ignored pairs is applied to the documents and queries, but not to the hard negatives."""
+    mask, hard = given["ignored"], given["hard_negatives"]
+    if mask is None or hard is None:
+        return parts.ranking(**given)
+    n, columns = len(hard), len(hard) * hard.shape[1]
+    kept = torch.cat([mask[:, :n], torch.zeros(n, columns, dtype=torch.bool), mask[:, n + columns :]], dim=1)
+    return parts.ranking(**given | {"ignored": kept})
+
+
+@fault("multiple_negatives_ranking", build=parts.ranked, level="policies")
+def multiple_negatives_ranking_only_documents_ignored(given: dict[str, Any]) -> parts.Ranking:
+    """Only documents are ignored: the pairs of two queries, and those of two documents, stay in the denominator."""
+    mask, n = given["ignored"], len(given["view_a"])
+    if mask is None:
+        return parts.ranking(**given)
+    return parts.ranking(**given | {"ignored": mask & (torch.arange(mask.shape[1]) < n)})

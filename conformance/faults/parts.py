@@ -479,9 +479,11 @@ def ranking(
     hard_negatives_scope: str = "batch",
     directions: str = "query_to_doc",
     partition: str = "joint",
+    ignored: Tensor | None = None,
     similarity: str = "cosine",
+    left_out: float = -torch.inf,
 ) -> Ranking:
-    """The logits between queries, documents and hard negatives, by direction."""
+    """The logits between queries, documents and hard negatives, by direction; ignored pairs have ``left_out``."""
     rows = [view_a, view_b, view_a[:0] if hard_negatives is None else hard_negatives.flatten(0, 1)]
     a, b, h = map(unit, rows) if similarity == "cosine" else rows
     pairs = [(a, b), (a, h), (a, a), (b, a), (b, b), (b, h)]
@@ -494,7 +496,13 @@ def ranking(
 
     own = made(raw).own
     kept = [~other | (hard_negatives_scope != "own_only"), own | shared, other, other | True, other, ~own & shared]
-    return made([s.where(mask, -torch.inf) for s, mask in zip(raw, kept, strict=True)], made(raw))
+    found = [s.where(mask, -torch.inf) for s, mask in zip(raw, kept, strict=True)]
+    if ignored is not None:
+        blocks = [0, 1, *(k for k, name in enumerate(Ranking._fields[:5]) if k > 1 and name in chosen)]
+        blocks += [5] if shared and "doc_to_doc" in chosen else []
+        for k, mask in zip(blocks, torch.split(ignored, [found[k].shape[1] for k in blocks], dim=1), strict=True):
+            found[k] = found[k].where(~mask | ~kept[k], left_out)
+    return made(found, made(raw))
 
 
 def ranked(
@@ -506,6 +514,7 @@ def ranked(
     hard_negatives_scope: str = "batch",
     directions: str = "query_to_doc",
     partition: str = "joint",
+    ignored: Tensor | None = None,
     similarity: str = "cosine",
 ) -> dict[str, Any]:
     """The arguments of ``ranking``, unchanged."""

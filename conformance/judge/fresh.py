@@ -236,7 +236,9 @@ def _with_ignored(case: Case, claim: Claim, chance: random.Random) -> Case:
     way = chance.choice(("none", "none", *ways))
     if way == "none" or "negatives" in case.others:
         return case
-    columns = case.n if case.entry.two_towers else case.shape[1]
+    if case.option("partition") == "per_direction":
+        return case
+    columns = case.n if case.entry.two_towers and case.option("directions") is None else case.shape[1]
     given: dict[str, Any] = {}
     if way == "ignored_ids":
         sizes = {"ignored_ids": case.n, **({"ref_ignored_ids": columns} if "ref_embeddings" in case.others else {})}

@@ -106,8 +106,8 @@ def _ordered(loss: Loss) -> bool:
 
 
 def _leaves_out(loss: Loss) -> bool:
-    """Whether the loss can leave out pairs."""
-    return "ignored" in loss.keywords
+    """Whether the loss can leave out pairs, by a mask of the rows and columns and by ids."""
+    return "ignored_ids" in loss.keywords
 
 
 def _weights_pairs(loss: Loss) -> bool:

@@ -289,7 +289,12 @@ class Case:
         """The pairs that are left out, of the case's ``shape``."""
         ids, of_columns = self.arguments.get("ignored_ids"), self.arguments.get("ref_ignored_ids")
         found = np.zeros(self.shape, dtype=bool)
-        if self.arguments.get("ignored") is not None:
+        if self.arguments.get("ignored") is not None and "directions" in self.entry.keywords:
+            mask, (rows, columns) = np.array(self.arguments["ignored"], dtype=bool), self.shape
+            for k in range(rows // self.n):
+                part = mask[:, k * columns : (k + 1) * columns]
+                found[k * self.n : (k + 1) * self.n, : part.shape[1]] = part
+        elif self.arguments.get("ignored") is not None:
             found |= self._of_each_direction(np.array(self.arguments["ignored"], dtype=bool))
         if ids is not None:
             equal = np.equal.outer(ids, ids if of_columns is None else of_columns)

@@ -574,6 +574,7 @@ for _loss in (
             "hard_negatives_scope": "batch",
             "directions": "query_to_doc",
             "partition": "joint",
+            "ignored": None,
         },
         baseline=supcon_baseline,
         unfit=unfit_for_ranking,

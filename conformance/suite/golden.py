@@ -414,7 +414,8 @@ def check_arguments(path: str, loss: Loss, given: Mapping[str, Any], cosine: boo
     sizes, arrays = {"2": 2, "N": n, "M": m}, {}
     for name, value in given.items():
         where = f"{path}.embeddings" if name == first else f"{path}.arguments.{name}"
-        arrays[name] = _array(where, name, value, sizes)
+        ranked = name == "ignored" and "directions" in loss.keywords  # the number of columns depends on the directions
+        arrays[name] = _array(where, name, value, {"N": n} if ranked else sizes)
         for i in np.flatnonzero(~arrays[name].any(axis=1)) if cosine and "D" in SHAPES[name] else ():
             raise FixtureError(f"{where}[{i}]: a zero vector has no cosine similarity")
     try:
