@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import subprocess
@@ -211,9 +212,11 @@ WORKER = [sys.executable, "-m", "bench.worker"]
 
 @cache
 def _forks() -> subprocess.Popen[str]:
-    """Start the process that runs forked jobs. It ends with this process, which closes its stdin."""
+    """Start the process that runs forked jobs. It ends with this process."""
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    return subprocess.Popen([*WORKER, "--forks"], text=True, cwd=ROOT, env=_environment("default"), **pipes)
+    found = subprocess.Popen([*WORKER, "--forks"], text=True, cwd=ROOT, env=_environment("default"), **pipes)
+    atexit.register(found.communicate)  # closes its stdin and waits
+    return found
 
 
 def _run_in_fork(job: Job) -> tuple[int, Any, str]:
