@@ -73,7 +73,7 @@ peers: $(VENV_STAMP) $(PEERS_STAMP) $(ALL_PEERS_STAMP) ## install every peer; mi
 	@echo "peers: every peer is installed"
 
 verify: $(VENV_STAMP) $(PEERS_STAMP) ## check every figure and implementation (DEVICE=cuda)
-	@echo "verify: every implementation on the cases of up to 258 rows, in float64 and float32; on everything: ARGS=--thorough"
+	@echo "verify: every implementation on cases of up to 258 rows, in float64 and float32; on everything: ARGS=--thorough"
 	@$(BIN)/pairproof verify --require pml,supcontrast $(if $(DEVICE),--device $(DEVICE)) $(ARGS)
 
 # One worker per core, each with one thread. A worker gets consecutive tests, which share cached results.
