@@ -36,7 +36,23 @@ def added_logarithm(given: dict[str, Any], temperature: float = 0.0075) -> torch
     return loss
 
 
-IN_WORDS = {"the logarithm of 1e-45 is added to their logits": added_logarithm}
+def one_way(given: dict[str, Any], weights: Any, *, apart: bool = False) -> torch.Tensor:
+    """The mean over both views, with weights of the positives; or with the sums over each view's negatives apart."""
+    views = F.normalize(given["z"], dim=1).chunk(2)
+    closeness, own = (views[0] * views[1]).sum(dim=1), torch.eye(len(views[0]), dtype=torch.bool)
+    values = []
+    for one, other in (views, views[::-1]):
+        logits = [(one @ z.T / given["t"]).masked_fill(own, -math.inf) for z in (one, other)]
+        below = sum(s.logsumexp(dim=1) for s in logits) if apart else torch.cat(logits, dim=1).logsumexp(dim=1)
+        values.append(below - weights(closeness) * closeness / given["t"])
+    return torch.cat(values).mean()
+
+
+IN_WORDS = {
+    "the logarithm of 1e-45 is added to their logits": added_logarithm,
+    "the logarithms of the sums of both views are added": lambda given: one_way(given, lambda c: 1, apart=True),
+    "it is not": lambda given: one_way(given, lambda c: 2 - (c / 0.5).softmax(dim=0)),
+}
 
 
 def answers() -> list[tuple[str, str, str, str]]:
@@ -87,7 +103,7 @@ def test_answers_to_a_question_differ() -> None:
     for text, _, _, value, _ in ROWS:
         question = text or question
         values.setdefault(question, []).append(value)
-    assert len(values) == 14
+    assert len(values) == 17
     assert all(len({*found}) == len(found) >= 2 for found in values.values())
 
 

@@ -22,6 +22,7 @@ from pairproof.fast import (
     InfoNCELoss,
     NTXentLoss,
     SupConLoss,
+    dclw_loss,
     hard_negative_loss,
     info_nce_loss,
     kernels,
@@ -85,6 +86,7 @@ def losses(where: str = "cpu") -> dict[str, Call]:
             z, z.flip(1), negatives=bank.to(z.dtype), direction="a_to_b", **o
         ),
         "hard_negative": lambda z, **o: hard_negative_loss(z, partners, **o),
+        "dclw": lambda z, **o: dclw_loss(z, partners, detach_weights=False, **o),
         "sigmoid": lambda z, **o: sigmoid_loss(z, bank.to(z.dtype), labels=labels, ref_labels=ref_labels, **o),
     }
 

@@ -81,7 +81,9 @@ def loss_page() -> Iterator[str]:
             yield from (f"### `{entry.name}`", "", f"Source: {entry.source}.", "")
             yield from ("| keyword | default | values |", "|---|---|---|")
             for name in entry.keywords:
-                values = ", ".join(entry.choices.get(name, ())) if name in {**CHOICES, **entry.own_choices} else ""
+                values = (
+                    ", ".join(map(str, entry.choices.get(name, ()))) if name in {**CHOICES, **entry.own_choices} else ""
+                )
                 yield f"| `{name}` | {_default(entry, name)} | {values} |"
             judged = ", ".join(kind.name for kind in ALL if entry.name in kind.support.losses)
             yield from ("", f"Computed by: {judged or 'the reference and fast'}. Golden cases: {len(own)}.", "")

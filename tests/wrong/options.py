@@ -221,3 +221,15 @@ def beta_above_one(call: Call) -> Tensor:
 def small_tau_plus(call: Call) -> Tensor:
     """A tau_plus below 0.05 is taken as 0."""
     return call(tau_plus=call.tau_plus if call.tau_plus >= 0.05 else 0.0)
+
+
+@wrong("dclw")
+def large_sigma(call: Call) -> Tensor:
+    """A sigma of 1 or more is taken as infinite: all weights are 1."""
+    return call(sigma=call.sigma if call.sigma < 1 else 1e10)
+
+
+@wrong("dclw")
+def detached_with_references(call: Call) -> Tensor:
+    """With references, the weights are always constants."""
+    return call(detach_weights=call.detach_weights or call.ref_embeddings is not None)
