@@ -175,14 +175,16 @@ def _judge(judge: Callable[[Progress], Report | CheckResult], printing: tables.P
     """
     from . import report as pages
     from . import summary as summaries
+    from .page import write_page
 
     writers = {
+        "html": write_page,
         "json": pages.write_json,
         "junit": pages.write_junit,
         "summary": summaries.write_summary,
         "badge": summaries.write_badge,
     }
-    files = {name: path for name in writers if (path := getattr(printing, name)) is not None}
+    files = {name: path for name in writers if (path := getattr(printing, name, None)) is not None}
     details = printing.show if isinstance(printing, tables.RunPrinting) else ()
     for name in details:
         if name not in (*tables.DETAILS, "all"):
@@ -256,6 +258,41 @@ def verify(
         _verify_public()
     selection, printing = _split(options, Selection, tables.RunPrinting)
     _judge(functools.partial(run, selection), printing)
+
+
+@_command(app)
+@with_options(Selection)
+def report(
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FOLDER", help="The folder for index.html; it is created.")
+    ] = Path("report"),
+    **options: Any,
+) -> None:
+    """Verify everything, and write the results as one HTML page that loads nothing from the network.
+
+    The page shows implementations by losses, the worked examples with every term, the findings, the accuracy, and all
+    cases. The options select what is verified, as for pairproof verify.
+
+    Exit codes: those of pairproof verify.
+
+    Examples:
+        pairproof report
+        pairproof report --out page --loss supcon,nt_xent --thorough
+    """
+    from .judge.verify import run
+    from .page import write_page
+
+    (selection,) = _split(options, Selection)
+    if out.is_file():
+        raise UsageError(f"--out: expected a folder, got the file {out}")
+    with _bar() as bar:
+        found = run(selection, bar)
+    path = out / "index.html"
+    _write(lambda path: out.mkdir(parents=True, exist_ok=True), path)
+    _write(functools.partial(write_page, found), path)
+    verdict = "everything holds" if found.passed else "NOT everything holds"
+    _print([f"{path}: {path.stat().st_size / 1e6:.1f} MB; {verdict}"])
+    raise typer.Exit(found.exit_code)
 
 
 def _verify_public() -> NoReturn:

@@ -326,8 +326,10 @@ class CheckPrinting(Printing):
     Attributes:
         save: If only random batches fail, write the arrays of the smallest failing one to this folder, so that
             pairproof fixtures add can read them.
+        html: Also write the verdict, the diagnosis and the failing cases as one HTML page to this file.
     """
 
+    html: Path | None = option(None, "--html", metavar="FILE")  # noqa: RUF009 - it makes a field
     save: Path | None = option(None, "--save", metavar="FOLDER")  # noqa: RUF009 - it makes a field
 
 
