@@ -28,7 +28,7 @@ export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES := -1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv peers verify test test-all kernels kernels-covering kernels-3.6 kernels-long kernels-golden kernels-golden-slow kernels-golden-all mutants bench bench-quick lint format types fixtures fixtures-check fixtures-archive peers-check docs wheel clean
+.PHONY: help venv peers verify report test test-all kernels kernels-covering kernels-3.6 kernels-long kernels-golden kernels-golden-slow kernels-golden-all mutants bench bench-quick lint format types fixtures fixtures-check fixtures-archive peers-check docs wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' Makefile
@@ -75,6 +75,10 @@ peers: $(VENV_STAMP) $(PEERS_STAMP) $(ALL_PEERS_STAMP) ## install every peer; mi
 verify: $(VENV_STAMP) $(PEERS_STAMP) ## check every figure and implementation (DEVICE=cuda)
 	@echo "verify: every implementation on cases of up to 258 rows, in float64 and float32; on everything: ARGS=--thorough"
 	@$(BIN)/pairproof verify --require pml,supcontrast $(if $(DEVICE),--device $(DEVICE)) $(ARGS)
+
+report: $(VENV_STAMP) $(PEERS_STAMP) ## verify, and write report/index.html
+	@echo "report: every implementation on the cases of up to 258 rows, as one HTML page"
+	@$(BIN)/pairproof report --out report $(if $(DEVICE),--device $(DEVICE)) $(ARGS)
 
 # One worker per core, each with one thread. A worker gets consecutive tests, which share cached results.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
@@ -180,5 +184,5 @@ wheel: $(VENV_STAMP) ## build the wheel and check which files it contains
 	@$(BIN)/python tools/check_wheel.py dist/*.whl
 
 clean: ## remove everything that make has created
-	rm -rf $(VENV) .peers .links build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .peers .links build dist report *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find bench conformance fast fixtures reference src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
