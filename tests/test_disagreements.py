@@ -117,7 +117,7 @@ def test_recorded_programs_returned_the_printed_values() -> None:
         for public in load_public():
             named = f"{public.repository} {public.commit[:7]}" in given_by and public.name != "open-clip-chunked"
             views = ("one view" in given_by) == ("one-view" in public.name)
-            if not (named and views and "temperature=t" in answer and public.loss == CASES[case].loss):
+            if not (named and views and public.loss == CASES[case].loss) or "1e-45" in answer or "grad(" in answer:
                 continue
             recorded = json.loads((FOLDER / "answers" / f"{public.name}.json").read_text(encoding="utf-8"))
             found = recorded["answers"].get(CASES[case].id)
@@ -129,7 +129,7 @@ def test_recorded_programs_returned_the_printed_values() -> None:
             assert abs(returned / factor - float(value)) <= 0.6 * unit_of(value), (public.name, case)
             confirmed.add(public.name)
     assert confirmed == {
-        *("avalanche", "big-vision-siglip", "contrastive-learner", "dcl", "fsce", "google-supcon-in", "google-supcon"),
-        *("google-supcon-one-view", "moco-v3", "multisupcontrast", "sentence-transformers", "slip-clip"),
-        *("solo-mocov2plus", "solo-simclr"),
+        *("avalanche", "big-vision-siglip", "contrastive-learner", "dcl", "dclw", "dclw-without-n", "fsce"),
+        *("google-supcon", "google-supcon-in", "google-supcon-one-view", "moco-v3", "multisupcontrast"),
+        *("sentence-transformers", "slip-clip", "solo-mocov2plus", "solo-simclr"),
     }
