@@ -28,6 +28,7 @@ from .engine import (
     Sizes,
     Targets,
     WeightsDivisor,
+    ZeroRow,
     device,
     measure,
 )
@@ -38,6 +39,7 @@ SIMILARITIES: tuple[str, ...] = get_args(Similarity)
 DENOMINATORS: tuple[str, ...] = get_args(Denominator)
 INSIDE_REDUCTIONS: tuple[str, ...] = get_args(InsideReduction)
 WEIGHTS_DIVISORS: tuple[str, ...] = get_args(WeightsDivisor)
+ZERO_ROW: tuple[str, ...] = get_args(ZeroRow)
 NO_POSITIVE = ("zero", "drop", "nan")
 NO_NEGATIVE = ("zero", "nan")
 DIRECTIONS = ("both", "a_to_b", "b_to_a")
@@ -189,6 +191,7 @@ def check_options(
         ("denominator", rule.denominator, DENOMINATORS),
         ("inside_reduction", rule.inside_reduction, INSIDE_REDUCTIONS),
         ("weights_divisor", rule.weights_divisor, WEIGHTS_DIVISORS),
+        ("zero_row", rule.zero_row, ZERO_ROW),
         ("no_positive", policy.no_positive, NO_POSITIVE),
         ("no_negative", policy.no_negative, NO_NEGATIVE),
         ("reduction", policy.reduction, reductions),
@@ -250,6 +253,11 @@ def check_embeddings(
         row = _first(sizes.each.view(-1) == 0)
         raise ValueError(f"{name}: expected no zero row under cosine similarity, got zeros in row {row}")
     return sizes
+
+
+def checked_as(rule: Rule) -> str:
+    """Return the similarity under which rows are checked: "dot" if rows of zeros are valid."""
+    return rule.similarity if rule.zero_row == "error" else "dot"
 
 
 def check_references(

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from .checks import check_bias, check_choice, check_directions, check_flag, check_number, check_range, check_temperature
 from .dclw import dclw_loss
-from .engine import Backend, Denominator, InsideReduction, Similarity, WeightsDivisor
+from .engine import Backend, Denominator, InsideReduction, Similarity, WeightsDivisor, ZeroRow
 from .hard_negative import Cosine, hard_negative_loss
 from .info_nce import Direction, info_nce_loss
 from .nt_bxent import nt_bxent_loss
@@ -151,6 +151,7 @@ class SupConLoss(LossModule):
         0.4302
     """
 
+    zero_row: ZeroRow = "error"
     denominator: Denominator = "all"
     weights_divisor: WeightsDivisor = "count"
     no_positive: NoPositive = "zero"
@@ -209,6 +210,7 @@ class NTXentLoss(LossModule):
         2.0302
     """
 
+    zero_row: ZeroRow = "error"
     reduction: Reduction = "mean"
 
 

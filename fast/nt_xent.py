@@ -27,8 +27,9 @@ from .checks import (
     check_partners,
     check_references,
     check_weights,
+    checked_as,
 )
-from .engine import Backend, Batch, Policy, Rule, Similarity, WeightsDivisor, loss_of
+from .engine import Backend, Batch, Policy, Rule, Similarity, WeightsDivisor, ZeroRow, loss_of
 from .supcon import labelled_loss
 
 Reduction = Literal["mean", "sum", "none"]
@@ -50,6 +51,7 @@ def nt_xent_loss(
     temperature: float | Tensor = 0.07,
     base_temperature: float | None = None,
     similarity: Similarity = "cosine",
+    zero_row: ZeroRow = "error",
     reduction: Reduction = "mean",
     validate: bool = False,
     backend: Backend = "auto",
@@ -85,6 +87,8 @@ def nt_xent_loss(
             require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
+        zero_row: what a row of zeros is under "cosine": "error", or "zero": its cosine with every row is 0, and its
+            gradient is 0. Under "dot" a row of zeros is valid, and this option has no effect.
         reduction: "mean" or "sum" over the anchors, or "none": one value per anchor, in row order.
         validate: also check values on devices other than the CPU, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
@@ -99,11 +103,11 @@ def nt_xent_loss(
     Source:
         Chen et al. 2020, arXiv 2002.05709, equation 1.
     """
-    rule, policy = Rule("out", similarity, temperature), Policy(reduction, base_temperature)
+    rule, policy = Rule("out", similarity, temperature, zero_row=zero_row), Policy(reduction, base_temperature)
     check_options(rule, policy, backend, validate=validate)
-    least = 2 if ref_embeddings is None else 1
-    sizes = check_embeddings(embeddings, similarity=similarity, validate=validate, least=least)
-    references = check_references(embeddings, ref_embeddings, None, self_rows, similarity=similarity, validate=validate)
+    least, checked = 2 if ref_embeddings is None else 1, checked_as(rule)
+    sizes = check_embeddings(embeddings, similarity=checked, validate=validate, least=least)
+    references = check_references(embeddings, ref_embeddings, None, self_rows, similarity=checked, validate=validate)
     targets = check_partners(embeddings, partners, references, validate=validate)
     if anchors is not None:
         check_anchors(embeddings, anchors)

@@ -40,6 +40,7 @@ from .checks import (
     check_options,
     check_references,
     check_weights,
+    checked_as,
 )
 from .engine import (
     Backend,
@@ -50,6 +51,7 @@ from .engine import (
     Rule,
     Similarity,
     WeightsDivisor,
+    ZeroRow,
     loss_of,
     pair_values,
 )
@@ -77,6 +79,7 @@ def supcon_loss(
     temperature: float | Tensor = 0.07,
     base_temperature: float | None = None,
     similarity: Similarity = "cosine",
+    zero_row: ZeroRow = "error",
     denominator: Denominator = "all",
     weights_divisor: WeightsDivisor = "count",
     no_positive: NoPositive = "zero",
@@ -121,6 +124,8 @@ def supcon_loss(
             require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
+        zero_row: what a row of zeros is under "cosine": "error", or "zero": its cosine with every row is 0, and its
+            gradient is 0. Under "dot" a row of zeros is valid, and this option has no effect.
         denominator: "all", "one_positive" or "only_negatives".
         weights_divisor: what the weighted sum over the positives is divided by: their number, "count", or the sum of
             their weights, "weight".
@@ -140,7 +145,7 @@ def supcon_loss(
     Source:
         Khosla et al. 2020, arXiv 2004.11362, equation 2.
     """
-    rule = Rule("out", similarity, temperature, denominator, weights_divisor=weights_divisor)
+    rule = Rule("out", similarity, temperature, denominator, weights_divisor=weights_divisor, zero_row=zero_row)
     policy = Policy(reduction, base_temperature, no_positive, no_negative)
     references, left_out = (ref_embeddings, ref_labels, self_rows), (ignored, ignored_ids, ref_ignored_ids)
     given = embeddings, labels, positives, anchors, references, left_out
@@ -326,8 +331,9 @@ def labelled_loss(
     check_options(rule, policy, backend, validate=validate, reductions=reductions)
     ref_embeddings, ref_labels, _ = references
     least = 2 if ref_embeddings is None else 1
-    sizes = check_embeddings(embeddings, similarity=rule.similarity, validate=validate, least=least)
-    others = check_references(embeddings, *references, similarity=rule.similarity, validate=validate)
+    similarity = checked_as(rule)
+    sizes = check_embeddings(embeddings, similarity=similarity, validate=validate, least=least)
+    others = check_references(embeddings, *references, similarity=similarity, validate=validate)
     targets = check_labels_or_positives(embeddings, labels, positives, others, ref_labels)
     if anchors is not None:
         check_anchors(embeddings, anchors)

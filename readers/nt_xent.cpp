@@ -110,7 +110,8 @@ double norm(const Row& x) {
     return top == 0 ? 0 : top * std::sqrt(sum);
 }
 
-// Rows divided by their norms under cosine; dot products leave them unchanged. `terms` is the sum of the absolute
+// Rows divided by their norms under cosine; dot products leave them unchanged. The norm of a row of zeros counts as
+// infinite: its unit vector and its gradient are 0. `terms` is the sum of the absolute
 // values of the terms of a row's gradient, which scales its rounding error.
 struct Side {
     Matrix unit, gradient;
@@ -118,7 +119,7 @@ struct Side {
 
     Side(const Matrix& rows, bool cosine) : unit(rows), gradient(rows), norms(rows.size(), 1), terms(rows.size(), 0) {
         for (std::size_t i = 0; i < rows.size(); ++i) {
-            if (cosine) norms[i] = norm(rows[i]);
+            if (cosine) norms[i] = norm(rows[i]) > 0 ? norm(rows[i]) : INFINITY;
             for (double& x : unit[i]) x /= norms[i];
             std::fill(gradient[i].begin(), gradient[i].end(), 0.0);
         }

@@ -3,9 +3,10 @@
 "use strict";
 const fs = require("fs");
 
-// Rows [N][D] divided by their norms under cosine, and the norms; dot products leave the rows unchanged.
+// Rows [N][D] divided by their norms under cosine, and the norms; dot products leave the rows unchanged. The norm of a
+// row of zeros counts as infinite: its unit vector and its gradient are 0.
 function unit(rows, similarity) {
-  const norms = rows.map((row) => (similarity === "dot" ? 1 : Math.hypot(...row)));
+  const norms = rows.map((row) => (similarity === "dot" ? 1 : Math.hypot(...row) || Infinity));
   return [rows.map((row, i) => row.map((x) => x / norms[i])), norms];
 }
 

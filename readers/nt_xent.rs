@@ -133,7 +133,8 @@ fn norm(x: &[f64]) -> f64 {
     top * x.iter().map(|value| (value / top).powi(2)).sum::<f64>().sqrt()
 }
 
-/// Rows divided by their norms under cosine; dot products leave them unchanged.
+/// Rows divided by their norms under cosine; dot products leave them unchanged. The norm of a row of zeros counts as
+/// infinite: its unit vector and its gradient are 0.
 struct Side {
     unit: Vec<Vec<f64>>,
     norms: Vec<f64>,
@@ -144,7 +145,7 @@ struct Side {
 
 impl Side {
     fn new(rows: Vec<Vec<f64>>, cosine: bool) -> Side {
-        let norms: Vec<f64> = rows.iter().map(|row| if cosine { norm(row) } else { 1.0 }).collect();
+        let norms: Vec<f64> = rows.iter().map(|row| if !cosine { 1.0 } else if norm(row) == 0.0 { f64::INFINITY } else { norm(row) }).collect();
         let divide = |(row, norm): (&Vec<f64>, &f64)| row.iter().map(|x| x / norm).collect();
         let unit: Vec<Vec<f64>> = rows.iter().zip(&norms).map(divide).collect();
         let gradient = unit.iter().map(|row| vec![0.0; row.len()]).collect();

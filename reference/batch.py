@@ -59,6 +59,7 @@ def evaluate(
     negative_weights: object = None,
     anchor_weights: object = None,
     similarity: str,
+    zero_row: str = "error",
     more_reductions: Sequence[str] = (),
     **options: Any,
 ) -> Result:
@@ -68,10 +69,11 @@ def evaluate(
     of ``labels`` and ``positives`` must be given. Further options are those of evaluate_similarities and of the
     formula.
     """
-    checks.check_options({**options, "similarity": similarity}, more_reductions)
+    checks.check_options({**options, "similarity": similarity, "zero_row": zero_row}, more_reductions)
     within = ref_embeddings is None
-    rows = checks.check_embeddings(embeddings, similarity, least=2 if within else 1)
-    references = checks.check_references(ref_embeddings, similarity, rows, ref_labels=ref_labels, self_rows=self_rows)
+    checked = similarity if zero_row == "error" else "dot"  # under which rows of zeros are valid
+    rows = checks.check_embeddings(embeddings, checked, least=2 if within else 1)
+    references = checks.check_references(ref_embeddings, checked, rows, ref_labels=ref_labels, self_rows=self_rows)
     n, m = len(rows), len(rows if references is None else references)
 
     is_positive = None

@@ -38,6 +38,7 @@ CHOICES = {
     "hard_negatives_scope": ("batch", "own", "own_only"),
     "partition": ("joint", "per_direction"),
     "detach_weights": (True, False),
+    "zero_row": ("error", "zero"),
 }
 
 DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")

@@ -55,6 +55,7 @@ def nt_xent_loss(
     temperature: float = 0.07,
     base_temperature: float | None = None,
     similarity: str = "cosine",
+    zero_row: str = "error",
     reduction: str = "mean",
 ) -> Result:
     """NT-Xent with exactly one positive per anchor: the cross-entropy of each row of logits.
@@ -84,6 +85,8 @@ def nt_xent_loss(
         temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
+        zero_row: what a row of zeros is under "cosine": "error", or "zero": its cosine with every row is 0, and its
+            gradient is 0. Under "dot" a row of zeros is valid, and this option has no effect.
         reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor).
 
     Returns:

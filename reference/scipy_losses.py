@@ -58,7 +58,10 @@ def _mat(
         return np.asarray(z @ r.T / temperature)
     # A power of two does not change a cosine; without it, squares in cdist could overflow.
     z, r = (np.ldexp(x, -np.frexp(np.abs(x).max(axis=1, keepdims=True))[1]) for x in (z, r))
-    return np.asarray((1 - cdist(z, r, "cosine")) / temperature)
+    with np.errstate(invalid="ignore"):
+        cosines = 1 - cdist(z, r, "cosine")
+    # The cosine with a row of zeros, which is 0 by convention, is NaN.
+    return np.where(z.any(axis=1)[:, None] & r.any(axis=1), cosines, 0.0) / temperature
 
 
 def _others(mat: Array, referring: bool, self_rows: npt.ArrayLike | None = None) -> Mask:
@@ -208,6 +211,7 @@ def supcon_loss(
     temperature: float = 0.07,
     base_temperature: float | None = None,
     similarity: str = "cosine",
+    zero_row: str = "error",
     denominator: str = "all",
     weights_divisor: str = "count",
     no_positive: str = "zero",
@@ -309,6 +313,7 @@ def nt_xent_loss(
     temperature: float = 0.07,
     base_temperature: float | None = None,
     similarity: str = "cosine",
+    zero_row: str = "error",
     reduction: str = "mean",
 ) -> Values:
     """-log(softmax_mat[i, partners[i]]). Source: the SupCon notebook, In [14]; the multi-label one, [98]."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .scalars import Scalar, order, total
+from .scalars import Scalar, order, total, zero_like
 
 
 def dot(a: Sequence[Scalar], b: Sequence[Scalar]) -> Scalar:
@@ -31,12 +31,17 @@ def norm(row: Sequence[Scalar]) -> Scalar:
     return np.sqrt(dot(row, row))
 
 
+def norm_or_one(row: Sequence[Scalar]) -> Scalar:
+    """Return ‖a‖, or 1 for a row of zeros, whose cosine with every row is then 0."""
+    return norm(row) if any(np.any(x != 0) for x in row) else zero_like(row[0]) + 1
+
+
 def similarity_matrix(
     rows: Sequence[Sequence[Scalar]], similarity: str, others: Sequence[Sequence[Scalar]] | None = None
 ) -> list[list[Scalar]]:
     """Return the similarity of every row a with every row b, [N][N], or with every row b of ``others``, [N][M].
 
-    The cosine is Σ_d a_d b_d / (‖a‖ ‖b‖); the dot product is Σ_d a_d b_d.
+    The cosine is Σ_d a_d b_d / (‖a‖ ‖b‖), and 0 if a row is zero; the dot product is Σ_d a_d b_d.
 
     Args:
         rows: [N][D] scalars.
@@ -47,7 +52,7 @@ def similarity_matrix(
     if similarity == "cosine":
         # Cosines do not depend on the scale of a row; scaled rows have norms that neither overflow nor underflow.
         rows, columns = list(map(scaled_row, rows)), list(map(scaled_row, columns))
-        row_norms, column_norms = list(map(norm, rows)), list(map(norm, columns))
+        row_norms, column_norms = list(map(norm_or_one, rows)), list(map(norm_or_one, columns))
 
     def measure(i: int, j: int) -> Scalar:
         product = dot(rows[i], columns[j])

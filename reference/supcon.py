@@ -138,6 +138,7 @@ def supcon_loss(
     temperature: float = 0.07,
     base_temperature: float | None = None,
     similarity: str = "cosine",
+    zero_row: str = "error",
     denominator: str = "all",
     weights_divisor: str = "count",
     no_positive: str = "zero",
@@ -176,6 +177,8 @@ def supcon_loss(
         temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
+        zero_row: what a row of zeros is under "cosine": "error", or "zero": its cosine with every row is 0, and its
+            gradient is 0. Under "dot" a row of zeros is valid, and this option has no effect.
         denominator: "all", "one_positive" or "only_negatives".
         weights_divisor: what the weighted sum over the positives is divided by: their number, "count", or the sum of
             their weights, "weight".

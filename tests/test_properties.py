@@ -326,6 +326,11 @@ FAULTS: dict[str, tuple[str, tuple[str, ...], Evaluate]] = {
         changed(arguments=no_zero_weights),
     ),
     "the mean divides by the number of anchors": ("nt_xent", ("anchors of weight 0",), mean_over_the_rows),
+    "a row of zeros gets a unit vector of equal entries": (
+        "supcon",
+        ("zero rows",),
+        changed(embeddings=lambda case: case.embeddings + ~case.embeddings.any(axis=1, keepdims=True)),
+    ),
     "the policy no_negative is ignored": ("nt_bxent", ("policies",), keyword("no_negative", lambda _: "zero")),
 }
 CAUGHT = [(fault, name) for fault, (_, names, _) in FAULTS.items() for name in names]

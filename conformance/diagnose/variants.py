@@ -434,8 +434,8 @@ def weights_words(a_to_b: float, b_to_a: float) -> str:
     return f"the directions a_to_b and b_to_a have the weights {a_to_b:.6g} and {b_to_a:.6g}, not 1/2 each"
 
 
-REDUCED_BY = ("reduction", "no_positive", "no_negative", "weights_divisor")
-"""Options that are not part of a variant: how the values of the anchors become the loss."""
+REDUCED_BY = ("reduction", "no_positive", "no_negative", "weights_divisor", "zero_row")
+"""Options that are not part of a variant: how the values of the anchors become the loss, and what is a zero row."""
 
 
 @dataclass(frozen=True)

@@ -101,3 +101,37 @@ def nt_xent_pairwise_squared_distance(embeddings: Tensor, labels: Tensor, *, tem
 def supcon_epsilon_normalised(embeddings: Tensor, labels: Tensor, *, temperature: float) -> parts.Batch:
     """Rows are normalised, although the loss is defined on dot products."""
     return parts.cosines(embeddings, labels, temperature)
+
+
+@fault("supcon", level="range", zero_row="zero")
+def supcon_zero_row_gradient_is_nan(embeddings: Tensor, labels: Tensor, *, temperature: float) -> parts.Batch:
+    """A row of zeros gets its unit vector 0 from a torch.where after the division, whose gradient is NaN."""
+    norms = (embeddings * embeddings).sum(dim=1, keepdim=True).sqrt()
+    return parts.dots(torch.where(norms > 0, embeddings / norms, 0.0), labels, temperature)
+
+
+@fault(
+    "supcon",
+    "https://pytorch.org/docs/stable/generated/torch.nn.functional.normalize.html",
+    level="range",
+    zero_row="zero",
+)
+def supcon_zero_row_norm_clamped(embeddings: Tensor, labels: Tensor, *, temperature: float) -> parts.Batch:
+    """F.normalize clamps the norm of a row of zeros to 1e-12: the value is right, its gradient is of size 1e12."""
+    return parts.dots(F.normalize(embeddings, dim=1), labels, temperature)
+
+
+@fault("supcon", level="range", zero_row="zero")
+def supcon_zero_row_left_out(embeddings: Tensor, labels: Tensor, *, temperature: float) -> parts.Batch:
+    """A row of zeros is left out of the denominators of the other rows."""
+    kept = embeddings.detach().any(dim=1)
+    norms = embeddings.norm(dim=1, keepdim=True).where(kept[:, None], 1.0)
+    batch = parts.dots((embeddings / norms).where(kept[:, None], 0.0), labels, temperature)
+    return batch._replace(other=batch.other & (kept | batch.positive))
+
+
+@fault("nt_xent", level="range", zero_row="zero")
+def nt_xent_zero_row_along_the_diagonal(view_a: Tensor, view_b: Tensor, *, temperature: float) -> parts.Rows:
+    """An epsilon is added to the entries before the division: a row of zeros gets a unit vector of equal entries."""
+    rows = torch.cat([view_a, view_b]) + 1e-12
+    return parts.of_rows(rows / rows.norm(dim=1, keepdim=True), temperature)

@@ -91,7 +91,7 @@ ARRAY_OPTIONS = (
 )
 """The keywords in the catalogue whose values are arrays."""
 
-OPT_IN = (*IGNORED, *WEIGHTS)
+OPT_IN = (*IGNORED, *WEIGHTS, "zero_row")
 """The keywords that a peer or a target takes only if its `Support` names them in ``options`` or ``takes``."""
 
 

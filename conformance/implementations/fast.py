@@ -137,6 +137,7 @@ class FastTriton(Fast):
             ("products exceed float32, in which the kernels compute", products_exceed_float32),
             ("the kernels do not support ignored pairs", ignores_pairs),
             ("the kernels do not support weights of pairs", weights_pairs),
+            ("the kernels do not support rows of zeros", lambda case: case.option("zero_row") == "zero"),
         )
     )
     anywhere = False

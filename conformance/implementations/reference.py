@@ -64,6 +64,8 @@ def complex_step(case: Case) -> dict[str, npt.NDArray[np.float64]]:
     exact = np.concatenate(list(case.matrices.values()))
     largest = np.abs(exact).max(axis=1, keepdims=True)
     steps = np.broadcast_to(np.maximum(STEP[case.option("similarity")] * largest, 1e-300), exact.shape)
+    # A cosine is not differentiable at a row of zeros, whose gradient is 0 by convention: it takes no step.
+    moves = np.broadcast_to((largest > 0) | (case.option("similarity") == "dot"), exact.shape)
     ends = np.cumsum([len(matrix) for matrix in case.matrices.values()])[:-1]
     found = np.empty(exact.shape)
     height = max(1, AT_ONCE // exact.shape[1])
@@ -76,7 +78,7 @@ def complex_step(case: Case) -> dict[str, npt.NDArray[np.float64]]:
             # enough.
             k = (place[0] - start) * exact.shape[1] + place[1]
             rows[place] = np.full(block.size if 0 <= k < block.size else 1, complex(exact[place]))
-            if 0 <= k < block.size:
+            if 0 <= k < block.size and moves[place]:
                 rows[place][k] += complex(0, steps[place])
         loss: Any = call_reference(case, dict(zip(case.matrices, np.split(rows, ends), strict=True))).loss
         total = sum(loss) if isinstance(loss, list) else loss

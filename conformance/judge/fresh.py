@@ -30,8 +30,8 @@ from ..truth.closed import closed_form
 from .options import Request, Selection
 from .proofs import prove, scaled_to_logits
 
-CANDIDATES = 60
-"""Number of random plans, of which one is chosen for the next batch."""
+CANDIDATES = 40
+"""Least number of random plans, of which one is chosen for the next batch."""
 
 ROWS = (*((2, 5), (3, 7), (6, 9), (7, 10)) * 3, (11, 15), (16, 16), (17, 17), (18, 24))
 """Ranges of the number of rows; each entry of the tuple is drawn equally often."""
@@ -286,8 +286,8 @@ def _factors(claim: Claim) -> dict[str, tuple[Any, ...]]:
 
 
 def _drawn_options(entry: Loss) -> list[str]:
-    """The options with names as values, apart from that of weights, which is drawn with them."""
-    return [name for name in entry.choices if name != "weights_divisor"]
+    """The options with names as values, apart from those of weights, drawn with them, and of rows of zeros."""
+    return [name for name in entry.choices if name not in ("weights_divisor", "zero_row")]
 
 
 @lru_cache(maxsize=8)
@@ -306,6 +306,8 @@ class _Plans:
 
     def __init__(self, factors: Mapping[str, tuple[Any, ...]], denominator: str | None, seed: int) -> None:
         self.factors, self.denominator, self.chance = factors, denominator, random.Random(f"plans {seed}")
+        # Options with many values have many combinations, which few plans would leave out.
+        self.candidates = max(CANDIDATES, 2 * math.prod(sorted(map(len, factors.values()))[-2:]))
         evenly: Mapping[str, Sequence[Any]] = {
             "rows": ROWS,
             "columns": COLUMNS,
@@ -326,10 +328,10 @@ class _Plans:
             fixed = {name: self.factors[name][0] for name in STRUCTURES} if plain else {}
             drawn = [
                 {name: self.chance.choice(values) for name, values in self.factors.items()} | fixed
-                for _ in range(CANDIDATES)
+                for _ in range(self.candidates)
             ]
             triples = [self.triples(plan) for plan in drawn]
-            best = max(range(CANDIDATES), key=lambda k: len(triples[k] - self.seen))
+            best = max(range(self.candidates), key=lambda k: len(triples[k] - self.seen))
             self.seen |= triples[best]
             self.plans.append(drawn[best] | {name: next(values) for name, values in self.evenly[plain].items()})
         return self.plans[number]

@@ -126,6 +126,11 @@ def _coincides(loss: Loss) -> bool:
     return plain and _within(loss) and loss.variant.get("denominator", "all") != "only_negatives"
 
 
+def _takes_zero_rows(loss: Loss) -> bool:
+    """Whether rows of zeros can be valid under cosine."""
+    return "zero_row" in loss.keywords
+
+
 class Refused(Exception):
     """The subject does not support a case that the property needs; the message is the reason."""
 
@@ -302,7 +307,9 @@ def batches(loss: str, kind: str = "any", fixed: Mapping[str, Any] = MappingProx
             more["hard_negatives"] = n * draw(st.integers(1, 2))
         total = n + sum(more.values())
         dim = draw(st.integers(1, 3))
-        choices = {name: values for name, values in entry.choices.items() if name != "weights_divisor"}
+        # No row is zero, except in the property of such rows.
+        left_out = ("weights_divisor", "zero_row")
+        choices = {name: values for name, values in entry.choices.items() if name not in left_out}
         keywords = {name: draw(st.sampled_from(values)) for name, values in choices.items()}
         cosine = fixed.get("similarity", keywords["similarity"]) == "cosine"
         temperatures = (0.5, 0.07, 0.1, 1.0, 2.0) if cosine else (1.0, 0.5, 10.0, 64.0)
@@ -882,6 +889,20 @@ def _reductions(subject: Subject, case: Case) -> None:
         tolerances = tolerances + ROUNDING * len(values) * np.abs(values)
         whole = {("loss", 0): (float(values.sum()), float(tolerances.sum())), **_only(every, "gradient")}
         _agree(whole, total)
+
+
+@_property(_takes_zero_rows, similarity="cosine")
+def _zero_rows(subject: Subject, case: Case) -> None:
+    """A row of zeros gives the loss of a row that is orthogonal to all others, and has the gradient 0."""
+    rows, row = _rows(case).copy(), _chance(case).randrange(len(_rows(case)))
+    rows[row] = 0.0
+    zeros = _ask(subject, _with_rows(_with(case, zero_row="zero"), rows))
+    axis = np.array([[float(k == row)] for k in range(len(rows))])
+    apart = _ask(subject, _with_rows(case, np.hstack([rows, axis])))
+    _agree(_only(zeros, "loss", "anchor"), apart)
+    for (what, k), (found, tolerance) in _only(zeros, "gradient").items():
+        expected = np.zeros(len(found)) if k == row else np.asarray(apart[what, k][0])[:-1]
+        _near(f"gradient {k}", found, expected, tolerance + apart[what, k][1] * (k != row))
 
 
 @_property()

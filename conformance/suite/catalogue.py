@@ -44,6 +44,7 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
     "partition": ("joint", "per_direction"),
     "detach_weights": (True, False),
     "weights_divisor": ("count", "weight"),
+    "zero_row": ("error", "zero"),
 }
 """The allowed values of each option."""
 
@@ -85,7 +86,7 @@ TOWER_TARGETS: Mapping[str, object] = {"partners": None, "labels": None, "ref_la
 OUTSIDE_FORMULA = (
     *(*COMMON, *REFERENCES, *IGNORED, *WEIGHTS, *TOWER_TARGETS),
     *("anchors", "no_positive", "negatives", "direction", "bias", "detach_weights"),
-    *("hard_negatives", "hard_negatives_scope", "directions", "partition"),
+    *("hard_negatives", "hard_negatives_scope", "directions", "partition", "zero_row"),
 )
 """The keywords that are applied before or after the formula; all others are passed to the formula."""
 
@@ -454,7 +455,7 @@ for _loss in (
         module_class="SupConLoss",
         source="Khosla et al. 2020, arXiv 2004.11362, equation 2 (L_out)",
         positives_by="labels",
-        keywords={**_SUPCON, **_WEIGHTED},
+        keywords={**_SUPCON, **_WEIGHTED, "zero_row": "error"},
         baseline=supcon_baseline,
         variant={"form": "mean"},
     ),
@@ -481,6 +482,7 @@ for _loss in (
             "self_rows": None,
             **IGNORED,
             "anchor_weights": None,
+            "zero_row": "error",
         },
         baseline=supcon_baseline,
         variant={"form": "mean", "denominator": "all"},

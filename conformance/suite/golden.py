@@ -361,6 +361,7 @@ def _case(path: str, loss: Loss, raw: Mapping[str, Any]) -> Case:
     first = loss.embeddings[0]
     keywords = _keywords(f"{path}.keywords", loss, raw["keywords"], raw["arguments"])
     cosine = keywords.get("similarity", loss.keywords["similarity"]) == "cosine"
+    cosine = cosine and keywords.get("zero_row", "error") == "error"
     arrays = check_arguments(path, loss, {first: raw["embeddings"], **raw["arguments"]}, cosine)
     matrices = {name: arrays.pop(name) for name in list(arrays) if "D" in SHAPES[name]}
     n = len(matrices[first])

@@ -63,7 +63,7 @@ def scaled_similarities(case: Case) -> Matrix:
     """The similarity matrix, of the case's ``shape``, in float64; no norm overflows under cosine."""
     given = case.matrices
     if case.option("similarity") == "cosine":
-        given = {name: z / np.max(np.abs(z), axis=1, keepdims=True) for name, z in given.items()}
+        given = {name: z / _or_one(np.max(np.abs(z), axis=1, keepdims=True)) for name, z in given.items()}
     found: Matrix = similarities(case, {name: torch.from_numpy(z) for name, z in given.items()}).numpy()
     return found
 
@@ -92,10 +92,25 @@ def _reduced(case: Case, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return values.sum() if reduction == "sum" else values, values
 
 
+def _or_one(sizes: Matrix) -> Matrix:
+    """Sizes, with 1 in place of 0."""
+    found: Matrix = np.where(sizes == 0, 1.0, sizes)
+    return found
+
+
+def _units(z: torch.Tensor) -> torch.Tensor:
+    """Rows divided by their norms; a row of zeros stays 0 and has the gradient 0."""
+    norm = z.norm(dim=1, keepdim=True)
+    zero = norm.detach() == 0
+    if not bool(zero.any()):
+        return z / norm
+    return torch.where(zero, 0.0, z / norm.where(~zero, 1.0))
+
+
 def similarities(case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The similarity matrix, of the case's ``shape``, from its matrices by the names of their arguments."""
     if case.option("similarity") == "cosine":
-        given = {name: z / z.norm(dim=1, keepdim=True) for name, z in given.items()}
+        given = {name: _units(z) for name, z in given.items()}
     bands: dict[int, list[torch.Tensor]] = {}
     for block in case.blocks():
         bands.setdefault(block.part[0].start or 0, []).append(given[block.left] @ given[block.right].T)

@@ -226,7 +226,10 @@ def _pull_back(
         divisor: the number by which the reduction divides.
     """
     cosine = case.option("similarity") == "cosine"
-    norms = {name: [_dot(x, x).sqrt() if cosine else arb(1) for x in rows] for name, rows in given.items()}
+    norms = {
+        name: [_dot(x, x).sqrt() if cosine and any(a != 0 for a in x) else arb(1) for x in rows]
+        for name, rows in given.items()
+    }
     unit = {
         name: arb_mat([[x / norm for x in row] for row, norm in zip(rows, norms[name], strict=True)])
         for name, rows in given.items()
@@ -240,6 +243,8 @@ def _pull_back(
         found[block.right] += weights.transpose() * unit[block.left]
 
     def of_row(g: list[arb], y: list[arb], norm: arb) -> list[arb]:
+        if cosine and all(b == 0 for b in y):  # a row of zeros, whose gradient is 0 by convention
+            return [arb(0)] * len(y)
         along = _dot(g, y) if cosine else arb(0)
         # The gradient is orthogonal to the row: exactly 0 along the only axis of a row, which no precision would prove.
         axis = cosine and sum(b != 0 for b in y) == 1
@@ -318,7 +323,7 @@ def _first_wide(case: Case, found: Enclosures) -> str | None:
     for name, rows in found.gradients.items():
         for i, (row, norm) in enumerate(zip(rows, norms[name], strict=True)):
             # The terms of an entry are weights of at most scale / temperature times entries of rows.
-            size = scale / case.temperature * (1 / norm if cosine else longest)
+            size = scale / case.temperature * (1 / (norm or 1.0) if cosine else longest)
             size = max(size, *(abs(float(x)) for x in row))
             if any(is_wide(x, size) for x in row):
                 return f"row {i} of the gradient with respect to {name}"

@@ -189,7 +189,7 @@ def accumulated_bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
     amplified = own_ulps + (SIMILARITY_ULPS + math.sqrt(dim)) * sizes.max(axis=1) / case.temperature
     amplified = growth * (amplified + _of_repetition(case).max(axis=1))
     sums = _amplified(case, truth, scale / case.temperature * shares * _factors(case), amplified, dtype)
-    norms = {name: _norms(m) if case.option("similarity") == "cosine" else 1.0 for name, m in case.matrices.items()}
+    norms = {name: _divisors(m) if case.option("similarity") == "cosine" else 1.0 for name, m in case.matrices.items()}
     rows = {name: u * found / norms[name] for name, found in sums.items()}
     floor = min(FLOOR_ULPS / (SIMILARITY_ULPS + math.sqrt(dim)), 1.0)
     constant = LOSS_ULPS * (1 + 2 * math.log(1 / case.entry.epsilon) if case.entry.epsilon else 1)
@@ -425,7 +425,7 @@ def _of_pairs(case: Case, truth: Truth, per_similarity: Matrix) -> tuple[list[fl
 def _similarities(case: Case) -> Matrix:
     """The similarity matrix, of the case's ``shape``, in float64."""
     found, cosine = np.empty(case.shape), case.option("similarity") == "cosine"
-    rows = {name: m / _norms(m)[:, None] if cosine else m for name, m in case.matrices.items()}
+    rows = {name: m / _divisors(m)[:, None] if cosine else m for name, m in case.matrices.items()}
     for block in case.blocks():
         found[block.part] = rows[block.left] @ rows[block.right].T
     return found
@@ -457,7 +457,7 @@ def with_narrowed_weights(allowed: Bounds, case: Case, truth: Truth, dtype: str)
             met = np.ldexp(met, 1 - np.frexp(np.abs(met).max(axis=1, keepdims=True))[1])
         more[name] += u * np.abs(weights) @ lengths[other] + least * _norms(met).sum()
     if cosine:
-        more = {name: found / _norms(case.matrices[name]) for name, found in more.items()}
+        more = {name: found / _divisors(case.matrices[name]) for name, found in more.items()}
     return replace(allowed, rows={name: rows + more[name] for name, rows in allowed.rows.items()})
 
 
@@ -501,6 +501,12 @@ def _by_matrix(case: Case, pairs: Matrix) -> Iterator[tuple[str, Matrix, str]]:
 
 def _norms(matrix: Matrix) -> Matrix:
     return np.array([math.hypot(*row) for row in matrix.tolist()])
+
+
+def _divisors(matrix: Matrix) -> Matrix:
+    """The norms of the rows, by which a cosine divides; infinity for a row of zeros, whose gradient is 0."""
+    norms = _norms(matrix)
+    return np.where(norms == 0, np.inf, norms)
 
 
 def _lengths(case: Case) -> dict[str, Matrix]:

@@ -50,6 +50,7 @@ from .spec import (
     Targets,
     Terms,
     WeightsDivisor,
+    ZeroRow,
 )
 
 __all__ = [
@@ -66,6 +67,7 @@ __all__ = [
     "Targets",
     "Terms",
     "WeightsDivisor",
+    "ZeroRow",
     "anchor_values",
     "loss_of",
     "measure",

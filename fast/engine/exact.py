@@ -42,7 +42,7 @@ from . import formulas
 from .device import dtypes_of
 from .rowwise import masks_of, own_columns
 from .scaling import differentiable_rows
-from .spec import EPSILON, LN2, AnchorValues, Batch, Rule, Similarity
+from .spec import EPSILON, LN2, AnchorValues, Batch, Rule
 from .transforms import Reverse
 
 LN2_HIGH = 355 / 512
@@ -138,16 +138,22 @@ class _Scaled(NamedTuple):
     norm: Tensor | None
 
 
-def _scale_rows(embeddings: Tensor, similarity: Similarity) -> _Scaled:
+def _scale_rows(embeddings: Tensor, rule: Rule) -> _Scaled:
     rows = embeddings.to(dtypes_of(embeddings)[1])
     limit = _RANGES[rows.dtype].factor
     largest = rows.detach().abs().amax(1)
     exponent = torch.frexp(largest).exponent.clamp(-limit, limit).to(rows.dtype)
     # An infinite row becomes NaN.
     rows = rows * torch.where(largest.isfinite(), torch.exp2(-exponent), math.nan)[:, None]
-    if similarity == "dot":
+    if rule.similarity == "dot":
         return _Scaled(rows, exponent, exponent, None)
-    norm = (rows * rows).sum(1).sqrt()
+    if rule.zero_row == "zero":
+        # An infinite norm makes the unit vector and the gradient of a row of zeros 0.
+        kept = largest != 0
+        some = torch.where(kept[:, None], rows, 1.0)
+        norm = torch.where(kept, (some * some).sum(1).sqrt(), math.inf)
+    else:
+        norm = (rows * rows).sum(1).sqrt()
     return _Scaled(rows / norm[:, None], exponent, torch.zeros_like(exponent), norm)
 
 
@@ -201,7 +207,7 @@ class _Row:
         self, embeddings: Tensor, positive: Tensor, negative: Tensor, rows: Tensor, lone: bool, rule: Rule
     ) -> None:
         assert not isinstance(rule.temperature, Tensor)
-        self.scaled = scaled = _scale_rows(embeddings, rule.similarity)
+        self.scaled = scaled = _scale_rows(embeddings, rule)
         self.rows, self.lone, self.rule, self.temperature = rows, lone, rule, rule.temperature
         dtype = scaled.basis.dtype
         self.positive = positive & rows[:, None]
@@ -262,6 +268,9 @@ class _Row:
         squares = (offset * offset).sum(1)
         distance = (squares[:, None] + squares[None, :]) / 2 - offset @ offset.T
         same = self.group[:, None] == self.group[None, :]
+        if self.rule.zero_row == "zero" and self.scaled.norm is not None:
+            unit = self.scaled.norm.isfinite()
+            same = same & unit[:, None] & unit
         return torch.where(same, -distance / self.temperature, self.logits - 1 / self.temperature)
 
     def log_negatives(self) -> Tensor:

@@ -45,6 +45,8 @@ OMITS = 'the kernels do not support ignored pairs; backend="auto" evaluates such
 """Why ``backend="triton"`` refuses a batch with ignored pairs."""
 WEIGHTED = 'the kernels do not support weights of pairs; backend="auto" evaluates such batches without them'
 """Why ``backend="triton"`` refuses a batch whose pairs have weights."""
+ZERO_ROWS = 'the kernels do not support zero_row="zero"; backend="auto" evaluates such batches without them'
+"""Why ``backend="triton"`` refuses a batch in which rows of zeros are valid."""
 
 
 class _Forced:
@@ -81,13 +83,14 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True) -> tuple[Pl
     """
     embeddings, rule, targets = batch.embeddings, batch.rule, batch.targets
     omits = targets.omits
+    weighted = WEIGHTED if targets.weighted else None
+    lacking = weighted or (
+        OMITS if omits else ZERO_ROWS if rule.zero_row == "zero" and rule.similarity == "cosine" else None
+    )
     if backend == "triton" or (
-        backend == "auto"
-        and embeddings.is_cuda
-        and not (omits or targets.weighted)
-        and KERNELS["triton"].chosen(embeddings)
+        backend == "auto" and embeddings.is_cuda and not lacking and KERNELS["triton"].chosen(embeddings)
     ):
-        refusal = WEIGHTED if targets.weighted else OMITS if omits else KERNELS["triton"].refusal(embeddings)
+        refusal = lacking or KERNELS["triton"].refusal(embeddings)
         if refusal is not None:
             raise ValueError(f'backend="triton": {refusal}')
         return Plan("triton", tf32=device.tf32_allowed()), batch

@@ -108,6 +108,8 @@ def scale_rows(embeddings: Tensor, rule: Rule, sizes: Sizes | None = None, unit:
             power = _power_of_two(norm, dtype)
             rows, norm = rows * power, norm * power
     factor = (norm * root).reciprocal_().to(dtype)
+    if rule.zero_row == "zero":
+        factor = torch.where(norm == 0, 0.0, factor)
     return Scaled(rows * factor, factor, power)
 
 
@@ -240,8 +242,14 @@ def differentiable_rows(embeddings: Tensor, rule: Rule) -> Tensor:
     """Return the scaled rows ``[N, D]``, computed in operations that autograd can differentiate repeatedly."""
     rows = embeddings.to(dtypes_of(embeddings)[0])
     if rule.similarity == "cosine":
-        rows = rows * _power_of_two(rows.detach().abs().amax(1, keepdim=True), rows.dtype)
-        rows = rows / (rows * rows).sum(1, keepdim=True).sqrt()
+        largest = rows.detach().abs().amax(1, keepdim=True)
+        rows = rows * _power_of_two(largest, rows.dtype)
+        if rule.zero_row == "zero":
+            kept = largest != 0
+            some = torch.where(kept, rows, 1.0)
+            rows = torch.where(kept, some / (some * some).sum(1, keepdim=True).sqrt(), 0.0)
+        else:
+            rows = rows / (rows * rows).sum(1, keepdim=True).sqrt()
     root = rule.temperature**0.5
     return rows / (root.to(rows.dtype) if isinstance(root, Tensor) else root)
 

@@ -18,6 +18,7 @@ Similarity = Literal["cosine", "dot"]
 Denominator = Literal["all", "one_positive", "only_negatives"]
 InsideReduction = Literal["mean", "sum"]
 WeightsDivisor = Literal["count", "weight"]
+ZeroRow = Literal["error", "zero"]
 Terms = Literal["out", "in", "binary", "sigmoid", "epsilon", "lse"]
 Backend = Literal["auto", "dense", "tiled", "exact", "triton"]
 Kind = Literal["labels", "mask", "partners", "pairs", "none"]
@@ -130,6 +131,8 @@ class Rule:
         inside_reduction: whether the logarithm of ``"in"`` is that of the ratios' mean or of their sum.
         bias: the number that is added to the quotients, or a 0-dimensional tensor; used only by ``"sigmoid"``.
         weights_divisor: whether the weighted sum over positives is divided by their number or by their weights' sum.
+        zero_row: under ``"cosine"``, whether a row of zeros is invalid, so that its logits are NaN if values were not
+            checked, or has the unit vector 0 and the gradient 0.
     """
 
     terms: Terms
@@ -139,6 +142,7 @@ class Rule:
     inside_reduction: InsideReduction = "mean"
     bias: float | Tensor = 0.0
     weights_divisor: WeightsDivisor = "count"
+    zero_row: ZeroRow = "error"
 
 
 @dataclass(slots=True)
