@@ -89,7 +89,6 @@ def _reduced(case: Case, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     summed = case.entry.form == "sigmoid"  # an anchor's value is the sum over its pairs, not their mean
     sizes = s.new_tensor(case.pair_numbers())[counted] if case.over_pairs and not summed else 1.0
     return (values * sizes).sum() / case.divisor(), values
-    return values.sum() if reduction == "sum" else values, values
 
 
 def _or_one(sizes: Matrix) -> Matrix:
