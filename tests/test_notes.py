@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pairproof.conformance.suite.catalogue import WEIGHTS
 from pairproof.conformance.suite.flags import Facts
 from pairproof.conformance.suite.golden import GoldenCase, load_golden
 from pairproof.conformance.suite.records import FLOOR
@@ -57,6 +58,14 @@ class Noted(Facts):
     @cached_property
     def mask(self) -> Any:
         return np.array([[j in p for j in range(self.case.shape[1])] for p in self.case.positives()])
+
+    @cached_property
+    def given_weights(self) -> list[float]:
+        """All weights of pairs and of anchors."""
+        return [x for name in WEIGHTS if name in self.given for x in np.ravel(self.given[name]).tolist()]
+
+    def has_weight(self, weight: float) -> bool:
+        return weight in self.given_weights
 
     @cached_property
     def within(self) -> bool:
@@ -244,6 +253,23 @@ RULES: list[Rule] = [
         lambda c, name: c.option("inside_reduction") == "sum" and sums_the_ratios(c, c.named(name)),
     ),
     (r"the ratios add up to exactly 1, so the loss is exactly 0", lambda c: c.loss == 0 and not any(c.negatives)),
+    # Weights.
+    (
+        rf"All (negatives|positives) of {COUNT} rows have weight 0",
+        lambda c, kind, k: (
+            (c.negatives if kind == "negatives" else c.positives).count(0) == number(k) and c.has_weight(0.0)
+        ),
+    ),
+    (
+        r"All anchors have weight 0: the mean and its gradient are 0",
+        lambda c: not any(c.case.anchor_weights()) and c.loss == 0 and not np.any(c.golden.expected.gradient),
+    ),
+    (r"(?:have|has|of) weight 0|of which some are 0", lambda c: c.has_weight(0.0)),
+    (r"of which one is 0|one of them 0", lambda c: c.given_weights.count(0.0) == 1),
+    (
+        r"Weights from 1e-6 to 1e6",
+        lambda c: min(c.given_weights) == 1e-6 and max(c.given_weights) == 1e6,
+    ),
     # Queries, documents and hard negatives.
     (rf"{COUNT} hard negatives? per query", lambda c, k: len(c.given["hard_negatives"]) == number(k) * c.n),
     (
