@@ -45,8 +45,9 @@ def explain(case: Case, anchor: int | None = None) -> Iterator[str]:
     yield from (f"  {name} {value}" for name, value in case.arguments.items())
     if case.entry.two_towers:
         rows, columns = len(case.others["embeddings_b"]), case.shape[1]
-        queue = f"; {rows} to {columns - 1} are the negatives" if columns > rows else ""
-        yield f"  columns: 0 to {rows - 1} are the rows of the other tower{queue}"
+        queue = f"; {rows} to {columns - 1} are the negatives" if "negatives" in case.others else ""
+        of_tower = f"0 to {rows - 1} are " if queue or case.n == rows else ""
+        yield f"  columns: {of_tower}the rows of the other tower{queue}"
     elif "ref_embeddings" in case.others:
         yield "  columns: the references"
     for i in anchors if anchor is None else [anchor]:
@@ -74,8 +75,8 @@ def _number(value: Any) -> str:
 
 def _anchor(case: Case, terms: Terms, i: int) -> Iterator[str]:
     """Yield the lines of one anchor: its positives and negatives, its pairs and its value."""
-    tower, row = divmod(i, case.n)
-    place = f" (row {row} of {case.blocks()[tower].left})" if case.entry.two_towers else ""
+    block = next(block for block in case.blocks() if block.part[0] == np.s_[:] or i < block.part[0].stop)
+    place = f" (row {i - block.part[0].start} of {block.left})" if case.entry.two_towers else ""
     yield f"anchor {i}{place}: positives {_listed(terms.positives[i])}; negatives {_listed(terms.negatives[i])}"
     for (anchor, other), pair in terms.pairs.items():
         if anchor == i:
@@ -118,7 +119,7 @@ def _ratio(pair: Pair) -> str:
 
 def _whole(case: Case, result: Result) -> Iterator[str]:
     """Yield the reduction on one line, -((log 0.1407 + log 0.1922)/2 + ...)/9 = 2.1960, or one per anchor or pair."""
-    terms, form, reduction = result.terms, case.entry.form, case.option("reduction")
+    terms, form, reduction = result.terms, case.form, case.option("reduction")
     sign = "" if form in ("binary", "sigmoid") else "-"
     scale = "" if case.option("base_temperature") is None else f" x {_number(terms.scale)}"
     if case.over_pairs:
@@ -135,20 +136,27 @@ def _whole(case: Case, result: Result) -> Iterator[str]:
         ]
     if reduction == "none":
         for i, part, value in zip(terms.counted, parts, result.loss, strict=True):
-            yield f"anchor {i}: {sign}({part}){scale} = {_number(value)}"
+            factor = f"{case.anchor_weights()[i]:g} x " if case.groups() else ""
+            yield f"anchor {i}: {factor}{sign}({part}){scale} = {_number(value)}"
         return
     if reduction == "none_pairs":
         for place, part, value in zip(sorted(terms.pairs), parts, result.loss, strict=True):
             yield f"pair {place}: {sign}{part}{scale} = {_number(value)}"
         return
-    number = _number(terms.divisor) if WEIGHTS.keys() & case.arguments.keys() else len(parts)
-    divisor = f"/{number}" if reduction.startswith("mean") and parts else ""
-    yield f"{sign}({' + '.join(parts) or '0'}){divisor}{scale} = {_number(result.loss)}"
+    groups = case.groups() or [range(case.shape[0])]
+    sums = []
+    for rows in groups:
+        own = parts if len(groups) == 1 else [part for i, part in zip(terms.counted, parts, strict=True) if i in rows]
+        number = _number(terms.divisor) if WEIGHTS.keys() & case.arguments.keys() else len(own)
+        divisor = f"/{number}" if reduction.startswith("mean") and own else ""
+        factor = f"{case.anchor_weights()[rows[0]]:g} x " if len(groups) > 1 else ""
+        sums.append(f"{factor}{sign}({' + '.join(own) or '0'}){divisor}{scale}")
+    yield f"{' + '.join(sums)} = {_number(result.loss)}"
 
 
 def _part(case: Case, pairs: Sequence[Pair]) -> str:
     """Return the contribution of an anchor to the sum."""
-    form = case.entry.form
+    form = case.form
     if not pairs:
         return "0"
     if form == "sigmoid":

@@ -55,6 +55,7 @@ RANGES = {
     "tau_plus": (0.0, math.nextafter(1.0, 0.0), "0 to 1, 1 excluded"),
     "beta": (0.0, 1 / LOWEST, "0 to 1e+10"),
     "sigma": (LOWEST, 1 / LOWEST, "1e-10 to 1e+10"),
+    "direction_weights": (0.0, 1 / LOWEST, "0 to 1e+10"),
 }
 """The options that are numbers apart from the temperatures: the lowest value, the highest, and the range in words."""
 VIEWS = "; flatten_views lays out [batch, views, dim] as rows"
@@ -152,6 +153,26 @@ def check_flag(name: str, value: object) -> None:
     """
     if not isinstance(value, bool):
         raise ValueError(f"{name}: expected one of True, False, got {value!r}")
+
+
+def check_direction_weights(weights: object, direction: str = "both") -> tuple[float, float] | None:
+    """Check the weights of both directions: None, or a pair of numbers in the range of `RANGES`.
+
+    Raises:
+        TypeError: the value is not a pair, or an entry is not a number.
+        ValueError: there are not two entries, a number is out of range, or the direction is not "both".
+    """
+    if weights is None:
+        return None
+    if not isinstance(weights, (tuple, list)):
+        raise TypeError(f"direction_weights: expected a pair of numbers, got {type(weights).__name__}")
+    if len(weights) != 2:
+        raise ValueError(f"direction_weights: expected a pair of numbers, got {len(weights)} entries")
+    for weight in weights:
+        check_range("direction_weights", weight)
+    if direction != "both":
+        raise ValueError(f"direction_weights: expected direction 'both' with them, got {direction!r}")
+    return float(weights[0]), float(weights[1])
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
@@ -596,6 +617,37 @@ def check_pairs_of_towers(
     if labels is not None and ref_labels is None and a.shape[0] == b.shape[0]:
         ref_labels = labels
     return check_labels_or_positives(a, cast("Tensor | None", labels), positives, references, cast(Any, ref_labels))
+
+
+def check_ignored_of_towers(
+    a: Tensor,
+    b: Tensor,
+    targets: Targets,
+    ignored: object,
+    ignored_ids: Tensor | None,
+    ref_ignored_ids: Tensor | None,
+    *,
+    validate: bool,
+) -> Targets:
+    """Return targets with ignored pairs of a row of a ``[N, D]`` and a row of b ``[M, D]``; see `check_ignored`.
+
+    The ids of b are ref_ignored_ids ``[M]``; by default, if M is N, those of a.
+    """
+    if ignored is ignored_ids is ref_ignored_ids is None:
+        return targets
+    if ref_ignored_ids is None and a.shape[0] == b.shape[0]:
+        ref_ignored_ids = ignored_ids
+    return check_ignored(a, targets, References(b), ignored, ignored_ids, ref_ignored_ids, validate=validate)
+
+
+def check_no_queue(given: Sequence[str]) -> None:
+    """Check that no argument that describes pairs of the towers is given with negatives.
+
+    Raises:
+        ValueError: one is given.
+    """
+    if given:
+        raise ValueError(f"{given[0]}: expected no negatives with it, which take the place of the other tower")
 
 
 def check_positive_pairs(embeddings: Tensor, positive_pairs: object, *, validate: bool) -> Targets:

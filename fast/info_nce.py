@@ -1,37 +1,51 @@
-"""InfoNCE: the cross-entropy of two towers; row k of one tower is the only positive of row k of the other.
+"""InfoNCE: the cross-entropy of two towers; by default row k of one tower is the only positive of row k of the other.
 
-Let s_ij be the similarity of row i of one tower and row j of the other, divided by the temperature. The loss of anchor
-i is
+Let s_ij be the similarity of row i of one tower and row j of the other, divided by the temperature. P(i) are the
+positives of row i among the rows of the other tower. The loss of anchor i is
 
-    info_nce                  -log(e^s_ii / sum over j of e^s_ij)
+    info_nce                  mean over p in P(i) of -log(e^s_ip / sum over j of e^s_ij)
     info_nce with negatives   -log(e^s_ii / (e^s_ii + sum over n of e^s_in)), n the rows of ``negatives``
 
-With ``direction="both"``, the default without negatives, the rows of both towers are anchors.
+With ``inside_reduction``, it is -log of the mean or the sum of the ratios. With ``direction="both"``, the default
+without negatives, the rows of both towers are anchors.
 
 Sources: van den Oord et al. 2018, "Representation Learning with Contrastive Predictive Coding", arXiv 1807.03748; both
-directions: Radford et al. 2021 (CLIP), arXiv 2103.00020; one positive and a queue: He et al. 2020 (MoCo), arXiv
-1911.05722, equation 1.
+directions: Radford et al. 2021 (CLIP), arXiv 2103.00020; their weights: Zhang et al. 2020 (ConVIRT), arXiv 2010.00747,
+equation 4; one positive and a queue: He et al. 2020 (MoCo), arXiv 1911.05722, equation 1; several positives: Khosla et
+al. 2020, arXiv 2004.11362, equations 2 and 3.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .checks import check_alike, check_embeddings, check_options
+from .checks import (
+    INSIDE_REDUCTIONS,
+    check_alike,
+    check_choice,
+    check_direction_weights,
+    check_embeddings,
+    check_ignored_of_towers,
+    check_no_queue,
+    check_options,
+    check_pairs_of_towers,
+)
 from .engine import (
     AnchorValues,
     Backend,
     Batch,
+    InsideReduction,
     Policy,
     References,
     Rule,
     Similarity,
+    Sizes,
     Targets,
     anchor_values,
     loss_of,
@@ -40,8 +54,10 @@ from .engine import (
     reduced,
 )
 from .engine.device import dtypes_of, traced
+from .supcon import NoPositive
 
 Direction = Literal["both", "a_to_b", "b_to_a"]
+Inside = Literal["none", "mean", "sum"]
 Reduction = Literal["mean", "sum", "none"]
 
 
@@ -49,16 +65,26 @@ def info_nce_loss(
     embeddings_a: Tensor,
     embeddings_b: Tensor,
     *,
+    partners: Tensor | None = None,
+    labels: Tensor | None = None,
+    ref_labels: Tensor | None = None,
+    positives: Tensor | None = None,
+    ignored: Tensor | None = None,
+    ignored_ids: Tensor | None = None,
+    ref_ignored_ids: Tensor | None = None,
     negatives: Tensor | None = None,
     direction: Direction | None = None,
+    direction_weights: tuple[float, float] | None = None,
     temperature: float | Tensor = 0.07,
     base_temperature: float | None = None,
     similarity: Similarity = "cosine",
+    inside_reduction: Inside = "none",
+    no_positive: NoPositive = "drop",
     reduction: Reduction = "mean",
     validate: bool = False,
     backend: Backend = "auto",
 ) -> Tensor:
-    """InfoNCE of two towers: row k of one tower is the positive of row k of the other.
+    """InfoNCE of two towers: by default row k of one tower is the only positive of row k of the other.
 
     Example:
         >>> import torch
@@ -71,16 +97,36 @@ def info_nce_loss(
 
     Args:
         embeddings_a: floating ``[N, D]``, N >= 1.
-        embeddings_b: floating ``[N, D]``, the other tower.
+        embeddings_b: floating ``[M, D]``, the other tower; M is N unless partners, labels or positives are given.
+        partners: integers ``[N]`` from 0 to M - 1, the only positive of each row of a. The positives of a row of b are
+            the rows of a whose positive it is: none, one or several.
+        labels: integers or bool ``[N]``; rows of a and of b with the same label are positives of each other.
+        ref_labels: integers or bool ``[M]``, the labels of the rows of b; by default ``labels``, if M is N.
+        positives: bool ``[N, M]``, the pairs of a row of a and a row of b that are positives of each other.
+        ignored: bool ``[N, M]``, pairs that are left out of numerator and denominator in both directions, positives
+            included; but never a row's only positive, without labels and positives.
+        ignored_ids: integers ``[N]``, such as one number per caption; a pair of rows of a and b with equal ids is left
+            out unless the rows are positives of each other.
+        ref_ignored_ids: integers ``[M]``, the ids of the rows of b; by default ``ignored_ids``, if M is N.
         negatives: floating ``[K, D]``, K >= 1, the negatives of every anchor, instead of the other tower's other rows;
-            the same for both directions.
+            the same for both directions. With them, none of the arguments from partners to ref_ignored_ids may be
+            given.
         direction: the tower whose rows are anchors: "a_to_b" (a), "b_to_a" (b), or "both" (a, then b). None: "both", or
             "a_to_b" with negatives, as in MoCo.
+        direction_weights: None, or two numbers from 0 to 1e10 with direction "both": the factors of the values of a's
+            anchors and of b's. The mean is then the sum of the mean over a's anchors and the mean over b's. None: the
+            mean over the anchors of both; if the towers have equally many anchors, it is that of (0.5, 0.5).
         temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
             require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
-        reduction: "mean" or "sum" over the anchors, or "none": one value per anchor, those of a before those of b.
+        inside_reduction: what is done with the ratios of several positives inside the logarithm: "none", each ratio has
+            its own logarithm, and the value is the mean of the logarithms; "mean" or "sum", the value is the logarithm
+            of the ratios' mean or sum.
+        no_positive: the value of an anchor without positives: "zero", counted as 0, "drop", left out of the mean and of
+            the values, or "nan".
+        reduction: "mean" over the anchors that count, "sum" of their values, or "none": one value per anchor that
+            counts, those of a before those of b.
         validate: also check values on devices other than the CPU, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
 
@@ -89,25 +135,32 @@ def info_nce_loss(
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
-        ValueError: an argument has the wrong shape, value or device, or an option is unknown.
+        ValueError: an argument has the wrong shape, value or device, or does not fit the others, or an option is
+            unknown.
 
     Source:
-        arXiv 1807.03748; both directions: arXiv 2103.00020; negatives: arXiv 1911.05722, equation 1.
+        arXiv 1807.03748; both directions: arXiv 2103.00020; their weights: arXiv 2010.00747, equation 4; negatives:
+        arXiv 1911.05722, equation 1; several positives: arXiv 2004.11362, equations 2 and 3.
     """
     if direction is None:
         direction = "both" if negatives is None else "a_to_b"
-    rule, policy = Rule("out", similarity, temperature), Policy(reduction, base_temperature)
+    check_choice("inside_reduction", inside_reduction, ("none", *INSIDE_REDUCTIONS))
+    inside: InsideReduction = "mean" if inside_reduction == "none" else inside_reduction
+    rule = Rule("out" if inside_reduction == "none" else "in", similarity, temperature, inside_reduction=inside)
+    policy = Policy(reduction, base_temperature, no_positive)
     check_options(rule, policy, backend, validate=validate, direction=direction)
+    weights = check_direction_weights(direction_weights, direction)
     check = partial(check_embeddings, similarity=similarity, validate=validate, least=1)
     a, b = embeddings_a, embeddings_b
-    of_a, of_b = check(a, name="embeddings_a"), check(b, name="embeddings_b")
-    if a.shape != b.shape:
-        raise ValueError(
-            f"embeddings_b: expected the shape of embeddings_a, {list(a.shape)}, got shape {list(b.shape)}"
-        )
-    check_alike("embeddings_b", b, "embeddings_a", a)
+    named = [value for value in (partners, labels, positives) if value is not None]
+    of_a, of_b = check(a, name="embeddings_a"), check(b, name="embeddings_b", shape="[M, D]" if named else "[N, D]")
+    targets = check_pairs_of_towers(a, b, partners, labels, ref_labels, positives, validate=validate)
+    targets = check_ignored_of_towers(a, b, targets, ignored, ignored_ids, ref_ignored_ids, validate=validate)
     of_negatives = None
     if negatives is not None:
+        pairs = {"partners": partners, "labels": labels, "positives": positives}
+        pairs |= {"ignored": ignored, "ignored_ids": ignored_ids, "ref_ignored_ids": ref_ignored_ids}
+        check_no_queue([name for name, value in pairs.items() if value is not None])
         of_negatives = check(negatives, name="negatives", shape="[K, D]")
         check_alike("negatives", negatives, "embeddings_a", a)
     storage, (returned, wide) = a.dtype, dtypes_of(a)
@@ -119,20 +172,47 @@ def info_nce_loss(
     if computing != storage:
         # The gradients of both directions are added before they are rounded to a narrow dtype.
         a, b, negatives = a.to(computing), b.to(computing), None if negatives is None else negatives.to(computing)
-    if direction == "b_to_a":
-        a, b, of_a, of_b = b, a, of_b, of_a
-    both, own = direction == "both", torch.arange(a.shape[0], device=a.device)
-    references = References(b, mutual=both, sizes=of_b)
-    batch = Batch(a, Targets("partners", own), rule, references, storage=storage, sizes=of_a)
-    if negatives is None:
-        return loss_of(batch, policy, backend).to(returned)
+    if not named:
+        # Every row has exactly one positive. The plain mean or sum of a small batch is then evaluated faster.
+        policy = replace(policy, no_positive="zero")
+    batch = Batch(a, targets, rule, References(b, sizes=of_b), storage=storage, sizes=of_a)
+    if not named and not targets.omits and negatives is None:
+        # Each row of both towers is the other's only positive.
+        if direction == "b_to_a":
+            a, b, of_a, of_b = b, a, of_b, of_a
+        references = References(b, mutual=direction == "both", sizes=of_b)
+        batch = Batch(a, targets, rule, references, storage=storage, sizes=of_a)
+        if weights is None:
+            return loss_of(batch, policy, backend).to(returned)
+        halves = (part.tensor_split(2) for part in anchor_values(batch, backend))
+        sides = [AnchorValues(*parts) for parts in zip(*halves, strict=True)]
+    elif negatives is None:
+        back = Batch(b, targets.transposed(len(b)), rule, References(a, sizes=of_a), storage=storage, sizes=of_b)
+        chosen = {"both": [batch, back], "a_to_b": [batch], "b_to_a": [back]}[direction]
+        if len(chosen) == 1:
+            return loss_of(chosen[0], policy, backend).to(returned)
+        sides = [anchor_values(side, backend) for side in chosen]
+    else:
+        sides = _with_queue(batch, negatives, of_negatives, direction, backend)
+    if weights is None:
+        return reduced(AnchorValues(*map(torch.cat, zip(*sides, strict=True))), batch, policy).to(returned)
+    losses = [weight * reduced(side, batch, policy) for weight, side in zip(weights, sides, strict=True)]
+    return (torch.cat(losses) if reduction == "none" else losses[0] + losses[1]).to(returned)
+
+
+def _with_queue(
+    batch: Batch, negatives: Tensor, sizes: Sizes | None, direction: str, backend: Backend
+) -> list[AnchorValues]:
+    """Return the values of each direction in which anchors are contrasted with their positive and the negatives."""
+    a, b, rule = batch.embeddings, cast(Tensor, batch.references.embeddings), replace(batch.rule, terms="out")
     none = Targets("none", torch.empty(0, dtype=torch.int64, device=a.device))
-    sums = replace(rule, terms="lse")
-    queue = References(negatives, sizes=of_negatives)
-    parts = []
-    positives = pair_logits(a, b, rule, (of_a, of_b))
-    for rows, sizes in ((a, of_a), (b, of_b))[: 2 if both else 1]:
-        found = anchor_values(Batch(rows, none, sums, queue, storage=storage, sizes=sizes), backend)
-        values = -F.logsigmoid(positives - found.values)
-        parts.append(AnchorValues(values, torch.ones_like(found.positives), found.negatives))
-    return reduced(AnchorValues(*map(torch.cat, zip(*parts, strict=True))), batch, policy).to(returned)
+    queue = References(negatives, sizes=sizes)
+    positives = pair_logits(a, b, rule, (batch.sizes, batch.references.sizes))
+    sides = []
+    for name, rows, of_rows in (("a_to_b", a, batch.sizes), ("b_to_a", b, batch.references.sizes)):
+        if direction in (name, "both"):
+            sums = Batch(rows, none, replace(rule, terms="lse"), queue, storage=batch.storage, sizes=of_rows)
+            found = anchor_values(sums, backend)
+            values = -F.logsigmoid(positives - found.values)
+            sides.append(AnchorValues(values, torch.ones_like(found.positives), found.negatives))
+    return sides

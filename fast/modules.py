@@ -15,11 +15,20 @@ from typing import Any, ClassVar, Literal, Self, TypeVar, dataclass_transform, g
 
 from torch import Tensor, nn
 
-from .checks import check_bias, check_choice, check_directions, check_flag, check_number, check_range, check_temperature
+from .checks import (
+    check_bias,
+    check_choice,
+    check_direction_weights,
+    check_directions,
+    check_flag,
+    check_number,
+    check_range,
+    check_temperature,
+)
 from .dclw import dclw_loss
 from .engine import Backend, Denominator, InsideReduction, Similarity, WeightsDivisor, ZeroRow
 from .hard_negative import Cosine, hard_negative_loss
-from .info_nce import Direction, info_nce_loss
+from .info_nce import Direction, Inside, info_nce_loss
 from .nt_bxent import nt_bxent_loss
 from .nt_xent import PairReduction, nt_xent_loss, nt_xent_pairwise_loss
 from .ranking import Directions, Partition, Scope, multiple_negatives_ranking_loss
@@ -120,6 +129,7 @@ class LossModule(nn.Module):
                 check_range(name, getattr(self, name))
         if "detach_weights" in self.options():
             check_flag("detach_weights", self.detach_weights)
+        check_direction_weights(getattr(self, "direction_weights", None), getattr(self, "direction", None) or "both")
         if self.base_temperature is not None:
             check_number("base_temperature", self.base_temperature)
         for name, hint in get_type_hints(self.function).items():
@@ -263,6 +273,9 @@ class InfoNCELoss(LossModule):
     """
 
     direction: Direction | None = None
+    direction_weights: tuple[float, float] | None = None
+    inside_reduction: Inside = "none"
+    no_positive: NoPositive = "drop"
     reduction: Reduction = "mean"
 
 

@@ -161,73 +161,78 @@ def evaluate_towers(
     embeddings_a: npt.ArrayLike,
     embeddings_b: npt.ArrayLike,
     *,
-    negatives: npt.ArrayLike | None,
-    direction: str | None,
+    partners: object,
+    labels: object,
+    ref_labels: object,
+    positives: object,
+    ignored: object = None,
+    ignored_ids: object = None,
+    ref_ignored_ids: object = None,
+    negatives: npt.ArrayLike | None = None,
+    direction: str | None = "a_to_b",
+    direction_weights: object = None,
     similarity: str,
+    more_reductions: Sequence[str] = (),
     **options: Any,
 ) -> Result:
     """Check the arguments of a loss over two towers and evaluate its formula.
 
     Anchors are the rows of a, then those of b; only the rows of one tower if ``direction`` is "a_to_b" or "b_to_a". The
-    only positive of row k of a tower is row k of the other tower. The other columns of A(i) are the other tower's other
-    rows or, if given, the ``negatives``. Further options are those of evaluate_similarities and of the formula.
+    positives of a row of a come from ``partners``, ``labels`` or ``positives``; without them, the only positive of row
+    k of a is row k of b. The positives of a row of b are the rows of a whose positive it is. A(i) is every row of the
+    other tower without the ignored pairs or, if given, the positive and the ``negatives``. Further options are those of
+    evaluate_similarities and of the formula.
     """
     if direction is None:
         direction = "both" if negatives is None else "a_to_b"
-    checks.check_options({**options, "direction": direction, "similarity": similarity})
-    a = checks.check_embeddings(embeddings_a, similarity, name="embeddings_a", least=1)
-    b = checks.check_second_tower(embeddings_b, similarity, a)
-    queue = [] if negatives is None else checks.check_negatives(negatives, similarity, a)
-
-    towers = {"both": [(a, b), (b, a)], "a_to_b": [(a, b)], "b_to_a": [(b, a)]}[direction]
-    matrix = [row for one, other in towers for row in similarity_matrix(one, similarity, other + queue)]
-    n, columns = len(a), range(len(a) + len(queue))
-    return evaluate_similarities(
-        formula,
-        matrix,
-        [[j == i % n for j in columns] for i in range(len(matrix))],
-        members=[columns if negatives is None else [i % n, *columns[n:]] for i in range(len(matrix))],
-        **options,
-    )
-
-
-def evaluate_pairs(
-    formula: Formula,
-    embeddings_a: npt.ArrayLike,
-    embeddings_b: npt.ArrayLike,
-    *,
-    partners: object,
-    labels: object,
-    ref_labels: object,
-    positives: object,
-    similarity: str,
-    more_reductions: Sequence[str] = (),
-    **options: Any,
-) -> Result:
-    """Check the arguments of a loss over all pairs of two towers and evaluate its formula.
-
-    Anchors are the rows of a, and A(i) is every row of b. The positives come from ``partners``, ``labels`` or
-    ``positives``; without them, the only positive of row k of a is row k of b. Further options are those of
-    evaluate_similarities and of the formula.
-    """
-    checks.check_options({**options, "similarity": similarity}, more_reductions)
+    own = {"direction": direction, "similarity": similarity}
+    if "inside_reduction" in options:
+        checks.check_choice("inside_reduction", options["inside_reduction"], checks.CHOICES["inside_of_towers"])
+        own["inside_reduction"] = "mean"
+    checks.check_options({**options, **own}, more_reductions)
+    weights = checks.check_direction_weights(direction_weights, direction)
     given = {"partners": partners, "labels": labels, "positives": positives}
     named = [name for name, value in given.items() if value is not None]
     checks.check_one_target(named, ref_labels)
+    if negatives is not None:
+        left_out = {"ignored": ignored, "ignored_ids": ignored_ids, "ref_ignored_ids": ref_ignored_ids}
+        checks.check_no_queue([*named, *(name for name, value in left_out.items() if value is not None)])
     a = checks.check_embeddings(embeddings_a, similarity, name="embeddings_a", least=1)
     b = checks.check_second_tower(embeddings_b, similarity, a, rows=not named)
+    queue = [] if negatives is None else checks.check_negatives(negatives, similarity, a)
     n, m = len(a), len(b)
-    if partners is not None:
-        chosen = checks.check_partners(partners, n, m, [-1] * n, mutual=False)
-        is_positive = [[j == p for j in range(m)] for p in chosen]
-    elif labels is not None and ref_labels is None and n == m:
+    mates = checks.check_partners(partners, n, m, [-1] * n, mutual=False) if partners is not None else range(n)
+    if labels is not None and ref_labels is None and n == m:
         is_positive = _positives_mask(labels, None, labels, n, m)
-    elif named:
+    elif labels is not None or positives is not None:
         is_positive = _positives_mask(labels, positives, ref_labels, n, m)
     else:
-        is_positive = [[i == j for j in range(m)] for i in range(n)]
-    matrix = similarity_matrix(a, similarity, b)
-    return evaluate_similarities(formula, matrix, is_positive, members=[range(m)] * n, **options)
+        is_positive = [[j == mate for j in range(m)] for mate in mates]
+    if ref_ignored_ids is None and n == m:
+        ref_ignored_ids = ignored_ids
+    mask, ids = checks.check_ignored(ignored, ignored_ids, ref_ignored_ids, n, m, within=False)
+    if mask is not None and labels is positives is None:
+        checks.check_kept(mask, mates)
+    # With negatives, a row of the other tower is in A(i) only as the positive.
+    members = [[j for j in range(m) if negatives is None or is_positive[i][j]] for i in range(n)]
+    kept = [{*columns} for columns in _without_ignored(members, is_positive, mask, ids)]
+
+    is_member = [[j in columns for j in range(m)] for columns in kept]
+    back, member_back = ([list(column) for column in zip(*pairs, strict=True)] for pairs in (is_positive, is_member))
+    there, and_back = (a, b, is_positive, is_member), (b, a, back, member_back)
+    sides = {"both": [there, and_back], "a_to_b": [there], "b_to_a": [and_back]}[direction]
+    width = max(len(other) for _, other, _, _ in sides) + len(queue)
+    matrix, of_rows, contrasted = [], [], []
+    for one, other, positive, member in sides:
+        similarities = similarity_matrix(one, similarity, other + queue)
+        empty = zero_like(similarities[0][0])
+        matrix += [[*row, *[empty] * (width - len(row))] for row in similarities]
+        of_rows += [[*row, *[False] * (width - len(row))] for row in positive]
+        further = range(len(other), len(other) + len(queue))
+        contrasted += [[*(j for j, contrasts in enumerate(row) if contrasts), *further] for row in member]
+    if weights is not None:
+        options |= {"anchor_weights": [weights[0]] * n + [weights[1]] * m, "groups": [range(n), range(n, n + m)]}
+    return evaluate_similarities(formula, matrix, of_rows, members=contrasted, **options)
 
 
 def evaluate_similarities(
@@ -243,6 +248,7 @@ def evaluate_similarities(
     no_positive: str | None = None,
     reduction: str = "mean",
     lowest: Scalar | None = None,
+    groups: Sequence[Sequence[int]] | None = None,
     weights: Weights | Sequence[Row] | None = None,
     detach_weights: bool = True,
     positive_weights: Sequence[Sequence[float]] | None = None,
@@ -267,6 +273,7 @@ def evaluate_similarities(
             "mean_pairs", "sum_pairs" or "none_pairs" (a list, ordered by anchor, then by column). The mean of an empty
             set is 0.
         lowest: the lowest possible similarity, for a formula that takes its logit as the option ``lowest``.
+        groups: rows; the mean is then the sum of the means over the groups, each divided by its number of anchors.
         weights: for a formula that takes the option ``weights``, the weights of every row, or a function that computes
             them from all similarities.
         detach_weights: whether computed weights are constants, through which no derivative flows.
@@ -345,5 +352,8 @@ def evaluate_similarities(
         # The value of an anchor without pairs is 0, or NaN.
         loss = total([losses[i] for i in losses if not values[i][1]] + each, zero)
         return Result(loss / terms.divisor if reduction == "mean_pairs" else loss, terms)
+    if groups is not None and reduction == "mean":
+        found = [[losses[i] for i in counted if i in group] for group in groups]
+        return Result(total((total(part, zero) / max(len(part), 1) for part in found), zero), terms)
     loss = total((losses[i] for i in counted), zero)
     return Result(loss / terms.divisor if reduction == "mean" else loss, terms)

@@ -29,6 +29,7 @@ NOT_LABELS = "; partners are row numbers: for labels use nt_xent_pairwise_loss o
 CHOICES = {
     "denominator": ("all", "one_positive", "only_negatives"),
     "inside_reduction": ("mean", "sum"),
+    "inside_of_towers": ("none", "mean", "sum"),
     "no_positive": ("zero", "drop", "nan"),
     "no_negative": ("zero", "nan"),
     "weights_divisor": ("count", "weight"),
@@ -49,6 +50,7 @@ RANGES = {
     "tau_plus": (0.0, math.nextafter(1.0, 0.0), "0 to 1, 1 excluded"),
     "beta": (0.0, 1 / LOWEST, "0 to 1e+10"),
     "sigma": (LOWEST, 1 / LOWEST, "1e-10 to 1e+10"),
+    "direction_weights": (0.0, 1 / LOWEST, "0 to 1e+10"),
 }
 """The options that are numbers apart from the temperatures: the lowest value, the highest, and the range in words."""
 
@@ -106,6 +108,27 @@ def check_one_target(given: Sequence[str], ref_labels: object) -> None:
         raise ValueError(f"{given[0]}: expected {expected}, got {' and '.join(given)}")
     if ref_labels is not None and "labels" not in given:
         raise ValueError(f"ref_labels: expected labels with it, got {given[0] if given else 'none'}")
+
+
+def check_direction_weights(weights: object, direction: str) -> tuple[float, float] | None:
+    """Return the weights of both directions; None if they are not given."""
+    if weights is None:
+        return None
+    if not isinstance(weights, (tuple, list)):
+        raise TypeError(f"direction_weights: expected a pair of numbers, got {type(weights).__name__}")
+    if len(weights) != 2:
+        raise ValueError(f"direction_weights: expected a pair of numbers, got {len(weights)} entries")
+    for weight in weights:
+        check_range("direction_weights", weight)
+    if direction != "both":
+        raise ValueError(f"direction_weights: expected direction 'both' with them, got {direction!r}")
+    return float(weights[0]), float(weights[1])
+
+
+def check_no_queue(given: Sequence[str]) -> None:
+    """Raise an error if one of these arguments, which describe pairs of the towers, is given with negatives."""
+    if given:
+        raise ValueError(f"{given[0]}: expected no negatives with it, which take the place of the other tower")
 
 
 def check_embeddings(embeddings: npt.ArrayLike, similarity: str, *, name: str = "embeddings", least: int = 2) -> Matrix:

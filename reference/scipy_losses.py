@@ -361,33 +361,80 @@ def nt_xent_pairwise_loss(
     return _values(each, *options, unpaired, (-log_ratios * weights, is_positive, number), anchor_weights)
 
 
+def _target(
+    mat: Array,
+    partners: npt.ArrayLike | None,
+    labels: npt.ArrayLike | None,
+    ref_labels: npt.ArrayLike | None,
+    positives: npt.ArrayLike | None,
+) -> Mask:
+    """Return the positives of the rows of a among those of b, [N, M]; by default those of the diagonal."""
+    if labels is not None:
+        return np.equal.outer(labels, labels if ref_labels is None else ref_labels)
+    if positives is not None:
+        return np.array(positives, dtype=bool)
+    place = np.arange(mat.shape[1])
+    return np.asarray((place if partners is None else np.asarray(partners, dtype=np.int64))[:, None] == place)
+
+
 def info_nce_loss(
     embeddings_a: npt.ArrayLike,
     embeddings_b: npt.ArrayLike,
     *,
+    partners: npt.ArrayLike | None = None,
+    labels: npt.ArrayLike | None = None,
+    ref_labels: npt.ArrayLike | None = None,
+    positives: npt.ArrayLike | None = None,
+    ignored: npt.ArrayLike | None = None,
+    ignored_ids: npt.ArrayLike | None = None,
+    ref_ignored_ids: npt.ArrayLike | None = None,
     negatives: npt.ArrayLike | None = None,
     direction: str | None = None,
+    direction_weights: tuple[float, float] | None = None,
     temperature: float = 0.07,
     base_temperature: float | None = None,
     similarity: str = "cosine",
+    inside_reduction: str = "none",
+    no_positive: str = "drop",
     reduction: str = "mean",
 ) -> Values:
-    """-log(softmax_mat[i, i]) of mat and of its transpose; with negatives, of [mat[i, i], the row's negatives].
+    """-log(softmax_mat[i, p]) of mat and of its transpose, averaged; with negatives, of [mat[i, i], the negatives].
 
     Source: arXiv 2103.00020, figure 3; arXiv 1911.05722, equation 1.
     """
     mat = _mat(embeddings_a, similarity, temperature, embeddings_b)
     direction = direction or ("both" if negatives is None else "a_to_b")
+    is_positive = _target(mat, partners, labels, ref_labels, positives)
+    kept = ~_ignored(is_positive, ignored, ignored_ids, ref_ignored_ids)
     each = []
-    for name, tower, logits in (("a_to_b", embeddings_a, mat), ("b_to_a", embeddings_b, mat.T)):
+    for name, tower, logits, positive, others in (
+        ("a_to_b", embeddings_a, mat, is_positive & kept, kept),
+        ("b_to_a", embeddings_b, mat.T, (is_positive & kept).T, kept.T),
+    ):
         if direction not in ("both", name):
             continue
-        place = np.arange(len(logits))
         if negatives is not None:
             queue = _mat(tower, similarity, temperature, negatives)
-            logits, place = np.column_stack([np.diag(logits), queue]), np.zeros_like(place)
-        each.append(-_log_softmax(logits, np.ones_like(logits, dtype=bool))[np.arange(len(logits)), place])
-    return _values(np.concatenate(each), None, temperature, base_temperature, reduction)
+            logits = np.column_stack([np.diag(logits), queue])
+            others = np.ones_like(logits, dtype=bool)
+            positive = others & (np.arange(logits.shape[1]) == 0)
+        log_ratios = _log_softmax(logits, others)
+        if inside_reduction == "none":
+            values = _mean(-log_ratios, positive)
+        else:
+            inside = np.where(positive.any(axis=1, keepdims=True), np.where(positive, log_ratios, -np.inf), 0.0)
+            values = -logsumexp(inside, axis=1)
+            if inside_reduction == "mean":
+                values = values + np.log(np.maximum(positive.sum(axis=1), 1))
+        each.append((values, ~positive.any(axis=1)))
+    options = temperature, base_temperature, reduction, no_positive
+    if direction_weights is None:
+        values, unpaired = map(np.concatenate, zip(*each, strict=True))
+        return _values(values, None, *options, unpaired)
+    weighted = [weight * values for weight, (values, _) in zip(direction_weights, each, strict=True)]
+    parts = [_values(values, None, *options, unpaired) for values, (_, unpaired) in zip(weighted, each, strict=True)]
+    losses, anchors = ([part[k] for part in parts] for k in (0, 1))
+    return Values(np.concatenate(losses) if reduction == "none" else sum(losses), np.concatenate(anchors))
 
 
 def nt_bxent_loss(
@@ -438,13 +485,7 @@ def sigmoid_loss(
     Source: arXiv 2303.15343, Algorithm 1.
     """
     mat = _mat(embeddings_a, similarity, temperature, embeddings_b)
-    place = np.arange(mat.shape[1])
-    if labels is not None:
-        target = np.equal.outer(labels, labels if ref_labels is None else ref_labels)
-    elif positives is not None:
-        target = np.array(positives, dtype=bool)
-    else:
-        target = np.asarray(place if partners is None else partners, dtype=np.int64)[:, None] == place
+    target = _target(mat, partners, labels, ref_labels, positives)
     cost = -log_expit(np.where(target, 1, -1) * (mat + bias))
     pairs = cost, np.ones_like(target), np.full(len(mat), mat.shape[1])
     return _values(cost.sum(axis=1), None, temperature, base_temperature, reduction, pairs=pairs)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import numpy.typing as npt
 
-from .batch import PAIR_REDUCTIONS, evaluate_pairs
+from .batch import PAIR_REDUCTIONS, evaluate_towers
 from .scalars import total
 from .terms import Anchor, Columns, Result, Row, binary_cross_entropy
 
@@ -77,4 +77,4 @@ def sigmoid_loss(
     Source:
         SigLIP, arXiv 2303.15343, Algorithm 1.
     """
-    return evaluate_pairs(sigmoid_anchor, more_reductions=PAIR_REDUCTIONS, **locals())
+    return evaluate_towers(sigmoid_anchor, more_reductions=PAIR_REDUCTIONS, **locals())

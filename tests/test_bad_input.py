@@ -16,7 +16,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from pairproof import fast, reference
-from pairproof.conformance.suite.catalogue import FAST_ONLY_KEYWORDS, IGNORED, LOSSES, WEIGHTS, Loss
+from pairproof.conformance.suite.catalogue import FAST_ONLY_KEYWORDS, IGNORED, LOSSES, TOWER_TARGETS, WEIGHTS, Loss
 from pairproof.fast.engine import tiles_of
 from tests.each import each
 
@@ -69,6 +69,8 @@ def good_arguments(loss: Loss, form: str) -> dict[str, np.ndarray]:
 def good_masks(loss: Loss, form: str) -> dict[str, np.ndarray]:
     """Return valid masks of the loss in this form."""
     masks = {"positives": REF_POSITIVES if form == "ref_embeddings" else POSITIVES, "anchors": ANCHORS}
+    if form == "negatives":  # which take the place of the pairs of two towers
+        masks = {}
     return {name: value for name, value in masks.items() if name in loss.keywords}
 
 
@@ -100,6 +102,8 @@ class Bad:
             form in self.forms
             and names.issuperset(self.arguments)
             and self.argument in names
+            # Negatives take the place of the pairs of two towers.
+            and not (form == "negatives" and self.arguments.keys() & {*TOWER_TARGETS, *IGNORED})
             # Adding a matrix to a form without it would make a call of another form.
             and (self.argument not in MATRICES or self.argument in good_arguments(loss, form))
             and self.losses(loss)
@@ -594,7 +598,36 @@ TABLE = [
         ("infinite", np.array([1.0, 1.0, 1.0, np.inf]), ValueError, f"{IN_RANGE}, got inf in row 3"),
         ("too large", np.array([2e10, 1.0, 1.0, 1.0]), ValueError, f"{IN_RANGE}, got 2e+10 in row 0"),
     ),
-    *bad_values("ref_ignored_ids", ("without references", np.arange(5), ValueError, BEFORE), forms=PLAIN),
+    *bad_values(
+        "ref_ignored_ids",
+        ("without references", np.arange(5), ValueError, BEFORE),
+        forms=PLAIN,
+        losses=lambda loss: not loss.two_towers,
+    ),
+    *bad_values(
+        "ref_ignored_ids",
+        ("without ids of the rows", np.arange(4), ValueError, "ignored_ids with it, got none"),
+        forms=PLAIN,
+        losses=lambda loss: loss.two_towers,
+    ),
+    *bad_values(
+        "direction_weights",
+        ("number", 0.75, TypeError, "a pair of numbers, got float"),
+        ("three", (0.5, 0.25, 0.25), ValueError, "a pair of numbers, got 3 entries"),
+        ("text", ("0.75", "0.25"), TypeError, "a number, got str"),
+        ("truth", (True, False), TypeError, "a number, got bool"),
+        ("negative", (0.75, -0.25), ValueError, "a number in the range 0 to 1e+10, got -0.25"),
+        ("NaN", (math.nan, 0.25), ValueError, "a number in the range 0 to 1e+10, got nan"),
+        forms=PLAIN,
+    ),
+    *[
+        Bad(title, "direction_weights", {"direction_weights": (0.75, 0.25), **given}, ValueError, text, forms=(form,))
+        for title, given, form in (
+            ("one direction", {"direction": "a_to_b"}, "plain"),
+            ("default direction of negatives", {}, "negatives"),
+        )
+        for text in ("direction 'both' with them, got 'a_to_b'",)
+    ],
     *bad_values(
         "ref_ignored_ids",
         ("without ids of the rows", np.arange(5), ValueError, "ignored_ids with it, got none"),
@@ -834,7 +867,8 @@ def test_modules_reject_what_their_functions_reject(loss: Loss, form: str) -> No
         batch = {key: value for key, value in arguments.items() if key in MATRICES or key in BATCH_TENSORS}
         options = {key: value for key, value in arguments.items() if key not in batch}
         module = getattr(fast, loss.module_class)
-        if bad.argument in options:
+        # The default direction depends on the batch, on whether it has negatives.
+        if bad.argument in options and bad.title != "default direction of negatives":
             with pytest.raises(bad.error) as from_module:
                 module(**options)
         else:
@@ -1218,7 +1252,7 @@ NAN_POLICIES: list[tuple[str, str, dict[str, Any], list[bool]]] = [
         pytest.param(loss, *row, id=f"{loss.name}-{row[0]}-{row[1]}")
         for loss in LOSSES.values()
         for row in NAN_POLICIES
-        if row[0] in forms(loss) and arguments_of(loss).issuperset({row[1], *row[2]})
+        if row[0] in forms(loss) and not loss.two_towers and arguments_of(loss).issuperset({row[1], *row[2]})
     ],
 )
 def test_nan_policies_give_nan_for_the_affected_anchors(

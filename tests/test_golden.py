@@ -332,7 +332,8 @@ FIELDS: list[tuple[str, str, Any, str]] = [
     ("nt_xent", "cases.1.arguments.ref_labels", [0] * 6, "nt_xent_loss has no"),
     ("nt_xent_pairwise", "cases.2.arguments.ref_labels", [0] * 6, "expected if and only if labels and"),
     ("info_nce", "cases.0.arguments.embeddings_b", [[1.0, 2.0, 3.0]], "expected shape [4, 3], got [1, 3]"),
-    ("info_nce", "cases.0.arguments.labels", [0] * 4, "info_nce_loss has no"),
+    ("info_nce", "cases.0.arguments.positive_pairs", [[0, 1]], "info_nce_loss has no"),
+    ("info_nce", "cases.1.arguments.partners", [0, 1, 2, 3], "negatives take the place of the batch"),
     ("info_nce", "cases.0.keywords.direction", "a->b", "'a->b' is not one of"),
     ("info_nce", "cases.0.keywords.direction", "both", "'both' is the default"),
     ("info_nce", "cases.0.keywords.temperature", 0.07, "0.07 is the default"),
@@ -798,9 +799,8 @@ def test_mean_and_sum_follow_from_the_anchors(cases: dict[str, GoldenCase]) -> N
         if case.case.option("reduction") == "none":
             assert expected.loss == tuple(expected.anchors.values()) or any(map(math.isnan, expected.values))
         elif case.case.option("reduction") in ("mean", "sum") and expected.anchors:
-            counted = case.case.counted() if case.case.option("reduction") == "mean" else []
-            count = math.fsum(case.case.anchor_weights()[i] for i in counted) or 1
-            value = math.fsum(x / count for x in expected.anchors.values())
+            counts = case.case.divisors() if case.case.option("reduction") == "mean" else [1.0] * case.case.shape[0]
+            value = math.fsum(x / counts[i] for i, x in expected.anchors.items())
             size = max(abs(x) for x in expected.anchors.values())
             assert expected.loss == pytest.approx(value, rel=1e-14, abs=1e-14 * size, nan_ok=True), case.id
 

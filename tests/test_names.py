@@ -116,6 +116,22 @@ def clip(temperature: float = 0.07) -> float:
     return (of_towers(temperature) + back) / 2
 
 
+def without_duplicates() -> float:
+    """CLIP in which rows with the label of the anchor, except its partner, are not in the denominator."""
+    e, labels, values = exponentials(A, B, 0.07), LABELS_A.tolist(), []
+    for i in range(6):
+        kept = [j for j in range(6) if j == i or labels[i] != labels[j]]
+        values += [-math.log(e[i][i] / sum(e[i][j] for j in kept)), -math.log(e[i][i] / sum(e[j][i] for j in kept))]
+    return mean(values)
+
+
+def convirt() -> float:
+    e = exponentials(A, B, 0.1)
+    there = mean([-math.log(e[i][i] / sum(e[i])) for i in range(6)])
+    back = mean([-math.log(e[i][i] / sum(row[i] for row in e)) for i in range(6)])
+    return 0.75 * there + 0.25 * back
+
+
 def moco() -> float:
     keys, queue = exponentials(A, B, 0.07), exponentials(A, QUEUE, 0.07)
     return mean([-math.log(keys[i][i] / (keys[i][i] + sum(queue[i]))) for i in range(6)])
@@ -185,6 +201,8 @@ FORMULAS: dict[str, Callable[[], float]] = {
     "debiased": lambda: hard(0.0),
     "HCL": lambda: hard(1.0),
     "CLIP": clip,
+    "CLIP without duplicate captions": without_duplicates,
+    "ConVIRT": convirt,
     "SimCSE": lambda: of_towers(0.05),
     "MoCo": moco,
     "MultipleNegativesRankingLoss": with_hard_negatives,

@@ -13,7 +13,7 @@ from .parts import RIGHT
 
 FAMILIES = (
     *("denominators", "averaging", "temperature", "similarity", "layout", "masks", "gradients", "numerics"),
-    *("directions", "duplicates", "queue", "weights"),
+    *("directions", "duplicates", "queue", "weights", "towers"),
 )
 """The kinds of mistakes, one file each, in the order of the table."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 import torch.nn.functional as F
@@ -464,6 +464,68 @@ def across(
     return Batch(s, positives, torch.ones_like(s, dtype=torch.bool))
 
 
+def both_sides(
+    view_a: Tensor,
+    view_b: Tensor,
+    *,
+    temperature: float,
+    partners: Tensor | None = None,
+    labels: Tensor | None = None,
+    ref_labels: Tensor | None = None,
+    positives: Tensor | None = None,
+    ignored: Tensor | None = None,
+    ignored_ids: Tensor | None = None,
+    ref_ignored_ids: Tensor | None = None,
+) -> tuple[Batch, Batch]:
+    """All pairs of two towers without the ignored ones, for the anchors of each tower."""
+    targets = {"partners": partners, "labels": labels, "ref_labels": ref_labels, "positives": positives}
+    s, positive, other = across(view_a, view_b, temperature=temperature, bias=0.0, **targets)
+    if ignored is not None:
+        other = other & ~ignored
+    if ignored_ids is not None:
+        ids = ignored_ids if ref_ignored_ids is None else ref_ignored_ids
+        other = other & ((ignored_ids[:, None] != ids) | positive)
+    positive = positive & other
+    return Batch(s, positive, other), Batch(s.T, positive.T, other.T)
+
+
+def info_nce_values(side: Batch, inside_reduction: str = "none") -> Tensor:
+    """[K], the values of InfoNCE of the anchors with positives."""
+    values = LOSSES["info_nce"].baseline(side.s, side.other, side.positive, inside_reduction=inside_reduction)
+    return values[side.positive.any(dim=1)]
+
+
+def info_nce(
+    view_a: Tensor,
+    view_b: Tensor,
+    negatives: Tensor | None = None,
+    *,
+    temperature: float,
+    partners: Tensor | None = None,
+    labels: Tensor | None = None,
+    ref_labels: Tensor | None = None,
+    positives: Tensor | None = None,
+    ignored: Tensor | None = None,
+    ignored_ids: Tensor | None = None,
+    ref_ignored_ids: Tensor | None = None,
+    direction_weights: tuple[float, float] | None = None,
+    inside_reduction: str = "none",
+) -> Tensor:
+    """InfoNCE of both directions, with a queue, or with the keywords of ``both_sides``."""
+    if negatives is None:
+        pairs = {"partners": partners, "labels": labels, "ref_labels": ref_labels, "positives": positives}
+        pairs |= {"ignored": ignored, "ignored_ids": ignored_ids, "ref_ignored_ids": ref_ignored_ids}
+        sides = both_sides(view_a, view_b, temperature=temperature, **pairs)
+        values = [info_nce_values(side, inside_reduction) for side in sides]
+    else:
+        towers = directions(view_a, view_b, negatives, temperature=temperature)
+        values = [F.cross_entropy(*one.rows, reduction="none") for one in cast("list[Direction]", towers)]
+    if direction_weights is None:
+        return torch.cat(values).sum() / max(sum(map(len, values)), 1)
+    means = [each.sum() / max(len(each), 1) for each in values]
+    return direction_weights[0] * means[0] + direction_weights[1] * means[1]
+
+
 def hard(view_a: Tensor, view_b: Tensor, *, temperature: float, tau_plus: float = 0.1, beta: float = 1.0) -> Hard:
     """The logits of the cosines of stacked views, contrasted with a mass of hard negatives."""
     rows = unit(torch.cat([view_a, view_b]))
@@ -586,7 +648,7 @@ RIGHT: Mapping[tuple[str, str], Function] = {
     ("nt_xent_pairwise", "labels"): composed("nt_xent_pairwise", labelled),
     ("nt_bxent", "pairs"): composed("nt_bxent", paired),
     ("supcon_epsilon", "labels"): composed("supcon_epsilon", products),
-    ("info_nce", "views"): composed("info_nce", directions),
+    ("info_nce", "views"): info_nce,
     ("sigmoid", "views"): composed("sigmoid", across),
     ("hard_negative", "views"): composed("hard_negative", hard),
     ("multiple_negatives_ranking", "views"): composed("multiple_negatives_ranking", ranking),

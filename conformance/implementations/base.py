@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..suite.cases import MASKS, Case
-from ..suite.catalogue import IGNORED, WEIGHTS
+from ..suite.catalogue import IGNORED, TOWER_TARGETS, WEIGHTS
 from ..suite.records import Outcome, Truth
 from ..truth.baseline import scaled_similarities
 from ..truth.compare import compare
@@ -88,11 +88,13 @@ ARRAY_OPTIONS = (
     "hard_negatives",
     *IGNORED,
     *WEIGHTS,
+    "direction_weights",
 )
-"""The keywords in the catalogue whose values are arrays."""
+"""The keywords in the catalogue whose values are arrays or lists."""
 
-OPT_IN = (*IGNORED, *WEIGHTS, "zero_row")
-"""The keywords that a peer or a target takes only if its `Support` names them in ``options`` or ``takes``."""
+OPT_IN = (*IGNORED, *WEIGHTS, "zero_row", "direction_weights")
+"""The keywords that a peer or a target takes only if its `Support` names them in ``options`` or ``takes``; for two
+towers also those of ``TOWER_TARGETS``."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class Support:
         options: the supported values of each option; an option that is not listed supports every value.
         lacks: the keywords that it does not take.
         also: further reasons to skip a case, each with its condition.
-        takes: the keywords of ``OPT_IN`` that it takes with every value.
+        takes: the keywords of ``OPT_IN`` and, for two towers, of ``TOWER_TARGETS`` that it takes with every value.
     """
 
     losses: tuple[str, ...] = ()
@@ -123,7 +125,8 @@ class Support:
                     return f"needs {option}={case.option(option)}"
                 return f"needs a {option}" + (f" other than {' or '.join(map(str, values))}" * (values != (None,)))
         given = {**case.keywords, **case.arguments, **case.others}
-        unlisted = [name for name in OPT_IN if self.losses and name not in (*self.options, *self.takes)]
+        chosen = (*OPT_IN, *(TOWER_TARGETS if case.entry.two_towers else ()))
+        unlisted = [name for name in chosen if self.losses and name not in (*self.options, *self.takes)]
         lacking = (f"has no parameter {name}" for name in (*self.lacks, *unlisted) if given.get(name) is not None)
         return next(chain(lacking, (reason for reason, applies in self.also if applies(case))), None)
 

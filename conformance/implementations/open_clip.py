@@ -31,7 +31,7 @@ class OpenClip(FilePeer):
     support = Support(
         losses=("info_nce", "sigmoid"),
         options={"direction": ("both",), "reduction": ("mean",)},
-        lacks=("negatives", "base_temperature", "partners", "labels", "positives"),
+        lacks=("negatives", "base_temperature"),
     )
 
     def load(self, options: Mapping[str, str]) -> None:

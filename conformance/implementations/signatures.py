@@ -404,11 +404,11 @@ class Claim:
         # The harness changes the order of the rows for other calls, and the towers for the other direction.
         in_order = self.call in ("labels", "pairs", "towers", "command") or (self.call == "views" and entry.two_towers)
         in_order = in_order and not self.directed_here
-        without |= set() if in_order else {*IGNORED, *WEIGHTS}
+        without |= set() if in_order else {*IGNORED, *WEIGHTS, "direction_weights"}
         arrays = dict.fromkeys((*ARRAY_OPTIONS, *(TOWER_TARGETS if entry.two_towers else ())))
         lacks = tuple(name for name in arrays if name in without or name not in self.passed)
         also = tuple((f"has no {name}, which the target requires", _without(name)) for name in sorted(self.required))
-        return Support((self.loss,), options, lacks, also, tuple(self.passed & {*OPT_IN}))
+        return Support((self.loss,), options, lacks, also, tuple(self.passed & {*OPT_IN, *TOWER_TARGETS}))
 
 
 def _without(name: str) -> Callable[[Case], bool]:
@@ -477,7 +477,7 @@ def _keywords(claim: Claim, claimed: set[str], signature: Signature, notes: list
     for name in dict.fromkeys((*entry.scalars, *of_towers, *ARRAY_OPTIONS)):
         found = signature.keyword(name)
         usable = name not in ("ref_labels", "self_rows") or rows_with_labels in passed
-        usable = usable and (name != "ref_ignored_ids" or "ref_embeddings" in passed)
+        usable = usable and (name != "ref_ignored_ids" or entry.two_towers or "ref_embeddings" in passed)
         if name in of_towers:
             # Other calls pass something else as labels. An alias may be the name of another array.
             usable = usable and claim.call in ("views", "towers") and found is not None and found.name == name

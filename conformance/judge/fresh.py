@@ -96,6 +96,8 @@ WEIGHTED_SHARE = 0.25
 
 WEIGHTS_DRAWN = (0.125, 0.25, 0.5, 0.75, 1.0, 2.0, 3.0)
 """The weights of pairs and anchors; each is drawn equally often."""
+OF_TARGETS = ("inside_reduction", "no_positive")
+"""Options of two towers that have an effect only if the positives are given; they are drawn with these."""
 
 STRUCTURES = ("classes", "anchors", "references")
 """The structures that a plain batch does not have; their first value is the plain one."""
@@ -200,6 +202,7 @@ def draw(claim: Claim, seed: int, number: int) -> Case:
     case = _Drawing(claim, plan, chance).case(name)
     if number % PLAIN == 0:
         return case
+    case = _with_targets(case, claim, random.Random(f"targets {seed} {number}"))
     case = _with_ignored(case, claim, random.Random(f"ignored {seed} {number}"))
     return _with_weights(case, claim, random.Random(f"weights {seed} {number}"))
 
@@ -226,6 +229,41 @@ def _with_weights(case: Case, claim: Claim, chance: random.Random) -> Case:
     return replace(case, arguments={**case.arguments, **given}, keywords=keywords)
 
 
+def _with_targets(case: Case, claim: Claim, chance: random.Random) -> Case:
+    """Let some of the batches of two towers have positives that are given, and weights of the directions.
+
+    They are drawn after the batch, like ignored pairs. If positives are given, the second tower may have more rows or
+    fewer. Further rows are those of the tower, with their entries in the opposite order.
+    """
+    if not case.entry.two_towers or "negatives" in case.others:
+        return case
+    if "direction_weights" in claim.passed and case.option("direction") == "both" and chance.random() < 0.5:
+        weights = [chance.choice((0.25, 0.5, 0.75, 1.0, 2.0)) for _ in range(2)]
+        changed = replace(case, keywords={**case.keywords, "direction_weights": weights})
+        case = case if claim.support.refuses(changed) else changed
+    way = chance.choice(("none", *(name for name in ("partners", "labels", "positives") if name in claim.passed)))
+    if way == "none":
+        return case
+    n, b = case.n, case.others["embeddings_b"]
+    m = max(1, n + chance.choice((-2, -1, 0, 0, 1, 3))) if way != "labels" or "ref_labels" in claim.passed else n
+    rows = np.concatenate([b, b[:, ::-1]])[:m]
+    given: dict[str, Any] = {}
+    if way == "partners":
+        given["partners"] = [chance.randrange(m) for _ in range(n)]
+    elif way == "labels":
+        classes = max(2, n // 2)
+        given["labels"] = [chance.randrange(classes) for _ in range(n)]
+        if m != n or ("ref_labels" in claim.passed and chance.random() < 0.5):
+            given["ref_labels"] = [chance.randrange(classes) for _ in range(m)]
+    else:
+        given["positives"] = [[chance.random() < MASKED for _ in range(m)] for _ in range(n)]
+    options = {name: chance.choice(case.entry.choices[name]) for name in OF_TARGETS if name in claim.passed}
+    keywords = {**case.keywords, **{key: x for key, x in options.items() if x != case.entry.default(key)}}
+    others = {**case.others, "embeddings_b": rows}
+    changed = replace(case, arguments={**case.arguments, **given}, keywords=keywords, others=others)
+    return case if claim.support.refuses(changed) else changed
+
+
 def _with_ignored(case: Case, claim: Claim, chance: random.Random) -> Case:
     """Let some of the batches of a target that takes ignored pairs have a mask of them, or ids.
 
@@ -238,14 +276,18 @@ def _with_ignored(case: Case, claim: Claim, chance: random.Random) -> Case:
         return case
     if case.option("partition") == "per_direction":
         return case
-    columns = case.n if case.entry.two_towers and case.option("directions") is None else case.shape[1]
+    one_block = case.entry.two_towers and case.option("directions") is None
+    columns = len(case.others["embeddings_b"]) if one_block else case.shape[1]
     given: dict[str, Any] = {}
     if way == "ignored_ids":
-        sizes = {"ignored_ids": case.n, **({"ref_ignored_ids": columns} if "ref_embeddings" in case.others else {})}
+        other = "ref_embeddings" in case.others or (one_block and columns != case.n)
+        sizes = {"ignored_ids": case.n, **({"ref_ignored_ids": columns} if other else {})}
         if sizes.keys().isdisjoint(claim.support.lacks):
             given = {name: [chance.randrange(case.n) for _ in range(size)] for name, size in sizes.items()}
     else:
-        members, positive = (found[: case.n, :columns] for found in (case.member_array(), case.positive_array()))
+        # Of two towers, the rows of a against those of b, in whichever direction.
+        one_way = replace(case, keywords={**case.keywords, "direction": "a_to_b"}) if one_block else case
+        members, positive = (found[: case.n, :columns] for found in (one_way.member_array(), one_way.positive_array()))
         mask = [[chance.random() < IGNORED_SHARE for _ in range(columns)] for _ in range(case.n)]
         for i, row in enumerate(mask):
             for kind in (positive[i], ~positive[i]):
@@ -270,7 +312,7 @@ def _factors(claim: Claim) -> dict[str, tuple[Any, ...]]:
         "classes": CLASSES if entry.positives_by in ("labels", "pairs") else ("common",),
         "directed": (False, True) if entry.positives_by == "pairs" else (False,),
         "anchors": (False, True) if takes("anchors") else (False,),
-        "mask": (False, True) if takes("positives") else (False,),
+        "mask": (False, True) if takes("positives") and not entry.two_towers else (False,),
         "references": tuple(references),
         "queue": ("none", "short", "long") if takes("negatives") else ("none",),
         "temperature": tuple(TEMPERATURES) if claim.temperature is None else ("built-in",),
@@ -286,8 +328,9 @@ def _factors(claim: Claim) -> dict[str, tuple[Any, ...]]:
 
 
 def _drawn_options(entry: Loss) -> list[str]:
-    """The options with names as values, apart from those of weights, drawn with them, and of rows of zeros."""
-    return [name for name in entry.choices if name not in ("weights_divisor", "zero_row")]
+    """The options with names as values, apart from those of weights, of positives that are given, and of zeros."""
+    later = ("weights_divisor", "zero_row", *(OF_TARGETS if entry.two_towers else ()))
+    return [name for name in entry.choices if name not in later]
 
 
 @lru_cache(maxsize=8)

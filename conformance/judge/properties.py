@@ -46,7 +46,7 @@ import torch
 from pairproof.reference import stacked_partners
 
 from ..suite.cases import Case
-from ..suite.catalogue import CHOICES, COMMON, LOSSES, Loss
+from ..suite.catalogue import CHOICES, COMMON, IGNORED, LOSSES, Loss
 from ..suite.records import Matrix, Outcome
 from ..truth.baseline import anchor_values
 from ..truth.certify import maximum_is_tied
@@ -329,6 +329,12 @@ def batches(loss: str, kind: str = "any", fixed: Mapping[str, Any] = MappingProx
         sizes = draw(several(st.integers(-6, 6), total)) if cosine else [draw(st.integers(-4, -2))]
         first, *others = np.split(np.ldexp(rows, np.array(sizes)[:, None]), np.cumsum([n, *more.values()])[:-1])
         arguments = {entry.targets: _targets(draw, st, entry.targets, kind, n)} if entry.targets else {}
+        if "partners" in entry.keywords and "negatives" not in more and draw(st.booleans()):
+            way = draw(st.sampled_from(("partners", "labels", "positives")))
+            pairs = several(several(st.booleans(), n), n) if way == "positives" else several(st.integers(0, n - 1), n)
+            arguments = {way: draw(pairs)}
+        both = "direction_weights" in entry.keywords and keywords["direction"] == "both"
+        keywords |= {"direction_weights": draw(st.sampled_from((None, [0.75, 0.25], [0.0, 2.0])))} if both else {}
         if kind == "any" and _labelled(entry) and draw(st.booleans()):
             arguments = {"positives": draw(several(several(st.booleans(), n), n))}
         changed = {name: value for name, value in keywords.items() if value != entry.default(name, more)}
@@ -451,6 +457,10 @@ def _reduced(case: Case, each: Results) -> Results:
     reduction, counted, positives = case.option("reduction"), case.counted(), case.positives()
     if case.separate:
         return each
+    if reduction == "mean" and case.groups():
+        parts = [[part / case.divisors()[i] for part in each["anchor", i]] for i in counted]
+        sums = [sum(part) for part in zip(*parts, strict=True)] or [0.0, 0.0]
+        return each | {("loss", 0): (sums[0], sums[1])}
     summed = case.entry.form == "sigmoid"
     sizes = [len(positives[i]) if case.over_pairs and not summed else 1 for i in counted]
     divisor = max({"mean": len(counted), "mean_pairs": len(case.pairs())}.get(reduction, 1), 1)
@@ -485,15 +495,20 @@ def _with_mask(case: Case, mask: npt.NDArray[np.bool_]) -> Case:
 
 
 def _reordered(case: Case, order: list[int]) -> Case:
-    """The case whose row k is row ``order[k]`` of this case, for the rows of all matrices."""
+    """The case whose row k is row ``order[k]`` of this case, for the rows of all matrices.
+
+    The positives and the ignored pairs of two towers become masks. If the towers are swapped, so are their weights.
+    """
+    if case.entry.two_towers:
+        return _reordered_towers(case, order)
     place = np.argsort(order)
     take: dict[str, Callable[[Any], Any]] = {
         "labels": lambda labels: np.array(labels)[order],
         "partners": lambda partners: place[np.array(partners)[order]],
         "positives": lambda mask: np.array(mask)[np.ix_(order, order)],
         "positive_pairs": lambda pairs: place[np.array(pairs, dtype=int).reshape(-1, 2)],
-        "ignored": lambda mask: np.array(mask)[np.ix_(order[: case.n], order[: case.n])],
-        "ignored_ids": lambda ids: np.array(ids)[order[: case.n]],
+        "ignored": lambda mask: np.array(mask)[np.ix_(order, order)],
+        "ignored_ids": lambda ids: np.array(ids)[order],
     }
     arguments = {name: take[name](value).tolist() for name, value in case.arguments.items()}
     chosen = case.option("anchors")
@@ -501,11 +516,42 @@ def _reordered(case: Case, order: list[int]) -> Case:
     return reordered if chosen is None else _with(reordered, anchors=[chosen[i] for i in order])
 
 
+def _reordered_towers(case: Case, order: list[int]) -> Case:
+    n, m = case.n, len(case.others["embeddings_b"])
+    swapped = order[0] >= n
+    one_way = replace(case, keywords={**case.keywords, "direction": "a_to_b"})
+    given: dict[str, Any] = {}
+    for name, pairs in (("positives", one_way.positive_array()), ("ignored", one_way.ignored_array())):
+        if not case.arguments or (name == "ignored" and IGNORED.keys().isdisjoint(case.arguments)):
+            continue
+        whole = np.zeros((n + m, n + m), dtype=bool)
+        whole[:n, n:] = pairs[:, :m]
+        given[name] = (whole | whole.T)[
+            np.ix_(order[: m if swapped else n], order[m if swapped else n : n + m])
+        ].tolist()
+    ends = np.cumsum([m, n] if swapped else [n, m])
+    first, second, *queue = np.split(_rows(case)[order], ends)
+    others = {"embeddings_b": second, **({"negatives": queue[0]} if "negatives" in case.others else {})}
+    weights = case.option("direction_weights")
+    keywords = {**case.keywords, "direction_weights": weights[::-1]} if weights and swapped else case.keywords
+    return replace(case, embeddings=first, others=others, arguments=given, keywords=keywords)
+
+
+def _anchor_rows(case: Case) -> list[int]:
+    """The row of every anchor among the rows of all matrices."""
+    if not case.entry.two_towers:
+        return [*range(case.n)]
+    starts = {"embeddings_a": 0, "embeddings_b": case.n}
+    lefts = dict.fromkeys(block.left for block in case.blocks())
+    return [starts[left] + k for left in lefts for k in range(len(case.matrices[left]))]
+
+
 def _ask_reordered(subject: Subject, case: Case, order: list[int], **changed: Any) -> Results:
     """Return the results on the reordered case, with some keywords changed, indexed by the original rows."""
     reordered = _with(_reordered(case, order), **changed)
-    # With one direction between two towers, anchors are counted from 0 in either tower.
-    place = {"loss": [0], "anchor": [i % reordered.shape[0] for i in order], "gradient": order}
+    # Rows that are not anchors of the case have no place.
+    old = {row: i for i, row in enumerate(_anchor_rows(case))}
+    place = {"loss": [0], "anchor": [old.get(order[row]) for row in _anchor_rows(reordered)], "gradient": order}
     return {(what, place[what][k]): part for (what, k), part in _ask(subject, reordered).items()}
 
 
@@ -591,11 +637,13 @@ def _permutation(subject: Subject, case: Case) -> None:
     """Permuting the rows permutes the anchors' values and the gradient, and does not change mean and sum."""
     chance = _chance(case)
     order = chance.sample(range(case.n), case.n)
-    if case.entry.two_towers:  # Both towers have one permutation, so that pairs are kept.
-        queue = range(2 * case.n, len(_rows(case)))
-        each = len(case.others.get("hard_negatives", ())) // case.n  # they are permuted with their queries
-        moved = [2 * case.n + i * each + k for i in order for k in range(each)]
-        order += [*(case.n + i for i in order), *(moved or chance.sample(queue, len(queue)))]
+    if case.entry.two_towers:
+        n, m, total = case.n, len(case.others["embeddings_b"]), len(_rows(case))
+        # Unless the positives are given, both towers have one permutation, so that pairs are kept.
+        each = len(case.others.get("hard_negatives", ())) // n  # they are permuted with their queries
+        moved = [n + m + i * each + k for i in order for k in range(each)]
+        order += chance.sample(range(n, n + m), m) if case.arguments else [n + i for i in order]
+        order += moved or chance.sample(range(n + m, total), total - n - m)
     _agree(_ask(subject, case), _ask_reordered(subject, case, order))
 
 
@@ -653,7 +701,7 @@ def _directions(subject: Subject, case: Case) -> None:
 @_property(lambda loss: loss.two_towers and "direction" not in loss.keywords)
 def _swapped_towers(subject: Subject, case: Case) -> None:
     """Swapping towers whose pairs are all summed does not change the sum, and swaps the gradients."""
-    order = [*range(case.n, 2 * case.n), *range(case.n)]
+    order = [*range(case.n, len(_rows(case))), *range(case.n)]
     whole, swapped = _ask(subject, case, reduction="sum"), _ask_reordered(subject, case, order, reduction="sum")
     _agree(_only(whole, "loss", "gradient"), _only(swapped, "loss", "gradient"))
 
@@ -661,12 +709,13 @@ def _swapped_towers(subject: Subject, case: Case) -> None:
 @_property(lambda loss: "direction" in loss.keywords)
 def _towers(subject: Subject, case: Case) -> None:
     """Swapping towers and direction does not change the loss, and both directions add up to the whole."""
-    n = case.n
-    order = [*range(n, 2 * n), *range(n), *range(2 * n, len(_rows(case)))]
+    n, m = case.n, len(case.others["embeddings_b"])
+    order = [*range(n, n + m), *range(n), *range(n + m, len(_rows(case)))]
     turned = {"both": "both", "a_to_b": "b_to_a", "b_to_a": "a_to_b"}
     swapped = _ask_reordered(subject, case, order, direction=turned[case.option("direction")])
     _agree(_ask(subject, case), swapped)
-    whole, there, back = (_ask(subject, case, reduction="sum", direction=direction) for direction in turned)
+    plain = _with(case, reduction="sum", direction_weights=None)
+    whole, there, back = (_ask(subject, plain, direction=direction) for direction in turned)
     _agree(whole, _sum(there, back))
 
 
@@ -791,8 +840,14 @@ def _never_its_own_positive(subject: Subject, case: Case) -> None:
 
 
 def _within_batch(case: Case) -> Case:
-    """The case without a queue, which has no pairs that can be ignored."""
-    return replace(case, others={name: rows for name, rows in case.others.items() if name != "negatives"})
+    """The case without a queue, which has no pairs that can be ignored; of two towers, pairs of rows only."""
+    others = {name: rows for name, rows in case.others.items() if name != "negatives"}
+    if not case.entry.two_towers:
+        return replace(case, others=others)
+    n = min(case.n, len(others["embeddings_b"]))
+    return replace(
+        case, embeddings=case.embeddings[:n], others={"embeddings_b": others["embeddings_b"][:n]}, arguments={}
+    )
 
 
 def _leaving_out(case: Case, **arguments: npt.NDArray[Any]) -> Case:
@@ -878,7 +933,10 @@ def _reductions(subject: Subject, case: Case) -> None:
     """The sum is the sum of the anchors' values, the mean is the sum divided by their number; so are the gradients."""
     each, total, mean = (_ask(subject, case, reduction=reduction) for reduction in ("none", "sum", "mean"))
     _agree(_reduced(_with(case, reduction="sum"), each), total)
-    _agree(_multiplied(total, 1 / max(len(case.counted()), 1)) | _only(each, "anchor"), mean)
+    if case.groups():
+        _agree(_only(_reduced(_with(case, reduction="mean"), each), "loss", "anchor"), mean)
+    else:
+        _agree(_multiplied(total, 1 / max(len(case.counted()), 1)) | _only(each, "anchor"), mean)
     for reduction in ("mean_pairs", "sum_pairs") if "mean_pairs" in case.entry.choices["reduction"] else ():
         over_pairs = _with(case, reduction=reduction)
         _agree(_only(_reduced(over_pairs, each), "loss", "anchor"), _ask(subject, over_pairs))

@@ -139,7 +139,7 @@ def _simpler(case: Case) -> Iterator[Case]:
     for kept in _parts(case.n, 2):
         if (found := with_rows(case, kept)) is not None:
             yield found
-    for name in ("ref_embeddings", "negatives"):
+    for name in ("ref_embeddings", "negatives", *(("embeddings_b",) if case.arguments else ())):
         if name in case.others:
             for kept in _parts(len(case.others[name]), 1):
                 if (found := _with_others(case, name, kept)) is not None:
@@ -174,7 +174,7 @@ def _parts(count: int, least: int) -> Iterator[list[int]]:
 
 def with_rows(case: Case, kept: Sequence[int]) -> Case | None:
     """Return the case with some of its rows, or None if none remain; a row is removed together with its partner."""
-    within = "ref_embeddings" not in case.others
+    within = "ref_embeddings" not in case.others and not (case.entry.two_towers and case.arguments)
     if "partners" in case.arguments and within:
         kept = [i for i in kept if case.arguments["partners"][i] in kept]
         if not kept:
@@ -195,7 +195,8 @@ def with_rows(case: Case, kept: Sequence[int]) -> Case | None:
     keywords = dict(case.keywords)
     if keywords.get("anchors") is not None:
         keywords["anchors"] = [keywords["anchors"][i] for i in kept]
-    others = {name: rows[kept] if name == "embeddings_b" else rows for name, rows in case.others.items()}
+    paired = case.entry.two_towers and within  # rows of both towers are removed together
+    others = {name: rows[kept] if paired and name == "embeddings_b" else rows for name, rows in case.others.items()}
     if "hard_negatives" in others:
         hard = others["hard_negatives"]
         others["hard_negatives"] = hard.reshape(case.n, -1, hard.shape[1])[kept].reshape(-1, hard.shape[1])
@@ -209,7 +210,7 @@ def _with_others(case: Case, name: str, kept: Sequence[int]) -> Case | None:
     """
     place = {-1: -1, **{row: k for k, row in enumerate(kept)}}
     arguments = dict(case.arguments)
-    if name == "ref_embeddings":
+    if name in ("ref_embeddings", "embeddings_b"):
         if any(row not in place for key in ("partners", "self_rows") for row in arguments.get(key, ())):
             return None
         for key in ("partners", "self_rows"):

@@ -199,7 +199,10 @@ def read_settings(loss: Loss, settings: Mapping[str, str]) -> dict[str, Any]:
         _require(key in known, f"--set {key}: {loss.function} has no such option; its options: {', '.join(known)}")
         try:
             chosen = choice_of(text, loss.choices.get(key, ()))
-            keywords[key] = float(text) if is_number(loss, key) else text if chosen is None else chosen
+            if key == "direction_weights":
+                keywords[key] = [float(part) for part in text.strip("[]()").split(",")]
+            else:
+                keywords[key] = float(text) if is_number(loss, key) else text if chosen is None else chosen
         except ValueError:
             raise Refused(f"{key}: expected a number, got {text!r}") from None
     return keywords

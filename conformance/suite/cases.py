@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from pairproof import reference
 from pairproof.reference.batch import evaluate_similarities
+from pairproof.reference.scalars import zero_like
 from pairproof.reference.similarity import similarity_matrix
 
 from .catalogue import PAIR_REDUCTIONS, WEIGHTS, Loss, find_loss
@@ -116,14 +117,38 @@ class Case:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The shape of the similarity matrix: rows that may be anchors, and rows that they are contrasted with."""
+        """The shape of the similarity matrix: rows that may be anchors, and rows that they are contrasted with.
+
+        If the rows of both of two towers are anchors, the shorter rows of the matrix end with zeros.
+        """
         if "directions" in self.entry.keywords:
             bands = self._bands()
             return self.n * len(bands), sum(block[2].shape[1] for block in bands[0])
         if self.entry.two_towers:
-            rows = self.n * (2 if self.option("direction") == "both" else 1)
-            return rows, len(self.others["embeddings_b"]) + len(self.others.get("negatives", ()))
+            sides, queue = self._sides(), len(self.others.get("negatives", ()))
+            matrices = self.matrices
+            return sum(len(matrices[one]) for one, _ in sides), max(len(matrices[other]) for _, other in sides) + queue
         return self.n, len(self.others.get("ref_embeddings", self.embeddings))
+
+    def _sides(self) -> list[tuple[str, str]]:
+        """The towers whose rows are anchors, in order, each with the other tower."""
+        sides = [("embeddings_a", "embeddings_b"), ("embeddings_b", "embeddings_a")]
+        return {"both": sides, "b_to_a": sides[1:]}.get(self.option("direction"), sides[:1])
+
+    @once
+    def groups(self) -> list[range] | None:
+        """The rows of each direction, whose means are added; None without ``direction_weights``."""
+        if self.option("direction_weights") is None:
+            return None
+        return [range(self.n), range(self.n, self.shape[0])]
+
+    @once
+    def divisors(self) -> list[float]:
+        """What the reduction divides the value of every row by."""
+        if self.groups() is None or self.option("reduction") != "mean":
+            return [self.divisor()] * self.shape[0]
+        numbers = [len({*self.counted()} & {*rows}) for rows in self.groups() or ()]
+        return [float(max(number, 1)) for number, rows in zip(numbers, self.groups() or (), strict=True) for _ in rows]
 
     @once
     def blocks(self) -> list[Block]:
@@ -136,12 +161,14 @@ class Case:
                 for k, band in enumerate(self._bands())
                 for start, (left, right, mask) in zip(_starts(band), band, strict=True)
             ]
-        towers = [("embeddings_a", "embeddings_b"), ("embeddings_b", "embeddings_a")]
-        chosen = {"both": towers, "b_to_a": towers[1:]}.get(self.option("direction"), towers[:1])
-        n, m = self.n, len(self.others["embeddings_b"])
-        found = [Block(*names, np.s_[k * n : (k + 1) * n, :m]) for k, names in enumerate(chosen)]
-        if "negatives" in self.others:
-            found += [Block(block.left, "negatives", np.s_[block.part[0], m:]) for block in found]
+        found, start, queue = list[Block](), 0, self.others.get("negatives", ())
+        for one, other in self._sides():
+            n, m = len(self.matrices[one]), len(self.matrices[other])
+            rows = slice(start, start + n)
+            found.append(Block(one, other, (rows, slice(m))))
+            if len(queue):
+                found.append(Block(one, "negatives", (rows, slice(m, m + len(queue)))))
+            start += n
         return found
 
     @once
@@ -181,6 +208,12 @@ class Case:
         """The value of a keyword: the value in the case, or the default of the catalogue."""
         found = self.keywords.get(name)
         return self.entry.default(name, self.others) if found is None else found
+
+    @property
+    def form(self) -> str:
+        """How the value of an anchor is computed from its terms; see ``Loss.form``."""
+        inside = self.entry.form == "mean" and self.option("inside_reduction") in ("mean", "sum")
+        return "inside" if inside else self.entry.form
 
     @property
     def temperature(self) -> float:
@@ -246,7 +279,7 @@ class Case:
     @once
     def member_array(self) -> npt.NDArray[np.bool_]:
         """A(i) of every row that may be an anchor, as a mask of the case's ``shape``."""
-        found = self._columns_but_own() & ~self._ignored_array()
+        found = self._columns_but_own() & ~self.ignored_array()
         of_positives, of_negatives = self.weights("positive_weights"), self.weights("negative_weights")
         positive = self.positive_array()
         if of_negatives is not None:  # a negative of weight 0 is left out
@@ -263,6 +296,12 @@ class Case:
     @once
     def anchor_weights(self) -> list[float]:
         """The factor of the value of every row."""
+        if self.groups():
+            return [
+                float(weight)
+                for rows, weight in zip(self.groups() or (), self.option("direction_weights"), strict=True)
+                for _ in rows
+            ]
         found = self.weights("anchor_weights")
         return [1.0] * self.shape[0] if found is None else found.tolist()
 
@@ -278,14 +317,20 @@ class Case:
         if "directions" in self.entry.keywords:
             return np.concatenate([np.concatenate([block[2] for block in band], axis=1) for band in self._bands()])
         rows, columns = self.shape
-        if "negatives" in self.others:
-            return np.array([[j == i % self.n or j >= self.n for j in range(columns)] for i in range(rows)])
+        if self.entry.two_towers:
+            found = np.zeros(self.shape, dtype=bool)
+            for block in self.blocks():
+                found[block.part] = True
+            if "negatives" in self.others:
+                # A row of the other tower is a column only as the positive.
+                found[:, : self.n] = self.positive_array()[:, : self.n]
+            return found
         own: Sequence[int] = range(rows)
-        if self.entry.two_towers or "ref_embeddings" in self.others:
+        if "ref_embeddings" in self.others:
             own = self.arguments.get("self_rows", [-1] * rows)
         return np.asarray(np.arange(columns) != np.array(own).reshape(-1, 1))
 
-    def _ignored_array(self) -> npt.NDArray[np.bool_]:
+    def ignored_array(self) -> npt.NDArray[np.bool_]:
         """The pairs that are left out, of the case's ``shape``."""
         ids, of_columns = self.arguments.get("ignored_ids"), self.arguments.get("ref_ignored_ids")
         found = np.zeros(self.shape, dtype=bool)
@@ -314,21 +359,21 @@ class Case:
     @once
     def positive_array(self) -> npt.NDArray[np.bool_]:
         """The mask of positives, of the case's ``shape``, also outside A(i)."""
-        if "labels" in self.arguments:
-            labels = self.arguments["labels"]
-            return np.asarray(np.equal.outer(labels, self.arguments.get("ref_labels", labels)))
-        if "positives" in self.arguments:
-            return np.array(self.arguments["positives"], dtype=bool).reshape(self.shape)
-        found = np.zeros(self.shape, dtype=bool)
-        every = range(self.shape[0])
-        if "partners" in self.arguments:
-            found[every, self.arguments["partners"]] = True
-        elif self.entry.two_towers:
-            found[every, np.arange(self.shape[0]) % self.n] = True
+        if "directions" in self.entry.keywords:  # whose first block has the positives
+            return np.tile(np.eye(self.n, self.shape[1], dtype=bool), (self.shape[0] // self.n, 1))
+        labels, mask, partners = (self.arguments.get(name) for name in ("labels", "positives", "partners"))
+        columns = len(self.others["embeddings_b"]) if self.entry.two_towers else self.shape[1]
+        found = np.zeros((self.n, columns), dtype=bool)
+        if labels is not None:
+            found = np.equal.outer(labels, self.arguments.get("ref_labels", labels))
+        elif mask is not None:
+            found = np.array(mask, dtype=bool).reshape(found.shape)
+        elif partners is not None or self.entry.two_towers:
+            found[range(self.n), range(self.n) if partners is None else partners] = True
         else:
             pairs = np.array(self.arguments["positive_pairs"], dtype=np.int64).reshape(-1, 2)
             found[pairs[:, 0], pairs[:, 1]] = True
-        return found
+        return self._of_each_direction(np.asarray(found))
 
     @once
     def anchors(self) -> list[int]:
@@ -460,6 +505,7 @@ def similarities(case: Case, rows: Mapping[str, Sequence[Sequence[Any]]]) -> lis
         rows: every float matrix by the name of its argument.
     """
     found = np.empty(case.shape, dtype=object)
+    found[:] = zero_like(rows[case.first][0][0])
     for block in case.blocks():
         others = None if block.left == block.right else rows[block.right]
         found[block.part] = similarity_matrix(rows[block.left], case.option("similarity"), others)
@@ -479,11 +525,14 @@ def reference_of_similarities(case: Case, matrix: Sequence[Sequence[Any]], **cha
         The loss and its terms.
     """
     names = ("temperature", "bias", "base_temperature", "no_positive", "reduction", *case.entry.formula_options)
-    options: dict[str, Any] = {name: case.option(name) for name in names} | {"lowest": case.entry.lowest}
+    options: dict[str, Any] = {name: case.option(name) for name in names}
+    options |= {"lowest": case.entry.lowest, "groups": case.groups()}
     if case.entry.weights:
         weights = functools.partial(case.entry.weights_function, **case.weights_options())
         options |= {"weights": weights, "detach_weights": case.detaches_weights}
     options |= {name: case.arguments.get(name) for name in WEIGHTS}
+    if case.groups():
+        options["anchor_weights"] = case.anchor_weights()
     # A proof gives the sets itself, for one anchor at a time.
     if "is_positive" not in changed:
         options |= {"is_positive": case.positive_mask(), "anchors": case.anchors(), "members": case.members()}

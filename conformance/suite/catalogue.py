@@ -85,7 +85,7 @@ TOWER_TARGETS: Mapping[str, object] = {"partners": None, "labels": None, "ref_la
 
 OUTSIDE_FORMULA = (
     *(*COMMON, *REFERENCES, *IGNORED, *WEIGHTS, *TOWER_TARGETS),
-    *("anchors", "no_positive", "negatives", "direction", "bias", "detach_weights"),
+    *("anchors", "no_positive", "negatives", "direction", "direction_weights", "bias", "detach_weights"),
     *("hard_negatives", "hard_negatives_scope", "directions", "partition", "zero_row"),
 )
 """The keywords that are applied before or after the formula; all others are passed to the formula."""
@@ -371,6 +371,13 @@ def supcon_in_baseline(
     return value.where(rows, 0.0)
 
 
+def info_nce_baseline(logits: Tensor, member: Tensor, positive: Tensor, *, inside_reduction: str = "none") -> Tensor:
+    """SupCon with the mean over the positives outside the logarithm or, on request, inside."""
+    if inside_reduction == "none":
+        return supcon_baseline(logits, member, positive)
+    return supcon_in_baseline(logits, member, positive, inside_reduction=inside_reduction)
+
+
 def supcon_epsilon_baseline(logits: Tensor, member: Tensor, positive: Tensor, *, epsilon: float = 1e-8) -> Tensor:
     """The batch tutorial's loss: epsilon is added to exponentials relative to the row's maximum, and to the count."""
     e = (logits - logits.max(dim=1, keepdim=True)[0]).exp() + epsilon
@@ -526,8 +533,18 @@ for _loss in (
         source="van den Oord et al. 2018, arXiv 1807.03748; Radford et al. 2021 (CLIP), arXiv 2103.00020;"
         " He et al. 2020 (MoCo), arXiv 1911.05722, equation 1",
         positives_by="towers",
-        keywords={**COMMON, "negatives": None, "direction": None},
-        baseline=supcon_baseline,
+        keywords={
+            **TOWER_TARGETS,
+            **IGNORED,
+            **COMMON,
+            "negatives": None,
+            "direction": None,
+            "direction_weights": None,
+            "inside_reduction": "none",
+            "no_positive": "drop",
+        },
+        own_choices={"inside_reduction": ("none", "mean", "sum")},
+        baseline=info_nce_baseline,
         variant={"form": "mean", "denominator": "all"},
     ),
     Loss(

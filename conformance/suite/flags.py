@@ -174,9 +174,10 @@ CONDITIONS: Mapping[str, Condition] = {
     "two-towers": ("there are two towers", lambda facts: facts.case.entry.two_towers),
     "equal-towers": (
         "the towers are equal",
-        lambda facts: (facts.case.embeddings == facts.given["embeddings_b"]).all(),
+        lambda facts: np.array_equal(facts.case.embeddings, facts.given["embeddings_b"]),
     ),
     "queue": _given("negatives"),
+    "direction-weights": _given("direction_weights"),
     "own-key-in-queue": ("two rows of the towers and the negatives are equal", lambda facts: _repeats(facts.rows)),
     "hard-negative": (
         "a negative is at least as close to its anchor as a positive",
@@ -282,7 +283,7 @@ def _logits(case: Case) -> Matrix:
     rows = case.matrices
     if case.option("similarity") == "cosine":
         rows = {name: _normalised(z) for name, z in rows.items()}
-    logits = np.empty(case.shape)
+    logits = np.zeros(case.shape)
     for block in case.blocks():
         logits[block.part] = rows[block.left] @ rows[block.right].T / case.temperature
     return logits

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from pairproof.reference import checks
 
 from .cases import IDS, Case
-from .catalogue import IGNORED, LOSSES, WEIGHTS, Loss, choice_of
+from .catalogue import IGNORED, LOSSES, TOWER_TARGETS, WEIGHTS, Loss, choice_of
 from .flags import first_untrue
 from .levels import Level
 from .records import Expected, Matrix
@@ -404,8 +404,9 @@ def check_arguments(path: str, loss: Loss, given: Mapping[str, Any], cosine: boo
     require(alike or ("ref_labels" in given) == labels, f"{path}.arguments.ref_labels", wanted)
     wanted = "expected if and only if ignored_ids and ref_embeddings are given"
     ids = "ignored_ids" in given and not within
-    require(("ref_ignored_ids" in given) == ids, f"{path}.arguments.ref_ignored_ids", wanted)
-    for name in IGNORED.keys() & given.keys() if "negatives" in given else ():
+    alike = ids and loss.two_towers and n == m  # both towers have the same ids by default
+    require(alike or ("ref_ignored_ids" in given) == ids, f"{path}.arguments.ref_ignored_ids", wanted)
+    for name in {*IGNORED, *TOWER_TARGETS} & given.keys() if "negatives" in given else ():
         raise FixtureError(f"{path}.arguments.{name}: negatives take the place of the batch")
     for name in WEIGHTS.keys() & given.keys():
         given = {**given, name: np.array(given[name], dtype=np.float64)}
@@ -423,7 +424,7 @@ def check_arguments(path: str, loss: Loss, given: Mapping[str, Any], cosine: boo
         own = list(range(n)) if within else checks.check_self_rows(arrays.get("self_rows"), n, m)
         if "partners" in arrays:
             checks.check_partners(arrays["partners"], n, m, own, mutual=within)
-        if "ignored" in arrays and loss.positives_by in ("partners", "towers"):
+        if "ignored" in arrays and loss.positives_by in ("partners", "towers") and {"partners"} >= {*targets}:
             partners = arrays["partners"].tolist() if "partners" in arrays else range(n)
             checks.check_kept(arrays["ignored"].tolist(), partners)
         for name in WEIGHTS.keys() & arrays.keys():
@@ -447,6 +448,9 @@ def _keywords(path: str, loss: Loss, raw: Mapping[str, Any], arguments: Collecti
         left_out = value == default == loss.default(key)
         require(not left_out, where, f"{value!r} is the default; leave out keywords with default values")
         require(not isinstance(value, float) or math.isfinite(value), where, "expected a finite number")
+        if key == "direction_weights":
+            both = raw.get("direction", loss.default("direction", arguments)) == "both"
+            require(both, where, "expected direction both with it")
     return {key: float(value) if is_number(loss, key) else value for key, value in raw.items()}
 
 

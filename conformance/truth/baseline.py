@@ -88,6 +88,8 @@ def _reduced(case: Case, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return values, values
     summed = case.entry.form == "sigmoid"  # an anchor's value is the sum over its pairs, not their mean
     sizes = s.new_tensor(case.pair_numbers())[counted] if case.over_pairs and not summed else 1.0
+    if case.groups():
+        return (values / s.new_tensor(case.divisors())[counted]).sum(), values
     return (values * sizes).sum() / case.divisor(), values
 
 
@@ -113,7 +115,8 @@ def similarities(case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
     bands: dict[int, list[torch.Tensor]] = {}
     for block in case.blocks():
         bands.setdefault(block.part[0].start or 0, []).append(given[block.left] @ given[block.right].T)
-    return torch.cat([torch.cat(parts, dim=1) for parts in bands.values()])
+    joined = [torch.cat(parts, dim=1) for parts in bands.values()]
+    return torch.cat([torch.nn.functional.pad(band, (0, case.shape[1] - band.shape[1])) for band in joined])
 
 
 def pair_values(case: Case, s: torch.Tensor) -> torch.Tensor:

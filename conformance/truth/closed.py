@@ -35,12 +35,12 @@ def closed_form(case: Case) -> Form | None:
     sets = zip(case.positives(), case.members(), strict=True)
     if not WEIGHTS.keys().isdisjoint(case.arguments):
         return None
-    if case.undefined() or case.over_pairs or any(len(p) == len(m) for p, m in sets):
+    if case.undefined() or case.groups() or case.over_pairs or any(len(p) == len(m) for p, m in sets):
         return None
     if entry.epsilon:
         return partial(_with_epsilon, epsilon=entry.epsilon)
     denominator = options.get("denominator", entry.variant.get("denominator", "all"))
-    form = FORMS.get((entry.form, denominator))
+    form = FORMS.get((case.form, denominator))
     return _summed(form) if form and options.get("inside_reduction") == "sum" else form
 
 

@@ -95,7 +95,10 @@ def enclosures(
         given = _balls(case)
         matrix = similarities(case, given)
         counted, reduction = case.counted(), case.option("reduction")
-        factors = {} if upstream is None else dict(zip(counted, upstream, strict=True))
+        factors: dict[int, Any] = {} if upstream is None else dict(zip(counted, upstream, strict=True))
+        grouped = case.groups() is not None and reduction == "mean"
+        if grouped:
+            factors = {i: 1 / arb(case.divisors()[i]) for i in counted}
         weights = _weights(case, matrix) if case.entry.weights else []
         anchors: dict[int, arb] = {}
         slopes: dict[int, list[arb]] = {}
@@ -118,8 +121,8 @@ def enclosures(
             slopes[i], of_lowest, of_weights[i] = ([x * factor for x in part_of] for part_of in found)
             scaled = 0 if case.option("base_temperature") is None else arb(tape.value_of(part)) * factor
             moved += scaled - _dot(slopes[i], matrix[i]) - _dot(of_lowest, least) if gradient else 0
-            total += tape.value_of(part)
-        divisor = _divisor(case)
+            total += tape.value_of(part) * factor
+        divisor = arb(1) if grouped else _divisor(case)
         of_bias = sum((sum(row, arb(0)) for row in slopes.values()), arb(0)) * arb(case.temperature) / divisor
         if gradient and weights and not case.detaches_weights:
             for i, row in enumerate(_through_weights(case, matrix, of_weights)):

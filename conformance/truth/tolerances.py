@@ -197,7 +197,7 @@ def accumulated_bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
     none_pairs = case.option("reduction") == "none_pairs"
     of_pairs = _of_pairs(case, truth, per_similarity) if none_pairs else ([], [])
     values, anchors = of_values(own, of_pairs)
-    if case.entry.form != "sigmoid":  # whose sums have no rounding error of size 1
+    if case.form != "sigmoid":  # whose sums have no rounding error of size 1
         own, of_pairs = np.full(case.shape[0], constant), (of_pairs[0], [constant * x for x in case.pair_factors()])
     least_values, least_anchors = of_values(own, of_pairs)
     least = Outcome([floor * x for x in least_values], anchors={i: floor * x for i, x in least_anchors.items()})
@@ -223,9 +223,9 @@ def temperature_bound(case: Case, truth: Truth, dtype: str) -> float:
     weights, growth = _gross_weights(case, truth, temperature=True)
     errors, shares, factors, parts = weights.copy(), shares_of(case), _factors(case), _parts(case)
     for i in case.anchors():
-        if case.entry.form == "mass":  # whose floor depends on the lowest similarity, with the weight of the positive
+        if case.form == "mass":  # whose floor depends on the lowest similarity, with the weight of the positive
             sizes[i, positives[i]] += 1
-        elif case.entry.form not in ("sigmoid", "weighted"):  # whose weights are no differences, or gross
+        elif case.form not in ("sigmoid", "weighted"):  # whose weights are no differences, or gross
             errors[i] += _scale(case) / temperature * shares[i] * factors[i] * parts[i]
     per_logit = (SIMILARITY_ULPS + math.sqrt(dim)) * _products(case).max(axis=1) / temperature
     per_logit = per_logit + _of_repetition(case).max(axis=1)
@@ -257,11 +257,11 @@ def _gross_weights(
         temperature: whether they are the derivatives with all weights held constant, as in that by the temperature.
     """
     gross, growth = np.abs(truth.weights), np.ones(case.shape[0])
-    if case.entry.form == "weighted":
+    if case.form == "weighted":
         found, held = _Weighted(case, truth), temperature or (case.detaches_weights and not value)
         gross[found.positive] = found.direct + (0 if held else found.through)
         return gross, growth * (1 + 4 * case.temperature / float(case.option("sigma")))
-    if case.entry.form != "mass":
+    if case.form != "mass":
         return gross, growth
     masses, beta = _Masses(case, truth), float(case.option("beta"))
     shares = (1 + beta) * masses.shares[0] + beta * masses.shares[1] + (1 + 2 * beta) * masses.positive
@@ -356,13 +356,13 @@ def _own_roundings(case: Case, truth: Truth, constant: float) -> Matrix:
     own = np.full(case.shape[0], constant)
     if case.entry.epsilon:
         return own
-    if case.entry.form == "sigmoid":
+    if case.form == "sigmoid":
         for i, value in truth.anchors.items():
             own[i] = (LOSS_ULPS + math.sqrt(case.shape[1])) * abs(value) / _scale(case)
         return own
-    if case.entry.form == "mass":
+    if case.form == "mass":
         return own + _Masses(case, truth).roundings()
-    if case.entry.form == "weighted":
+    if case.form == "weighted":
         own += _Weighted(case, truth).roundings()
     sizes = np.abs(_similarities(case) if truth.similarity is None else truth.similarity) / case.temperature
     sizes = sizes + _of_repetition(case)
@@ -370,15 +370,15 @@ def _own_roundings(case: Case, truth: Truth, constant: float) -> Matrix:
     for i in case.anchors():
         z, chosen = sizes[i], positives[i]
         others = sorted({*members[i]} - {*chosen})
-        if case.entry.form == "binary":
+        if case.form == "binary":
             own[i] += z[chosen].sum() / (len(chosen) + 1) + (z[others].mean() if others else 0)
         elif chosen:
-            if case.entry.form == "weighted":
+            if case.form == "weighted":
                 own[i] += _of_log_sum(z[others]) if others else 0
                 continue
             summed = others if case.option("denominator") == "only_negatives" else members[i]
             own[i] = _of_log_sum(z[summed]) if summed else constant
-            if case.entry.form == "inside":
+            if case.form == "inside":
                 own[i] += _of_log_sum(z[chosen])
             elif len(chosen) > 1:
                 own[i] += (1 + math.sqrt(len(chosen) / 3)) * float(z[chosen].mean())
@@ -411,7 +411,7 @@ def _of_pairs(case: Case, truth: Truth, per_similarity: Matrix) -> tuple[list[fl
     for (i, j), value, factor in zip(case.pairs(), np.array(truth.values) / scale, factors, strict=True):
         value = value / factor if factor else 0.0
         of_logits, others = per_similarity[i, j], negative[i].nonzero()[0]
-        if case.entry.form == "sigmoid":
+        if case.form == "sigmoid":
             own.append((LOSS_ULPS + 1) * value)
         else:
             own.append(_of_log_sum(np.abs(logits[i, [j, *others]])))
@@ -424,7 +424,7 @@ def _of_pairs(case: Case, truth: Truth, per_similarity: Matrix) -> tuple[list[fl
 
 def _similarities(case: Case) -> Matrix:
     """The similarity matrix, of the case's ``shape``, in float64."""
-    found, cosine = np.empty(case.shape), case.option("similarity") == "cosine"
+    found, cosine = np.zeros(case.shape), case.option("similarity") == "cosine"
     rows = {name: m / _divisors(m)[:, None] if cosine else m for name, m in case.matrices.items()}
     for block in case.blocks():
         found[block.part] = rows[block.left] @ rows[block.right].T
@@ -447,7 +447,7 @@ def with_narrowed_weights(allowed: Bounds, case: Case, truth: Truth, dtype: str)
     shares = shares_of(case) * _factors(case)
     share = _scale(case) / case.temperature * float(shares[case.anchors()].max(initial=0.0))
     least = share * SMALLEST_SUBNORMAL[dtype] / (2 * WEIGHTS_LIFTED[dtype])
-    narrowed = _gross_weights(case, truth)[0] if case.entry.form in ("mass", "weighted") else truth.weights
+    narrowed = _gross_weights(case, truth)[0] if case.form in ("mass", "weighted") else truth.weights
     lengths, more = _lengths(case), {name: np.zeros(len(matrix)) for name, matrix in case.matrices.items()}
     for name, weights, other in _by_matrix(case, narrowed):
         # The rows that weights multiply. Under cosine a row is scaled by a power of two to a norm of about 1, and the
@@ -526,8 +526,9 @@ def _products(case: Case) -> Matrix:
 
     A bias adds its size in units of a similarity.
     """
-    products = np.ones(case.shape)
-    for block in case.blocks() if case.option("similarity") == "dot" else ():
+    cosine = case.option("similarity") == "cosine"
+    products = np.full(case.shape, float(cosine))
+    for block in () if cosine else case.blocks():
         products[block.part] = np.abs(case.matrices[block.left]) @ np.abs(case.matrices[block.right]).T
     return products + case.temperature * abs(case.bias)
 
@@ -544,14 +545,14 @@ def _amplified(case: Case, truth: Truth, shares: Matrix, amplified: Matrix, dtyp
     """
     lengths, positives, anchors, parts = _lengths(case), case.positives(), case.anchors(), _parts(case)
     # The growth of errors differs between anchors.
-    within = len(case.matrices) == 1 and case.entry.form not in ("mass", "weighted")
+    within = len(case.matrices) == 1 and case.form not in ("mass", "weighted")
     errors, _ = _gross_weights(case, truth)
     if not within:
         # The rounding error of a subnormal exponential is absolute, and its result may be 0.
         errors = errors + shares[:, None] * (float(np.finfo(dtype).tiny) / unit_roundoff(dtype))
-        for i in anchors if case.entry.form not in ("sigmoid", "mass", "weighted") else ():
+        for i in anchors if case.form not in ("sigmoid", "mass", "weighted") else ():
             # With the mean inside the logarithm, a share is a positive's part of a sum of exponentials: at most 1.
-            if case.entry.form == "mean":
+            if case.form == "mean":
                 errors[i] += shares[i] * parts[i]
             else:
                 errors[i, positives[i]] += shares[i]
@@ -632,9 +633,9 @@ def shares_of(case: Case) -> Matrix:
     the sum over the pairs, it is counted once.
     """
     found = np.ones(case.shape[0])
-    if case.over_pairs and case.entry.form != "sigmoid":
+    if case.over_pairs and case.form != "sigmoid":
         found = np.array(case.pair_numbers())
-    return found / case.divisor()
+    return found / np.array(case.divisors())
 
 
 def _parts(case: Case) -> Matrix:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -67,6 +67,23 @@ class Targets:
     def weighted(self) -> bool:
         """Whether pairs have weights; only labels and masks do."""
         return self.positive_weights is not None or self.negative_weights is not None
+
+    def transposed(self, columns: int) -> Targets:
+        """Return the positives of the references ``[M, D]`` among the rows, and the pairs that are ignored.
+
+        Args:
+            columns: M.
+        """
+        kind, given, others = self.kind, self.given, self.columns
+        if kind == "labels":
+            given, others = cast(Tensor, others), given
+        elif kind == "mask":
+            given = given.T
+        elif kind == "partners":
+            # Partners are the labels of the rows if the number of a reference is its label.
+            kind, given, others = "labels", torch.arange(columns, device=given.device), given
+        ignored = None if self.ignored is None else self.ignored.T
+        return Targets(kind, given, others, ignored=ignored, ids=self.column_ids, column_ids=self.ids)
 
     @property
     def omits(self) -> bool:

@@ -1,0 +1,161 @@
+"""Wrong positives, ignored pairs and weights of two towers in both directions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import parts
+from .base import fault
+
+
+def _values(side: parts.Batch, inside_reduction: str = "none") -> Tensor:
+    """[K], the values of the anchors with positives."""
+    return parts.info_nce_values(side, inside_reduction)
+
+
+@fault("info_nce")
+def info_nce_weights_of_the_other_direction(
+    view_a: Tensor, view_b: Tensor, *, temperature: float, direction_weights: tuple[float, float] | None = None
+) -> Tensor:
+    """The two weights are swapped: the first one multiplies the mean over the second tower's anchors."""
+    weights = (0.5, 0.5) if direction_weights is None else direction_weights[::-1]
+    there, back = parts.both_sides(view_a, view_b, temperature=temperature)
+    return weights[0] * _values(there).mean() + weights[1] * _values(back).mean()
+
+
+@fault("info_nce")
+def info_nce_weights_normalised(
+    view_a: Tensor, view_b: Tensor, *, temperature: float, direction_weights: tuple[float, float] | None = None
+) -> Tensor:
+    """The weights of the directions are divided by their sum."""
+    first, second = (0.5, 0.5) if direction_weights is None else direction_weights
+    there, back = parts.both_sides(view_a, view_b, temperature=temperature)
+    return (first * _values(there).mean() + second * _values(back).mean()) / (first + second)
+
+
+@fault("info_nce")
+def info_nce_weights_in_the_mean_of_all_anchors(
+    view_a: Tensor,
+    view_b: Tensor,
+    *,
+    temperature: float,
+    partners: Tensor | None = None,
+    direction_weights: tuple[float, float] | None = None,
+) -> Tensor:
+    """The weighted values of all anchors are averaged, instead of those of each direction."""
+    sides = parts.both_sides(view_a, view_b, temperature=temperature, partners=partners)
+    weights = (1.0, 1.0) if direction_weights is None else direction_weights
+    return torch.cat([weight * _values(side) for weight, side in zip(weights, sides, strict=True)])
+
+
+@fault("info_nce", level="policies")
+def info_nce_unpartnered_rows_counted(
+    view_a: Tensor, view_b: Tensor, *, temperature: float, partners: Tensor | None = None
+) -> Tensor:
+    """Rows of the second tower that no row has as its partner count as anchors of loss 0."""
+    sides = parts.both_sides(view_a, view_b, temperature=temperature, partners=partners)
+    return torch.cat([parts.anchors("info_nce", side) for side in sides])
+
+
+@fault("info_nce", level="policies")
+def info_nce_first_partner_only(
+    view_a: Tensor, view_b: Tensor, *, temperature: float, partners: Tensor | None = None
+) -> Tensor:
+    """Of several rows with the same partner, the partner has only the first as its positive."""
+    there, back = parts.both_sides(view_a, view_b, temperature=temperature, partners=partners)
+    first = back.positive & (back.positive.cumsum(dim=1) == 1)
+    return torch.cat([_values(there), _values(back._replace(positive=first))])
+
+
+@fault("info_nce", level="policies")
+def info_nce_partners_in_one_direction(
+    view_a: Tensor, view_b: Tensor, *, temperature: float, partners: Tensor | None = None
+) -> Tensor:
+    """In the second direction, the positives are always on the diagonal, whatever the partners."""
+    there, back = parts.both_sides(view_a, view_b, temperature=temperature, partners=partners)
+    own = torch.eye(*back.positive.shape, dtype=torch.bool)
+    return torch.cat([_values(there), _values(back._replace(positive=own))])
+
+
+@fault("info_nce", level="policies")
+def info_nce_positives_summed(
+    view_a: Tensor,
+    view_b: Tensor,
+    *,
+    temperature: float,
+    labels: Tensor | None = None,
+    ref_labels: Tensor | None = None,
+) -> Tensor:
+    """The cross-entropies of several positives are summed, not averaged."""
+    sides = parts.both_sides(view_a, view_b, temperature=temperature, labels=labels, ref_labels=ref_labels)
+    values = [(side.counts * parts.anchors("info_nce", side))[side.positive.any(dim=1)] for side in sides]
+    return torch.cat(values)
+
+
+@fault("info_nce", level="policies", inside_reduction="mean")
+def info_nce_mean_outside(
+    view_a: Tensor,
+    view_b: Tensor,
+    *,
+    temperature: float,
+    labels: Tensor | None = None,
+    ref_labels: Tensor | None = None,
+) -> Tensor:
+    """The mean over several positives is taken outside the logarithm, although it is required inside."""
+    sides = parts.both_sides(view_a, view_b, temperature=temperature, labels=labels, ref_labels=ref_labels)
+    return torch.cat([_values(side) for side in sides])
+
+
+@fault("info_nce", level="policies", inside_reduction="sum")
+def info_nce_sum_divided_by_the_positives(
+    view_a: Tensor,
+    view_b: Tensor,
+    *,
+    temperature: float,
+    labels: Tensor | None = None,
+    ref_labels: Tensor | None = None,
+) -> Tensor:
+    """The ratios inside the logarithm are averaged, although their sum is required."""
+    sides = parts.both_sides(view_a, view_b, temperature=temperature, labels=labels, ref_labels=ref_labels)
+    return torch.cat([_values(side, "mean") for side in sides])
+
+
+@fault("info_nce", level="policies")
+def info_nce_ignored_pairs_not_transposed(
+    view_a: Tensor, view_b: Tensor, *, temperature: float, ignored: Tensor | None = None
+) -> Tensor:
+    """Anchors of the second tower read the rows of the mask of ignored pairs, not its columns."""
+    there, back = parts.both_sides(view_a, view_b, temperature=temperature, ignored=ignored)
+    if ignored is not None and ignored.shape == back.other.shape:
+        back = back._replace(other=~ignored)
+    return torch.cat([_values(there), _values(back)])
+
+
+@fault("info_nce", level="policies")
+def info_nce_ignored_pairs_in_one_direction(
+    view_a: Tensor, view_b: Tensor, *, temperature: float, ignored: Tensor | None = None
+) -> Tensor:
+    """Pairs are ignored only for the anchors of the first tower."""
+    there, _ = parts.both_sides(view_a, view_b, temperature=temperature, ignored=ignored)
+    _, back = parts.both_sides(view_a, view_b, temperature=temperature)
+    return torch.cat([_values(there), _values(back)])
+
+
+@fault("info_nce", level="policies")
+def info_nce_ignored_ids_of_one_direction(
+    view_a: Tensor, view_b: Tensor, *, temperature: float, ignored_ids: Tensor | None = None
+) -> Tensor:
+    """Only anchors of the first tower leave out rows with their id: duplicate captions stay in the other direction."""
+    there, _ = parts.both_sides(view_a, view_b, temperature=temperature, ignored_ids=ignored_ids)
+    _, back = parts.both_sides(view_a, view_b, temperature=temperature)
+    return torch.cat([_values(there), _values(back)])
+
+
+@fault("info_nce", level="policies")
+def info_nce_equal_ids_are_positives(
+    view_a: Tensor, view_b: Tensor, *, temperature: float, ignored_ids: Tensor | None = None
+) -> Tensor:
+    """Rows with equal ids are further positives, instead of being left out."""
+    sides = parts.both_sides(view_a, view_b, temperature=temperature, labels=ignored_ids)
+    return torch.cat([_values(side) for side in sides])
