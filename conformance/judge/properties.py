@@ -530,8 +530,8 @@ def _reordered_towers(case: Case, order: list[int]) -> Case:
             np.ix_(order[: m if swapped else n], order[m if swapped else n : n + m])
         ].tolist()
     ends = np.cumsum([m, n] if swapped else [n, m])
-    first, second, *queue = np.split(_rows(case)[order], ends)
-    others = {"embeddings_b": second, **({"negatives": queue[0]} if "negatives" in case.others else {})}
+    first, second, queue = np.split(_rows(case)[order], ends)
+    others = {name: second if name == "embeddings_b" else queue for name in case.others}
     weights = case.option("direction_weights")
     keywords = {**case.keywords, "direction_weights": weights[::-1]} if weights and swapped else case.keywords
     return replace(case, embeddings=first, others=others, arguments=given, keywords=keywords)
