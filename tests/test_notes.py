@@ -824,7 +824,7 @@ RULES: list[Rule] = [
     ),
     (
         rf"the means are over {COUNT} and {COUNT} anchors",
-        lambda c, x, y: [sum(i in rows for i in c.case.counted()) for rows, _ in c.case.groups()] == [int(x), int(y)],
+        lambda c, x, y: [sum(i in rows for i in c.case.counted()) for rows in c.case.groups()] == [int(x), int(y)],
     ),
     (rf"the mean is over {COUNT} anchors", lambda c, x: len(c.case.counted()) == number(x)),
     (r"as its partner are negatives, but no anchors", lambda c: len(c.case.counted()) < c.case.shape[0]),
