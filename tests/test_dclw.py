@@ -175,12 +175,12 @@ def test_module_has_the_options() -> None:
     ("given", "options", "wrong"),
     [
         ({}, {}, []),
-        ({"detach": False}, {"detach_weights": False}, []),
-        ({"sigma": 1.0}, {"sigma": 1.0}, []),
+        ({"detach": False}, {"detach_weights": "False"}, []),
+        ({"sigma": 1.0}, {"sigma": "1.0"}, []),
         ({"number": False}, {}, ["the softmax of the weights is not multiplied by the number of items"]),
     ],
 )
-def test_identify_names_outside_code(given: dict[str, Any], options: dict[str, Any], wrong: list[str]) -> None:
+def test_identify_names_outside_code(given: dict[str, Any], options: dict[str, str], wrong: list[str]) -> None:
     chosen = {"sigma": 0.5, "temperature": 0.1, "detach": True, **given}
 
     def loss(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

@@ -272,7 +272,8 @@ def _report_match(found: Identification, search: Search, good: list[Match]) -> N
     closest = min(match.error for match in good)
     near = [search.with_gradient(match) for match in good if match.error <= max(closest * CLEARLY, 1e-12)]
     match, *others = sorted(near, key=lambda match: _preference(match, search))
-    found.match, found.loss, found.options = match, match.variant.loss, dict(match.variant.options)
+    found.match, found.loss = match, match.variant.loss
+    found.options = {name: str(value) for name, value in match.variant.options}
     if search.call == QUEUE and match.variant.entry.two_towers:
         found.options.setdefault("direction", "both")  # the default with negatives is a_to_b
     found.wrong += match.words()
