@@ -69,6 +69,17 @@ def test_an_example_of_a_call_conforms(
     conforms(line, code, tmp_path, monkeypatch)
 
 
+def test_the_table_of_losses_is_complete() -> None:
+    text = (ROOT / "docs/losses.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE) == list(build_docs.LOSSES)
+
+
+def test_every_page_is_in_the_contents() -> None:
+    listed = re.findall(r"^(\w+)$", (ROOT / "docs/index.md").read_text(encoding="utf-8"), re.MULTILINE)
+    written = {name.removesuffix(".md") for name in build_docs.pages(ROOT).values()} | {"every_loss", "documents"}
+    assert sorted(listed) == sorted(written - {"index"})
+
+
 def test_links_become_links_of_pages() -> None:
     names = build_docs.pages(ROOT)
     text = "[a](docs/speed.md#accuracy) [b](tools/mutants.md) ![c](bench/results/cpu.svg) [d](https://x.y/z.md) [e](#f)"
