@@ -26,14 +26,15 @@ Sources: Robinson et al., "Contrastive Learning with Hard Negative Samples" (HCL
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .batch import evaluate
 from .checks import check_choice
-from .scalars import Scalar, order, shifted_sum, softplus, zero_like
-from .terms import Anchor, Columns, Pair, Result, Row
+from .scalars import Scalar, order, shifted_sum, zero_like
+from .terms import Anchor, Columns, Result, Row, cross_entropy_of_mass
 
 LOWEST_COSINE = -1.0
 
@@ -61,34 +62,21 @@ def log_masses(
     return excess + np.log1p(-share) - np.log1p(zero_like(excess) - tau_plus), floor
 
 
+def log_ratio(s: Row, p: int, N: Columns, **options: Any) -> Scalar:
+    """Return log( M / e^s_p ): log n plus the larger of ``log_masses``."""
+    debiased, floor = log_masses(s, p, N, **options)
+    largest = floor if debiased is None or order(debiased - floor) <= 0 else debiased
+    return np.log(zero_like(s[p]) + len(N)) + largest
+
+
 def hard_negative_anchor(
     s: Row, i: int, A: Columns, P: Columns, N: Columns, *, lowest: Scalar, tau_plus: float = 0.1, beta: float = 1.0
 ) -> Anchor:
-    """L_i = log(1 + M_i e^-s_ip): image/main.py of joshr17/HCL; ``lowest`` is -1/temperature."""
+    """L_i = -log( e^s_ip / (e^s_ip + M_i) ): image/main.py of joshr17/HCL; ``lowest`` is -1/temperature."""
     (p,) = P
-    zero = zero_like(s[p])
-    if not N:
-        pair = Pair(i, p, True, (p,), s[p], zero + 1, zero + 1, s[p], s[p], zero)
-        return pair.value, [pair]
-    debiased, floor = log_masses(s, p, N, lowest=lowest, tau_plus=tau_plus, beta=beta)
-    larger = floor if debiased is None or order(debiased - floor) <= 0 else debiased
-    log_ratio = np.log(zero + len(N)) + larger
-    value = softplus(log_ratio)
-    # Numerator and denominator are relative to the larger of e^s_ip and M_i.
-    above = log_ratio if order(log_ratio) > 0 else zero
-    pair = Pair(
-        anchor=i,
-        other=p,
-        positive=True,
-        members=tuple(sorted([p, *N])),
-        shift=s[p] + above,
-        numerator=np.exp(-above),
-        denominator=np.exp(-above) + np.exp(log_ratio - above),
-        log_numerator=s[p],
-        log_denominator=s[p] + value,
-        value=value,
-    )
-    return value, [pair]
+    mass = log_ratio(s, p, N, lowest=lowest, tau_plus=tau_plus, beta=beta) if N else None
+    pair = cross_entropy_of_mass(s, i, p, N, mass)
+    return pair.value, [pair]
 
 
 def hard_negative_loss(

@@ -1,8 +1,9 @@
 """The terms of one pair, and the record of named terms that every loss returns together with its value.
 
-A formula is built from three kinds of pairs: cross_entropy, cross_entropy_of_exponentials and binary_cross_entropy.
-Each evaluates a pair and returns all its terms. The numerator and the denominator are stored relative to ``e^shift``
-and as logarithms, because at a temperature of 1e-3 the exponentials overflow or underflow in float64.
+A formula is built from four kinds of pairs: cross_entropy, cross_entropy_of_exponentials, cross_entropy_of_mass and
+binary_cross_entropy. Each evaluates a pair and returns all its terms. The numerator and the denominator are stored
+relative to ``e^shift`` and as logarithms, because at a temperature of 1e-3 the exponentials overflow or underflow in
+float64.
 """
 
 from __future__ import annotations
@@ -113,6 +114,29 @@ def binary_cross_entropy(s: Row, i: int, j: int, *, positive: bool) -> Pair:
         log_numerator=zero,
         log_denominator=softplus(x),
         value=softplus(x),
+    )
+
+
+def cross_entropy_of_mass(s: Row, i: int, p: int, N: Columns, log_ratio: Scalar | None) -> Pair:
+    """Return -log( e^s_ip / (e^s_ip + M) ), where M is a mass of the negatives N that need not be their sum.
+
+    ``log_ratio`` is log(M / e^s_ip), or None if M is 0.
+    """
+    zero = zero_like(s[p])
+    # Numerator and denominator are relative to the larger of e^s_ip and M.
+    above = zero if log_ratio is None or order(log_ratio) <= 0 else log_ratio
+    mass, value = (zero, zero) if log_ratio is None else (np.exp(log_ratio - above), softplus(log_ratio))
+    return Pair(
+        anchor=i,
+        other=p,
+        positive=True,
+        members=tuple(sorted([p, *N])),
+        shift=s[p] + above,
+        numerator=np.exp(-above),
+        denominator=np.exp(-above) + mass,
+        log_numerator=s[p],
+        log_denominator=s[p] + value,
+        value=value,
     )
 
 

@@ -101,11 +101,12 @@ def _or_one(sizes: Matrix) -> Matrix:
 
 def _units(z: torch.Tensor) -> torch.Tensor:
     """Rows divided by their norms; a row of zeros stays 0 and has the gradient 0."""
-    norm = z.norm(dim=1, keepdim=True)
+    norm: torch.Tensor = z.norm(dim=1, keepdim=True)
     zero = norm.detach() == 0
     if not bool(zero.any()):
         return z / norm
-    return torch.where(zero, 0.0, z / norm.where(~zero, 1.0))
+    found: torch.Tensor = torch.where(zero, 0.0, z / norm.where(~zero, 1.0))
+    return found
 
 
 def similarities(case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
