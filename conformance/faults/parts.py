@@ -478,7 +478,7 @@ def both_sides(
     ref_ignored_ids: Tensor | None = None,
 ) -> tuple[Batch, Batch]:
     """All pairs of two towers without the ignored ones, for the anchors of each tower."""
-    targets = {"partners": partners, "labels": labels, "ref_labels": ref_labels, "positives": positives}
+    targets: dict[str, Any] = {"partners": partners, "labels": labels, "ref_labels": ref_labels, "positives": positives}
     s, positive, other = across(view_a, view_b, temperature=temperature, bias=0.0, **targets)
     if ignored is not None:
         other = other & ~ignored

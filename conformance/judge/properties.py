@@ -459,8 +459,8 @@ def _reduced(case: Case, each: Results) -> Results:
         return each
     if reduction == "mean" and case.groups():
         parts = [[part / case.divisors()[i] for part in each["anchor", i]] for i in counted]
-        sums = [sum(part) for part in zip(*parts, strict=True)] or [0.0, 0.0]
-        return each | {("loss", 0): (sums[0], sums[1])}
+        values, tolerances = np.array(parts).reshape(-1, 2).sum(axis=0).tolist()
+        return each | {("loss", 0): (values, tolerances)}
     summed = case.entry.form == "sigmoid"
     sizes = [len(positives[i]) if case.over_pairs and not summed else 1 for i in counted]
     divisor = max({"mean": len(counted), "mean_pairs": len(case.pairs())}.get(reduction, 1), 1)
@@ -551,7 +551,8 @@ def _ask_reordered(subject: Subject, case: Case, order: list[int], **changed: An
     reordered = _with(_reordered(case, order), **changed)
     # Rows that are not anchors of the case have no place.
     old = {row: i for i, row in enumerate(_anchor_rows(case))}
-    place = {"loss": [0], "anchor": [old.get(order[row]) for row in _anchor_rows(reordered)], "gradient": order}
+    place: dict[str, list[Any]] = {"loss": [0]}
+    place |= {"anchor": [old.get(order[row]) for row in _anchor_rows(reordered)], "gradient": order}
     return {(what, place[what][k]): part for (what, k), part in _ask(subject, reordered).items()}
 
 

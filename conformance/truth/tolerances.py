@@ -635,7 +635,8 @@ def shares_of(case: Case) -> Matrix:
     found = np.ones(case.shape[0])
     if case.over_pairs and case.form != "sigmoid":
         found = np.array(case.pair_numbers())
-    return found / np.array(case.divisors())
+    found /= np.array(case.divisors())
+    return found
 
 
 def _parts(case: Case) -> Matrix:
