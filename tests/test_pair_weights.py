@@ -275,6 +275,39 @@ def test_weights_of_anchors_are_those_of_torch_cross_entropy() -> None:
         assert torch.allclose(found, expected, rtol=1e-13)
 
 
+def test_anchor_without_weight_follows_the_policies() -> None:
+    """Row 0 has positives of weight 0 only, and row 3 negatives of weight 0 only."""
+    z, labels = rows(5), torch.tensor([0, 0, 0, 1, 1])
+    w, v = torch.ones(5, 5, dtype=torch.float64), torch.ones(5, 5, dtype=torch.float64)
+    w[0], v[3] = 0.0, 0.0
+    given = {"positive_weights": w, "negative_weights": v, "denominator": "only_negatives", "reduction": "none"}
+    plain = fast.supcon_loss(z, labels, denominator="only_negatives", reduction="none")
+    for backend in ("auto", "tiled", "exact"):
+        with tiles_of(2):
+            zero = fast.supcon_loss(z, labels, **given, backend=backend)
+            nan = fast.supcon_loss(z, labels, **given, no_positive="nan", no_negative="nan", backend=backend)
+            drop = fast.supcon_loss(z, labels, **given, no_positive="drop", backend=backend)
+        assert zero[[0, 3]].tolist() == [0.0, 0.0]
+        assert torch.allclose(zero[[1, 2, 4]], plain[[1, 2, 4]], rtol=1e-13)
+        assert nan.isnan().tolist() == [True, False, False, True, False]
+        assert torch.equal(drop, zero[1:])
+
+
+def test_values_of_pairs_are_multiplied_by_both_weights() -> None:
+    z, labels = rows(), LABELS
+    given: dict[str, Any] = {"negative_weights": drawn(N, N, seed=2), "temperature": 0.4}
+    w, a = drawn(N, N, seed=1, zeros=0.3), drawn(N, seed=3)
+    anchors, columns = ((labels[:, None] == labels) & ~torch.eye(N, dtype=torch.bool)).nonzero(as_tuple=True)
+    plain = fast.nt_xent_pairwise_loss(z, labels, reduction="none_pairs", **given)
+    weighted = {**given, "positive_weights": w, "anchor_weights": a}
+    kept = torch.isin(anchors, (w * (labels[:, None] == labels)).fill_diagonal_(0).any(1).nonzero()[:, 0])
+    for backend in ("auto", "tiled", "exact"):
+        found = fast.nt_xent_pairwise_loss(z, labels, reduction="none_pairs", backend=backend, **weighted)
+        assert torch.allclose(found, (plain * w[anchors, columns] * a[anchors])[kept], rtol=1e-13)
+        total = fast.nt_xent_pairwise_loss(z, labels, reduction="sum_pairs", backend=backend, **weighted)
+        assert total.item() == pytest.approx(found.sum().item(), rel=1e-13)
+
+
 def test_triton_refuses_weights_of_pairs() -> None:
     z = rows(dtype=torch.float32)
     with pytest.raises(ValueError, match=r'^backend="triton": the kernels do not support weights of pairs'):
