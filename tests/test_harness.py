@@ -28,7 +28,6 @@ from pairproof.conformance.judge.options import CouldNotRun, Selection, UsageErr
 from pairproof.conformance.judge.results import Check, Status, tally
 from pairproof.conformance.judge.verify import load_cases, run
 from pairproof.conformance.suite.cases import Case
-from pairproof.conformance.suite.catalogue import IGNORED
 from pairproof.conformance.suite.golden import load_golden
 from pairproof.conformance.suite.records import Outcome, Truth
 from pairproof.conformance.suite.subset import covering, traits_of
@@ -156,14 +155,16 @@ def test_weights_keep_their_digits_in_solved_batches(name: str) -> None:
     assert found == pytest.approx(golden.expected.temperature_gradient, rel=1e-12, abs=0)
 
 
-def test_kernels_skip_only_products_beyond_float32_ignored_pairs_and_weights_of_pairs() -> None:
+def test_kernels_skip_only_large_products_pairs_ignored_by_or_beside_masks_and_weights_of_pairs() -> None:
     held = [case for case in load_cases(load_worked()) if case.holds_in("float32")]
-    ignoring = {case.id for case in held if not IGNORED.keys().isdisjoint(case.arguments)}
-    assert ignoring
+    masked = {case.id for case in held if "ignored" in case.arguments}
+    beside = {case.id for case in held if "ignored_ids" in case.arguments and "positives" in case.arguments}
+    assert masked
+    assert beside
     skipped = {case.id for case in held if FastTriton.support.refuses(case)}
     weighted = {case.id for case in held if {"positive_weights", "negative_weights"} & case.arguments.keys()}
     assert weighted
-    assert skipped == {"golden/info_nce/queue-beyond-float32", *ignoring, *weighted}
+    assert skipped == {"golden/info_nce/queue-beyond-float32", *masked, *beside, *weighted}
 
 
 def test_weights_are_zero_if_a_mean_is_nan() -> None:

@@ -115,10 +115,11 @@ def test_compiled_call_checks_that_no_partner_is_ignored() -> None:
         compiled(rows(4), torch.tensor([1, 0, 3, 2]), ignored=ignored)
 
 
-def test_triton_refuses_ignored_pairs() -> None:
+@pytest.mark.parametrize("given", [{"labels": LABELS, "ignored": mask()}, {"positives": mask(), "ignored_ids": IDS}])
+def test_triton_refuses_ignored_pairs_by_or_beside_a_mask(given: dict[str, Tensor]) -> None:
     z = rows(dtype=torch.float32)
-    with pytest.raises(ValueError, match=r'^backend="triton": the kernels do not support ignored pairs'):
-        fast.supcon_loss(z, LABELS, ignored_ids=IDS, backend="triton")
+    with pytest.raises(ValueError, match=r'^backend="triton": the kernels support ignored pairs by ids only'):
+        fast.supcon_loss(z, **given, backend="triton")
 
 
 @pytest.mark.parametrize("changed", ["ignored", "ignored_ids"])

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from pairproof.fast import kernels
+from pairproof.fast.engine.plan import OMITS
 from pairproof.fast.kernels import table, tune
 from pairproof.fast.kernels.table import KERNELS, KINDS, PLAIN, Key, Launch, launch_of
 from tests.each import each
@@ -288,8 +289,8 @@ def test_calls_with_conflicting_arguments_are_rejected() -> None:
                 call()
             except ValueError as reason:
                 refused.add((str(reason).partition(" expected ")[0], len(queued)))
-    # The loss of hard negatives does not take dot products.
-    wrong = ("labels:", "partners:", "ref_labels:", "self_rows:", "similarity:")
+    # The loss of hard negatives does not take dot products, and the kernels do not take ids with a mask of positives.
+    wrong = ("labels:", "partners:", "ref_labels:", "self_rows:", "similarity:", f'backend="triton": {OMITS}')
     assert refused == {(argument, 0) for argument in wrong}
 
 
@@ -300,14 +301,17 @@ def test_the_jobs_cover_every_kernel_kind_and_length(kinds: Sequence[table.Kind]
     assert len({job[:5] for job in every}) == len(every)
     tiled = [job for job in every if job.kernel in KERNELS]
     forms = Counter((job.kind, job.dim) for job in tiled)
-    assert forms == dict.fromkeys(itertools.product(kinds, (64, 128)), 24)
+    assert forms == dict.fromkeys(itertools.product(kinds, (64, 128)), 29)
     assert all(job.machine == (job.dim == 128 or job.constants.get("FIXED") is True) for job in tiled)
     rest = Counter(job.kernel for job in every if job.kernel not in KERNELS)
-    assert set(rest) == {"prepare_labels", "prepare", "finish", "combine", "combine_positives", "coefficients"}
+    along_rows = {"prepare_labels", "prepare", "finish", "omitted", "combine", "combine_positives", "coefficients"}
+    assert set(rest) == along_rows
     assert all(job.dim == 128 for job in every if job.kernel in rest)
     for job in tiled:
         launch = launch_of(job.kernel, job.kind, job.dim, job.arch)
-        assert (job.constants["BM"], job.constants["BN"], job.constants["BK"]) == launch[:3]
+        narrow = job.constants.get("IDS") and job.constants["MARKS"] == "pairs"
+        columns = 16 if narrow else launch.columns
+        assert (job.constants["BM"], job.constants["BN"], job.constants["BK"]) == (launch.rows, columns, launch.part)
         assert dict(job.options) == {"num_warps": launch.warps, "num_stages": launch.stages}
     chosen = tool.covering(every)
     assert len(chosen) < len(every)

@@ -137,6 +137,7 @@ def calls(dtype: torch.dtype, where: str = "cpu", *, wide: bool = False) -> list
         **{"labels": (None, labels), "positives": (None, *masks), "anchors": (None, some)},
         **{"partners": (partners,), "positive_pairs": (torch.stack((labels, partners), 1),)},
         **{"ref_embeddings": (None, y), "ref_labels": (None, labels), "self_rows": (None, own)},
+        "ignored_ids": (None, place.to(where)),
         "temperature": (0.01, 0.1, torch.tensor(0.1).to(where).requires_grad_()),
         "bias": (-10.0, torch.tensor(-10.0).to(where).requires_grad_()),
         "similarity": get_args(Similarity),
@@ -151,7 +152,10 @@ def calls(dtype: torch.dtype, where: str = "cpu", *, wide: bool = False) -> list
         left_out = (None,) if "partners" in taken and parameters["partners"].default is None else ()
         every = choices | {"partners": (*left_out, partners)}
         for values in itertools.product(*(every[name] for name in taken)):
-            found.append(partial(loss, backend="triton", **dict(zip(taken, values, strict=True))))
+            given = dict(zip(taken, values, strict=True))
+            if given.get("ignored_ids") is not None and given.get("ref_embeddings") is not None:
+                given["ref_ignored_ids"] = given["ignored_ids"]
+            found.append(partial(loss, backend="triton", **given))
     return found
 
 

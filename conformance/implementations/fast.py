@@ -17,7 +17,6 @@ from pairproof.fast import kernels
 from pairproof.fast.engine import tiles_of
 
 from ..suite.cases import Case, called
-from ..suite.catalogue import IGNORED
 from ..suite.records import Outcome
 from .base import Implementation, Support, Unavailable, outcome_of
 
@@ -116,9 +115,9 @@ def products_exceed_float32(case: Case) -> bool:
     return case.option("similarity") == "dot" and largest > math.sqrt(np.finfo(np.float32).max)
 
 
-def ignores_pairs(case: Case) -> bool:
-    """Whether pairs are left out of a case."""
-    return not IGNORED.keys().isdisjoint(case.arguments)
+def ignores_by_mask(case: Case) -> bool:
+    """Whether pairs are left out of a case, by a mask or beside a mask of positives."""
+    return "ignored" in case.arguments or case.arguments.keys() >= {"ignored_ids", "positives"}
 
 
 def weights_pairs(case: Case) -> bool:
@@ -135,7 +134,7 @@ class FastTriton(Fast):
     support = Support(
         also=(
             ("products exceed float32, in which the kernels compute", products_exceed_float32),
-            ("the kernels do not support ignored pairs", ignores_pairs),
+            ("the kernels support ignored pairs by ids only, and not with a mask of positives", ignores_by_mask),
             ("the kernels do not support weights of pairs", weights_pairs),
             ("the kernels do not support rows of zeros", lambda case: case.option("zero_row") == "zero"),
         )

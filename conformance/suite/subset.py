@@ -75,4 +75,5 @@ def _kernels(case: Case) -> tuple[Hashable, ...]:
     moderate = cosine and largest <= UNSHIFTED[torch.float32]
     targets = next((name for name in TARGETS if name in case.arguments), "")
     some = case.option("anchors") is not None
-    return case.option("denominator"), targets, tuple(case.others), cosine, moderate, some
+    ids = "ignored_ids" in case.arguments
+    return case.option("denominator"), targets, tuple(case.others), cosine, moderate, some, ids

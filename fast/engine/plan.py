@@ -41,8 +41,11 @@ LARGEST_OF_FLOAT32 = 1e30
 """Largest bound on dot products, divided by the temperature, with which they are computed in float32."""
 LARGEST_LOGIT = 1e300
 """Largest bound on dot products, divided by the temperature, with which rows need no scaling in float64."""
-OMITS = 'the kernels do not support ignored pairs; backend="auto" evaluates such batches without them'
-"""Why ``backend="triton"`` refuses a batch with ignored pairs."""
+OMITS = (
+    "the kernels support ignored pairs by ids only, and not with a mask of positives;"
+    ' backend="auto" evaluates such batches without them'
+)
+"""Why ``backend="triton"`` refuses some batches with ignored pairs."""
 WEIGHTED = 'the kernels do not support weights of pairs; backend="auto" evaluates such batches without them'
 """Why ``backend="triton"`` refuses a batch whose pairs have weights."""
 ZERO_ROWS = 'the kernels do not support zero_row="zero"; backend="auto" evaluates such batches without them'
@@ -83,9 +86,10 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True) -> tuple[Pl
     """
     embeddings, rule, targets = batch.embeddings, batch.rule, batch.targets
     omits = targets.omits
+    masked = targets.ignored is not None or (omits and targets.kind == "mask")
     weighted = WEIGHTED if targets.weighted else None
     lacking = weighted or (
-        OMITS if omits else ZERO_ROWS if rule.zero_row == "zero" and rule.similarity == "cosine" else None
+        OMITS if masked else ZERO_ROWS if rule.zero_row == "zero" and rule.similarity == "cosine" else None
     )
     if backend == "triton" or (
         backend == "auto" and embeddings.is_cuda and not lacking and KERNELS["triton"].chosen(embeddings)

@@ -51,6 +51,7 @@ def combine(
     stats,
     itself,
     anchors,
+    omitted,
     order,
     values,
     positives,
@@ -62,6 +63,7 @@ def combine(
     averaged,
     TERMS: tl.constexpr,
     SUMMED: tl.constexpr,
+    IDS: tl.constexpr,
     DENOMINATOR: tl.constexpr,
     FIXED: tl.constexpr,
     SOME: tl.constexpr,
@@ -74,8 +76,9 @@ def combine(
 
     The lines of the stats: 0 to 4 are FIRST, SECOND, NUMBER, FIRST_TOP and SECOND_TOP. 5 and 6, for `positives`, are
     the logarithm of the sum over negatives and the boost (epsilon: the sum of guarded exponentials and the largest
-    logit); under SUMMED, 5 is the sum of BELOW. 7 to 10 are the lines of `positives`. 11 is 1 for rows that count and 0
-    for others; only this line has the rows in their given order, all other lines have them in sorted order.
+    logit); under "binary", 5 is the number of negatives, or under SUMMED the sum of BELOW. 7 to 10 are the lines of
+    `positives`. 11 is 1 for rows that count and 0 for others; only this line has the rows in their given order, all
+    other lines have them in sorted order.
     """
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     real = rows < n
@@ -121,6 +124,8 @@ def combine(
         number += tl.load(at + 3 * pad)
     own = tl.load(itself + rows)
     others = m - number.to(tl.int32) - ((own >= 0) & (own < m)).to(tl.int32)
+    if IDS:
+        others -= tl.load(omitted + rows)
 
     valid = real
     if SOME:
@@ -139,7 +144,9 @@ def combine(
     if TERMS == "binary":
         first_top = tl.zeros((BM,), tl.float32)
         second_top = first_top
-        over = below
+        over = others.to(tl.float32)
+        if SUMMED:
+            over = below
         lift = first_top
     if TERMS == "epsilon":
         over = first + EPSILON * (m - 1)
@@ -221,16 +228,14 @@ def combine_positives(
     tl.store(values + source, tl.where(valid, value, 0.0), mask=real)
 
 
-@triton.jit(do_not_specialize=["n", "m"])
+@triton.jit(do_not_specialize=["n"])
 def coefficients(
     grad,
     largest,
     stats,
-    itself,
     order,
     out,
     n,
-    m,
     pad,
     TERMS: tl.constexpr,
     SUMMED: tl.constexpr,
@@ -263,9 +268,7 @@ def coefficients(
         negative = up
         slope = -up
     elif TERMS == "binary":
-        own = tl.load(itself + rows)
-        others = m - number.to(tl.int32) - ((own >= 0) & (own < m)).to(tl.int32)
-        negative = up / tl.maximum(others, 1).to(tl.float32)
+        negative = up / tl.maximum(tl.load(stats + 5 * n + rows, mask=real, other=0.0), 1.0)
         slope = -up / (number + 1.0)
     elif TERMS == "lse":
         negative = up * per_first

@@ -176,6 +176,8 @@ def gradient_marked(
     y_label,
     x_self,
     y_self,
+    x_ident,
+    y_ident,
     x_bounds,
     y_bounds,
     marks,
@@ -199,6 +201,7 @@ def gradient_marked(
     inside,
     TERMS: tl.constexpr,
     SUMMED: tl.constexpr,
+    IDS: tl.constexpr,
     MARKS: tl.constexpr,
     RAW: tl.constexpr,
     PIECES: tl.constexpr,
@@ -213,7 +216,7 @@ def gradient_marked(
     WIDEN: tl.constexpr,
 ):
     """Store the gradient from the tiles that `gradient_plain` hides; under ALL, from all tiles, without that kernel."""
-    ALL: tl.constexpr = MARKS != "labels" or (TERMS != "softmax" and TERMS != "own")
+    ALL: tl.constexpr = MARKS != "labels" or IDS or (TERMS != "softmax" and TERMS != "own")
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     part = tl.program_id(1)
     slab = tl.program_id(2) * OUT
@@ -248,6 +251,8 @@ def gradient_marked(
             t += bias
         columns_label = tl.load(y_label + columns)
         other = (itself[:, None] != tl.load(y_self + columns)[None, :]) & (columns < m)[None, :]
+        if IDS:
+            differ = tl.load(x_ident + rows)[:, None] != tl.load(y_ident + columns)[None, :]
         if MARKS == "pairs":
             positive, place, cursor = walk(place, cursor, stop, marks, columns, tile * BN + BN, BM, BN)
             back_positive, back_place, back_cursor = walk(
@@ -265,10 +270,13 @@ def gradient_marked(
             slope_top = tl.load(x_coef + 3 * x_pad + rows)
             level = tl.load(x_coef + 4 * x_pad + rows)
             at_star = columns[None, :] == slope_top.to(tl.int32, bitcast=True)[:, None]
+            counted = other
+            if IDS:
+                counted = other & (positive | differ)
             g += weights_of(
                 t,
                 positive,
-                other,
+                counted,
                 at_star,
                 negative[:, None],
                 negative_top[:, None],
@@ -289,10 +297,13 @@ def gradient_marked(
             slope_top = tl.load(y_coef + 3 * y_pad + columns)
             level = tl.load(y_coef + 4 * y_pad + columns)
             at_star = rows[:, None] == slope_top.to(tl.int32, bitcast=True)[None, :]
+            counted = other
+            if IDS:
+                counted = other & (back_positive | differ)
             g += weights_of(
                 t,
                 back_positive,
-                other,
+                counted,
                 at_star,
                 negative[None, :],
                 negative_top[None, :],

@@ -101,6 +101,7 @@ class Side:
         power: ``[pad]``, the power of two that scales each row into range; 1 under "dot".
         label: int64 ``[pad]``, the label of each row.
         itself: int32 ``[pad]``, the column that is the row itself, or -1.
+        ident: int32 ``[pad]``, the rank of the id of each row; ``itself`` without ids.
         bounds: int64, flat: the smallest and largest ``label`` and ``itself`` of tiles of 128, of 64 and of 32 rows.
     """
 
@@ -111,6 +112,7 @@ class Side:
     power: Tensor
     label: Tensor
     itself: Tensor
+    ident: Tensor
     bounds: Tensor
 
     @property
@@ -169,7 +171,18 @@ class Problem:
 
     def launch(self, kernel: Kernel) -> Launch:
         """Return the tile that a kernel uses."""
-        return launch_of(kernel, self.kind, self.anchors.dim, capability_of(self.anchors.given))
+        found = launch_of(kernel, self.kind, self.anchors.dim, capability_of(self.anchors.given))
+        if kernel in PLAIN and self.arguments["IDS"] and self.arguments["MARKS"] == "pairs":
+            found = found._replace(columns=16)  # lists of pairs and ids together take many registers
+        return found
+
+    def of_sides(self) -> Arguments:
+        """Return the labels, the self pairs, the ids and the numbers of rows and columns."""
+        x, y = self.anchors, self.columns
+        return {
+            **{"x_label": x.label, "x_self": x.itself, "x_ident": x.ident, "n": x.count},
+            **{"y_label": y.label, "y_self": y.itself, "y_ident": y.ident, "m": y.count},
+        }
 
     def along_rows(self, kernel: Any, programs: int, **more: Any) -> None:
         """Queue a kernel with one program per block of anchors.
@@ -187,7 +200,7 @@ class Problem:
 
         Args:
             kernels: the kernels, in this order. A plain kernel runs only for the terms in ``SOFTMAX``, and only if
-                labels show which tiles hold no positive.
+                labels show which tiles hold no positive, and no ids make other pairs special.
             shape: the shape of the result of one share of the columns.
             more: further arguments, in addition to those of the problem and the tile.
 
@@ -195,7 +208,8 @@ class Problem:
             float32 ``[shares, *shape]``, the partial results.
         """
         x, y = self.anchors, self.columns
-        plain = self.arguments["TERMS"] in SOFTMAX and self.arguments["MARKS"] == "labels"
+        known = self.arguments
+        plain = known["TERMS"] in SOFTMAX and known["MARKS"] == "labels" and not known["IDS"]
         taken = [kernel for kernel in kernels if plain or kernel in PLAIN]
         launches = [self.launch(kernel) for kernel in taken]
         splits = [_split(launch, x, y) for launch in launches]
@@ -203,8 +217,8 @@ class Problem:
         around, first = self.launch(PLAIN.get(taken[0], taken[0])), 0
         described = {
             **self.arguments,
-            **{"x": x.x, "x_scale": x.scale, "x_label": x.label, "x_self": x.itself, "n": x.count, "x_pad": x.pad},
-            **{"y": y.x, "y_scale": y.scale, "y_label": y.label, "y_self": y.itself, "m": y.count, "y_pad": y.pad},
+            **self.of_sides(),
+            **{"x": x.x, "x_scale": x.scale, "x_pad": x.pad, "y": y.x, "y_scale": y.scale, "y_pad": y.pad},
             **{"x_bounds": x.bounds_of(around.rows), "y_bounds": y.bounds_of(around.columns)},
             **{"GROUP_ROWS": around.rows, "GROUP": around.columns, "DIM": x.dim, "out": out},
         }
@@ -256,9 +270,10 @@ def set_up(batch: Batch, plan: Plan) -> Problem:
         "averaged": 1.0 if rule.inside_reduction == "mean" else 0.0,
         "TERMS": "binary" if rule.terms == "sigmoid" else rule.terms,
         "SUMMED": rule.terms == "sigmoid",
+        "IDS": targets.ids is not None,
         "DENOMINATOR": "own" if own else "all" if rule.denominator == "one_positive" else rule.denominator,
         "COSINE": rule.similarity == "cosine",
-        "FIXED": moderate and rule.terms in SOFTMAX and targets.kind not in ("mask", "pairs"),
+        "FIXED": moderate and rule.terms in SOFTMAX and targets.kind not in ("mask", "pairs") and targets.ids is None,
         "LEARNED": learned is not None,
         "REACH": REACH if kind == "float16" else 1.0,
         "RAW": stored != torch.float32,
@@ -275,9 +290,10 @@ def _sides(batch: Batch, dtype: torch.dtype, arguments: Arguments) -> tuple[Side
     labels = targets.given if targets.kind in ("labels", "partners") else None
     # Sorting by label makes positives neighbours, so that few tiles hold any.
     order = torch.argsort(targets.given, stable=True) if targets.kind == "labels" else None
+    ids, of_columns = _ranked(targets)
     if others is None:
         named = {"labels": "given", "partners": "paired"}.get(targets.kind, "never")
-        side = _side(batch.embeddings, order, dtype, arguments, labels, LABELS=named, SELVES="place")
+        side = _side(batch.embeddings, order, dtype, arguments, labels, ids=ids, LABELS=named, SELVES="place")
         return side, side
     columns_order = None
     if targets.columns is not None:
@@ -287,9 +303,19 @@ def _sides(batch: Batch, dtype: torch.dtype, arguments: Arguments) -> tuple[Side
             place[columns_order] = torch.arange(place.shape[0], device=place.device)
             own = torch.where(own >= 0, place[own.clamp(min=0)], -1)
     named, selves = ("never" if known is None else "given" for known in (labels, own))
-    x = _side(batch.embeddings, order, dtype, arguments, labels, own, LABELS=named, SELVES=selves)
+    x = _side(batch.embeddings, order, dtype, arguments, labels, own, ids, LABELS=named, SELVES=selves)
     named = "place" if targets.columns is None else "given"
-    return x, _side(others, columns_order, dtype, arguments, targets.columns, LABELS=named, SELVES="place")
+    y = _side(others, columns_order, dtype, arguments, targets.columns, ids=of_columns, LABELS=named, SELVES="place")
+    return x, y
+
+
+def _ranked(targets: Targets) -> tuple[Tensor | None, Tensor | None]:
+    """Return the ids of rows and of references as int32 ranks, which are equal where the ids are; no value is read."""
+    if targets.ids is None:
+        return None, None
+    every = targets.ids if targets.column_ids is None else torch.cat((targets.ids, targets.column_ids))
+    ranks = torch.searchsorted(every.sort()[0], every, out_int32=True)
+    return ranks[: targets.ids.shape[0]], ranks[targets.ids.shape[0] :]
 
 
 def _side(
@@ -299,10 +325,16 @@ def _side(
     arguments: Arguments,
     labels: Tensor | None = None,
     selves: Tensor | None = None,
+    ids: Tensor | None = None,
     **naming: str,
 ) -> Side:
     """Prepare one matrix as rows of a dtype; ``naming`` is LABELS and SELVES of `rows.prepare_labels`."""
     pad, dim = -(-given.shape[0] // PAD) * PAD, padded_dim(given.shape[1])
+    itself = empty((pad,), given, torch.int32)
+    ident = itself
+    if ids is not None:
+        ident = empty((pad,), given, torch.int32)
+        ident[: given.shape[0]] = ids if order is None else ids[order]
     side = Side(
         given,
         order,
@@ -310,7 +342,8 @@ def _side(
         empty((pad,), given, torch.float32),
         empty((pad,), given, torch.float32),
         empty((pad,), given, torch.int64),
-        empty((pad,), given, torch.int32),
+        itself,
+        ident,
         empty((4 * (pad // 128 + pad // 64 + pad // 32),), given, torch.int64),
     )
     described = {**arguments, **side.arguments(), **naming}
@@ -378,12 +411,18 @@ def _forward(problem: Problem, chosen: Tensor | None) -> tuple[AnchorValues, Ten
     x, terms, own = problem.anchors, problem.arguments["TERMS"], problem.arguments["DENOMINATOR"] == "own"
     of_sums = "softmax" if terms in SOFTMAX else terms
     sums_of_shares = problem.over_tiles(("sums_plain", "sums_marked"), (sums.LINES.value, x.pad), TERMS=of_sums)
+    omitted = x.itself
+    if problem.arguments["IDS"]:
+        omitted = empty((x.pad,), x.given, torch.int32)
+        described = {**problem.arguments, **problem.of_sides(), "out": omitted, "BM": FEW, "COLUMNS": LINES}
+        run(sums.omitted, (x.pad // FEW,), described)
     found = AnchorValues(*(empty((x.count,), x.given, dtype) for dtype in (torch.float32, torch.int64, torch.int64)))
     stats = empty((STATS, x.count), x.given, torch.float32)
     problem.along_rows(
         anchors.combine,
         x.pad // LINES,
         **{"sums": sums_of_shares, "parts": sums_of_shares.shape[0], "stats": stats, **found._asdict()},
+        omitted=omitted,
         anchors=x.itself if chosen is None else chosen.contiguous().view(torch.uint8),
         SOME=chosen is not None,
     )

@@ -13,6 +13,9 @@ anchor, with t the logits:
     NUMBER       of positives
     FIRST_TOP    the largest t of a negative, in `sums_plain` 0 under FIXED;   epsilon: the largest t of any column
     SECOND_TOP   the largest t of a positive;   epsilon: the first column with the largest t, as the bits of an int32
+
+Under IDS, a pair of rows with equal ids is not a negative. `omitted` counts these pairs, because the sums would need
+more registers for it.
 """
 
 from __future__ import annotations
@@ -117,6 +120,8 @@ def sums_marked(
     y_label,
     x_self,
     y_self,
+    x_ident,
+    y_ident,
     x_bounds,
     y_bounds,
     marks,
@@ -133,6 +138,7 @@ def sums_marked(
     column_stride,
     TERMS: tl.constexpr,
     SUMMED: tl.constexpr,
+    IDS: tl.constexpr,
     MARKS: tl.constexpr,
     RAW: tl.constexpr,
     PIECES: tl.constexpr,
@@ -145,7 +151,7 @@ def sums_marked(
     WIDEN: tl.constexpr,
 ):
     """Store the same for the tiles that `sums_plain` hides, or for all tiles if it does not apply (see ALL)."""
-    ALL: tl.constexpr = TERMS != "softmax" or MARKS != "labels"
+    ALL: tl.constexpr = TERMS != "softmax" or MARKS != "labels" or IDS
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     part = tl.program_id(1)
     gain = tl.load(constants)
@@ -156,6 +162,8 @@ def sums_marked(
         row_gain = tl.load(x_scale + rows) * gain
     label = tl.load(x_label + rows)
     itself = tl.load(x_self + rows)
+    if IDS:
+        ident = tl.load(x_ident + rows)
     around = tl.program_id(0) * BM // GROUP_ROWS
     label_low, label_high, self_low, self_high = bounds_at(x_bounds, around, x_pad // GROUP_ROWS)
 
@@ -190,6 +198,8 @@ def sums_marked(
             positive = positives_of(marks, rows, columns, label, columns_label, row_stride, column_stride, n, m, MARKS)
         other = (itself[:, None] != tl.load(y_self + columns)[None, :]) & (columns < m)[None, :]
         positive = positive & other
+        if IDS:
+            other = other & (positive | (ident[:, None] != tl.load(y_ident + columns)[None, :]))
         found = tl.sum(positive.to(tl.float32), 1)
         if TERMS == "softmax":
             first_top, kept, e = exponentials_below(first_top, tl.where(other & (positive == 0), t, float("-inf")))
@@ -225,3 +235,41 @@ def sums_marked(
     tl.store(at + 3 * x_pad, number)
     tl.store(at + 4 * x_pad, first_top)
     tl.store(at + 5 * x_pad, second_top)
+
+
+@triton.jit(do_not_specialize=["n", "m"])
+def omitted(
+    x_label,
+    y_label,
+    x_self,
+    y_self,
+    x_ident,
+    y_ident,
+    marks,
+    ends,
+    out,
+    n,
+    m,
+    MARKS: tl.constexpr,
+    BM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Store ``[x_pad]``: for each row, how many pairs with an equal id are neither positives nor the self pair."""
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    label = tl.load(x_label + rows)
+    itself = tl.load(x_self + rows)
+    ident = tl.load(x_ident + rows)
+    found = tl.zeros((BM,), tl.int32)
+    if MARKS == "pairs":
+        place, cursor, stop = begin_walk(ends, marks, rows, n, 0)
+    for first in range(0, m, COLUMNS):
+        columns = first + tl.arange(0, COLUMNS)
+        inside = columns < m
+        if MARKS == "pairs":
+            positive, place, cursor = walk(place, cursor, stop, marks, columns, first + COLUMNS, BM, COLUMNS)
+        else:
+            positive = label[:, None] == tl.load(y_label + columns, mask=inside, other=0)[None, :]
+        others = (itself[:, None] != tl.load(y_self + columns, mask=inside, other=0)[None, :]) & inside[None, :]
+        equal = ident[:, None] == tl.load(y_ident + columns, mask=inside, other=0)[None, :]
+        found += tl.sum((others & equal & (positive == 0)).to(tl.int32), 1)
+    tl.store(out + rows, found)

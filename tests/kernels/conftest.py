@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from pairproof.fast import (
+    hard_negative_loss,
     info_nce_loss,
     interleaved_partners,
     nt_bxent_loss,
@@ -118,6 +119,13 @@ def pairs_of(rows: int) -> Tensor:
     place = torch.arange(rows)
     pairs = torch.stack((place, (place * 5 + 2) % rows), 1)[place % 4 != 3]
     return torch.cat((pairs, pairs[::3], pairs[::2].flip(1), torch.tensor([[4, 4], [0, rows - 1]])))
+
+
+def ids_of(rows: int) -> Tensor:
+    """Return ids, three rows of each in mixed order, that differ from the labels, one of them beyond 32 bits."""
+    place = torch.arange(rows)
+    ids = place * 11 % rows // 3
+    return torch.where(ids == 2, ids + 2**32, ids)
 
 
 def mask_of(rows: int, columns: int) -> Tensor:
@@ -225,6 +233,27 @@ def _calls() -> dict[str, Call]:
         "sigmoid labels": Call(partial(sigmoid_loss, bias=-2.5, **both_labels), z, (w,)),
         "sigmoid mask": Call(partial(sigmoid_loss, bias=1.0, positives=other_mask), z, (w,)),
     }
+    ids, ref_ids = ids_of(ROWS), ids_of(ROWS - 3).flip(0)
+    calls |= {
+        "hard negatives": Call(
+            partial(hard_negative_loss, partners=stacked_partners(even), tau_plus=0.02, beta=2.0), normal(even)
+        ),
+        "hard negatives debiased": Call(
+            lambda z, w, **o: hard_negative_loss(z, place * 3 % len(w), ref_embeddings=w, beta=0.0, **o), z, (w,)
+        ),
+        "ids of partners": Call(
+            partial(nt_xent_loss, partners=partners_of(even), ignored_ids=ids[:even]), normal(even)
+        ),
+        "ids of partners in references": Call(
+            lambda z, w, **o: nt_xent_loss(
+                z, place % len(w), ref_embeddings=w, ignored_ids=ids, ref_ignored_ids=ref_ids, **o
+            ),
+            z,
+            (w,),
+        ),
+        "ids of pairs": Call(partial(nt_bxent_loss, positive_pairs=pairs_of(ROWS), ignored_ids=ids), z),
+        "ids pairwise": Call(partial(nt_xent_pairwise_loss, labels=labels, ignored_ids=ids), z),
+    }
     for loss in (supcon_loss, supcon_in_loss):
         for denominator in ("all", "one_positive", "only_negatives"):
             name, bound = f"{loss.__name__} {denominator}", partial(loss, denominator=denominator)
@@ -232,6 +261,14 @@ def _calls() -> dict[str, Call]:
             calls[f"{name} mask"] = Call(partial(bound, positives=mask), z)
             calls[f"{name} references"] = Call(
                 lambda z, w, bound=bound, **o: bound(z, labels, ref_embeddings=w, **bank, **o), z, (w,)
+            )
+            calls[f"{name} ids"] = Call(partial(bound, labels=labels, ignored_ids=ids), z)
+            calls[f"{name} ids references"] = Call(
+                lambda z, w, bound=bound, **o: bound(
+                    z, labels, ref_embeddings=w, **bank, ignored_ids=ids, ref_ignored_ids=ref_ids, **o
+                ),
+                z,
+                (w,),
             )
     return calls
 
@@ -248,6 +285,7 @@ QUICK = (
         "supcon_in_loss one_positive mask",
     ),
     "supcon_loss only_negatives references",
+    *("hard negatives", "ids of pairs", "supcon_in_loss one_positive ids references", "supcon_loss all ids"),
 )
 """Calls that run every kernel with every kind of targets; tests of the other calls are marked slow."""
 assert CALLS.keys() >= set(QUICK)

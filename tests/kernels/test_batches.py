@@ -149,6 +149,26 @@ def by_references(rows: Matrix, labels: list[int], dtype: str) -> tuple[dict[str
     return given, {"ref_embeddings": rows_of(bank, rows.shape[1], dtype, seed=2)}
 
 
+def ids_of(count: int) -> list[int]:
+    """Return ids, four rows of each in mixed order, one of them equal to another in 32 bits."""
+    return [(i * 7 % count) // 4 + (2**32 if (i * 7 % count) // 4 == 1 else 0) for i in range(count)]
+
+
+def with_ids(
+    batch: Callable[[Matrix, list[int], str], tuple[dict[str, Any], dict[str, Matrix]]],
+) -> Callable[[Matrix, list[int], str], tuple[dict[str, Any], dict[str, Matrix]]]:
+    """Return a function that adds ids to the arguments of another."""
+
+    def found(rows: Matrix, labels: list[int], dtype: str) -> tuple[dict[str, Any], dict[str, Matrix]]:
+        given, others = batch(rows, labels, dtype)
+        given["ignored_ids"] = ids_of(len(rows))
+        if others:
+            given["ref_ignored_ids"] = ids_of(len(others["ref_embeddings"]))[::-1]
+        return given, others
+
+    return found
+
+
 def with_towers(rows: Matrix, labels: list[int], dtype: str) -> tuple[dict[str, Any], dict[str, Matrix]]:
     return {}, {"embeddings_b": rows_of(*rows.shape, dtype, seed=3)}
 
@@ -182,6 +202,12 @@ FORMULAS = {
     "queue": Formula("info_nce", {"direction": "a_to_b"}, with_queue),
     "sigmoid": Formula("sigmoid", {}, with_towers),
     "sigmoid labels": Formula("sigmoid", {"bias": -1.5}, with_labelled_towers),
+    **{f"out {d} ids": Formula("supcon", {"denominator": d}, with_ids(by_labels)) for d in DENOMINATORS},
+    "in ids": Formula("supcon_in", {}, with_ids(by_labels)),
+    "in one_positive ids": Formula("supcon_in", {"denominator": "one_positive"}, with_ids(by_labels)),
+    "partners ids": Formula("nt_xent", {}, with_ids(by_partners)),
+    "pairs ids": Formula("nt_bxent", {}, with_ids(by_pairs)),
+    "references ids": Formula("supcon", {}, with_ids(by_references)),
 }
 SHAPES = ((33, 1), (65, 63), (34, 100), (33, 130), (33, 300), (34, 513))
 LONG = ("out all", "in one_positive", "epsilon mask", "pairs", "queue")
@@ -212,7 +238,7 @@ def batches() -> Iterator[Any]:
         dtype = DTYPES[(f + k + k // 3) % len(DTYPES)]
         yield pytest.param(
             name,
-            count + (count % 2 if name == "partners" else 0),
+            count + (count % 2 if name.startswith("partners") else 0),
             dim,
             layout,
             similarity,
