@@ -155,16 +155,18 @@ def test_weights_keep_their_digits_in_solved_batches(name: str) -> None:
     assert found == pytest.approx(golden.expected.temperature_gradient, rel=1e-12, abs=0)
 
 
-def test_kernels_skip_only_large_products_pairs_ignored_by_or_beside_masks_and_weights_of_pairs() -> None:
+def test_kernels_skip_only_what_they_do_not_support() -> None:
+    """Products beyond float32, pairs ignored by or beside a mask, weights of pairs, and rows of zeros."""
     held = [case for case in load_cases(load_worked()) if case.holds_in("float32")]
-    masked = {case.id for case in held if "ignored" in case.arguments}
-    beside = {case.id for case in held if "ignored_ids" in case.arguments and "positives" in case.arguments}
-    assert masked
-    assert beside
+    expected = [
+        {case.id for case in held if "ignored" in case.arguments},
+        {case.id for case in held if "ignored_ids" in case.arguments and "positives" in case.arguments},
+        {case.id for case in held if {"positive_weights", "negative_weights"} & case.arguments.keys()},
+        {case.id for case in held if case.option("zero_row") == "zero"},
+    ]
+    assert all(expected)
     skipped = {case.id for case in held if FastTriton.support.refuses(case)}
-    weighted = {case.id for case in held if {"positive_weights", "negative_weights"} & case.arguments.keys()}
-    assert weighted
-    assert skipped == {"golden/info_nce/queue-beyond-float32", *masked, *beside, *weighted}
+    assert skipped == {"golden/info_nce/queue-beyond-float32"}.union(*expected)
 
 
 def test_weights_are_zero_if_a_mean_is_nan() -> None:
