@@ -39,14 +39,14 @@ def on_axes_of_their_own(*matrices: Tensor) -> list[Tensor]:
 
 
 def value_and_gradients(
-    loss: Any, targets: Tensor, matrices: list[Tensor], temperature: float, **options: Any
+    loss: Any, targets: Tensor, matrices: list[Tensor], temperature: float, learned: bool = True, **options: Any
 ) -> tuple[Tensor, list[Tensor]]:
     leaves = [rows.clone().requires_grad_() for rows in matrices]
     tau = torch.tensor(temperature, dtype=torch.float64, requires_grad=True)
     more = {"ref_embeddings": leaves[1]} if len(leaves) > 1 else {}
     with tiles_of(4):
-        value = loss(leaves[0], targets, temperature=tau, **more, **options)
-        return value, list(torch.autograd.grad(value, [*leaves, tau]))
+        value = loss(leaves[0], targets, temperature=tau if learned else temperature, **more, **options)
+        return value, list(torch.autograd.grad(value, [*leaves, tau] if learned else leaves))
 
 
 CASES = [
@@ -67,6 +67,10 @@ def test_row_of_zeros_is_a_row_orthogonal_to_all_others(
     for temperature in (0.5, 0.002):
         call: dict[str, Any] = {**options, "temperature": temperature, "backend": backend}
         found, got = value_and_gradients(loss, targets, matrices, **call, **ZEROS)
+        plain, of_plain = value_and_gradients(loss, targets, matrices, **call, **ZEROS, learned=False)
+        torch.testing.assert_close(plain, found, rtol=1e-12, atol=1e-12)
+        for one, other in zip(of_plain, got, strict=False):  # a temperature that is a number takes another path
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9 / temperature)
         expected, wanted = value_and_gradients(loss, targets, on_axes_of_their_own(*matrices), **call)
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(got[-1], wanted[-1], rtol=1e-9, atol=1e-9)
