@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -646,13 +647,14 @@ def _case_settings(found: Failure) -> Iterator[Suspect]:
         if name in case.arguments:
             yield found.read_again(f"{pairs} are not left out", {name: None})
     if "direction" in found.loss.keywords:
-        anchors = {"both": f"all {2 * n} rows", "a_to_b": f"the {n} rows of a", "b_to_a": f"the {n} rows of b"}
+        m = len(case.others["embeddings_b"])
+        anchors = {"both": f"all {n + m} rows", "a_to_b": f"the {n} rows of a", "b_to_a": f"the {m} rows of b"}
         for direction, name in anchors.items():
             words = f"the anchors are {name}, not {anchors[case.option('direction')]}"
-            general = f"the anchors are {name.replace(f' {2 * n} ', ' ').replace(f' {n} ', ' ')}"
+            general = f"the anchors are {re.sub(' [0-9]+ ', ' ', name)}"
             yield replace(found.read_again(words, direction=direction), general=general)
         if "negatives" not in case.others:
-            member = ~torch.eye(2 * n, dtype=torch.bool) & right.anchors[:, None]
+            member = ~torch.eye(n + m, dtype=torch.bool) & right.anchors[:, None]
             yield suspect.read("the denominator also contains rows of the anchor's own tower", member=member)
     if "partners" in case.arguments and "ref_embeddings" not in case.others:
         item = torch.tensor(stacked_order(case)).argsort() // 2
