@@ -47,6 +47,7 @@ RANKED = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 """The directions of a ranking loss, in order; the first one is always chosen."""
 SCOPES = ("batch", "own", "own_only")
 PARTITIONS = ("joint", "per_direction")
+HARDNESS_MODES = ("none", "in_batch_negatives", "hard_negatives", "all_negatives")
 BACKENDS: tuple[str, ...] = get_args(Backend)
 LOWEST = 1e-10
 """Lowest temperature, at which float64 still determines losses to about 1e-6; the highest is its reciprocal."""
@@ -54,6 +55,7 @@ RANGES = {
     "bias": (-1 / LOWEST, 1 / LOWEST, "-1e+10 to 1e+10"),
     "tau_plus": (0.0, math.nextafter(1.0, 0.0), "0 to 1, 1 excluded"),
     "beta": (0.0, 1 / LOWEST, "0 to 1e+10"),
+    "hardness_strength": (0.0, 1 / LOWEST, "0 to 1e+10"),
     "sigma": (LOWEST, 1 / LOWEST, "1e-10 to 1e+10"),
     "direction_weights": (0.0, 1 / LOWEST, "0 to 1e+10"),
 }

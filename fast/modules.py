@@ -31,7 +31,7 @@ from .hard_negative import Cosine, hard_negative_loss
 from .info_nce import Direction, Inside, info_nce_loss
 from .nt_bxent import nt_bxent_loss
 from .nt_xent import PairReduction, nt_xent_loss, nt_xent_pairwise_loss
-from .ranking import Directions, Partition, Scope, multiple_negatives_ranking_loss
+from .ranking import Directions, HardnessMode, Partition, Scope, multiple_negatives_ranking_loss
 from .sigmoid import sigmoid_loss
 from .supcon import NoNegative, NoPositive, Reduction, supcon_epsilon_loss, supcon_in_loss, supcon_loss
 
@@ -124,7 +124,7 @@ class LossModule(nn.Module):
             if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
                 delattr(self, name)
                 self.register_buffer(name, value)
-        for name in ("tau_plus", "beta", "sigma"):
+        for name in ("tau_plus", "beta", "sigma", "hardness_strength"):
             if name in self.options():
                 check_range(name, getattr(self, name))
         if "detach_weights" in self.options():
@@ -334,6 +334,8 @@ class MultipleNegativesRankingLoss(LossModule):
     hard_negatives_scope: Scope = "batch"
     directions: Directions = "query_to_doc"
     partition: Partition = "joint"
+    hardness_mode: HardnessMode = "none"
+    hardness_strength: float = 0.0
     reduction: Reduction = "mean"
 
     def __post_init__(self) -> None:

@@ -12,12 +12,16 @@ The loss of query i is -log(e^s(a_i, b_i) / sum of e^s over all of them); with "
 in the denominator, as in GTE. With partition "per_direction" each direction has a denominator of its own, and the
 documents are anchors too.
 
+With a hardness mode, the exponentials of some negatives of query_to_doc are multiplied by e^(strength similarity),
+which is a constant: the sum is that of a lower temperature, whose gradient is multiplied by the share of 1/temperature.
+
 The engine evaluates the side of the queries as odds, log(sum over the negatives of e^s / e^s(a_i, b_i)), and that of
 the documents as the logarithm of a sum. Hard negatives that only their own query is contrasted with are N H single
 logits. The logarithms are added relative to the positive, so that no digits of a small loss are lost.
 
-Sources: Henderson et al. 2017, arXiv 1705.00652, section 4.4; GTE: Li et al. 2023, arXiv 2308.03281, section 3.3; as in
-multiple_negatives_ranking.py of huggingface/sentence-transformers at commit cad2119.
+Sources: Henderson et al. 2017, arXiv 1705.00652, section 4.4; GTE: Li et al. 2023, arXiv 2308.03281, section 3.3;
+hardness: Lan et al. 2025, arXiv 2503.04812, equation 5; as in multiple_negatives_ranking.py of
+huggingface/sentence-transformers at commit cad2119.
 """
 
 from __future__ import annotations
@@ -25,13 +29,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .checks import (
+    HARDNESS_MODES,
     check_alike,
     check_choice,
     check_directions,
@@ -39,6 +44,7 @@ from .checks import (
     check_hard_negatives,
     check_ignored_blocks,
     check_options,
+    check_range,
 )
 from .engine import (
     AnchorValues,
@@ -69,6 +75,7 @@ Directions = Literal[
     "query_to_doc+query_to_query+doc_to_query+doc_to_doc",
 ]
 Partition = Literal["joint", "per_direction"]
+HardnessMode = Literal["none", "in_batch_negatives", "hard_negatives", "all_negatives"]
 Reduction = Literal["mean", "sum", "none"]
 
 
@@ -81,6 +88,8 @@ def multiple_negatives_ranking_loss(
     directions: Directions = "query_to_doc",
     partition: Partition = "joint",
     ignored: Tensor | None = None,
+    hardness_mode: HardnessMode = "none",
+    hardness_strength: float = 0.0,
     temperature: float | Tensor = 0.05,
     base_temperature: float | None = None,
     similarity: Similarity = "cosine",
@@ -118,6 +127,10 @@ def multiple_negatives_ranking_loss(
             other queries, N queries, N other documents, and the hard negatives again if they are shared. Row i is that
             of query i and of its document. Entries of pairs that are not contrasted have no effect. `gist_masks`
             returns the mask of GISTEmbed.
+        hardness_mode: the negatives of query_to_doc whose exponentials are multiplied by e^(hardness_strength
+            similarity): "none", "in_batch_negatives" (documents and hard negatives of other queries), "hard_negatives"
+            (the own ones) or "all_negatives".
+        hardness_strength: number from 0 to 1e10. No gradient flows through the factors.
         temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
             require a gradient. It is one over the ``scale`` of sentence-transformers.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
@@ -141,6 +154,8 @@ def multiple_negatives_ranking_loss(
     chosen = check_directions(directions, partition, hard_negatives_scope, hard_negatives)
     rule, policy = Rule("out", similarity, temperature, "only_negatives"), Policy(reduction, base_temperature)
     check_options(rule, policy, backend, validate=validate)
+    check_choice("hardness_mode", hardness_mode, HARDNESS_MODES)
+    check_range("hardness_strength", hardness_strength)
     check = partial(check_embeddings, similarity=similarity, validate=validate, least=1)
     a, b = embeddings_a, embeddings_b
     of_a, of_b = check(a, name="embeddings_a"), check(b, name="embeddings_b")
@@ -164,29 +179,40 @@ def multiple_negatives_ranking_loss(
     if needed == "exact":
         backend = "exact"
     # The gradients of all blocks are added before they are rounded to a narrow dtype.
-    a, b = a.to(computing), b.to(computing)
+    a, b, hard = a.to(computing), b.to(computing), None if hard is None else hard.to(computing)
     place, positives = torch.arange(a.shape[0], device=a.device), pair_logits(a, b, rule, (of_a, of_b))
     of_queries, of_documents = (a, of_a), (b, of_b)
     evaluate = partial(_log_sum, rule=rule, storage=storage, backend=backend)
-    shared = [(hard.to(computing), of_hard)] if hard is not None and hard_negatives_scope == "batch" else []
+    shared = [(hard, of_hard)] if hard is not None and hard_negatives_scope == "batch" else []
     widths = _widths(a.shape[0], 0 if hard is None else hard.shape[0], chosen, hard_negatives_scope)
     masks = dict.fromkeys(widths)
     if ignored is not None:
         with_positives = ["query_to_doc"] if partition == "joint" else chosen
         masks = check_ignored_blocks(ignored, a, widths, with_positives, validate=validate)
 
+    in_batch = hardness_strength if hardness_mode in ("in_batch_negatives", "all_negatives") else 0.0
+    own = hardness_strength if hardness_mode in ("hard_negatives", "all_negatives") else 0.0
     queries, documents = [], []
-    if hard is not None and not shared:
-        repeated = a.repeat_interleave(hard.shape[0] // a.shape[0], dim=0)
-        logits = pair_logits(repeated, hard.to(computing), rule).view(a.shape[0], -1)
+    apart = hard is not None and (not shared or in_batch != own)  # the own hard negatives are a part of their own
+    owners = place.repeat_interleave(0 if hard is None else hard.shape[0] // place.shape[0])
+    if hard is not None and apart:
+        repeated = a.index_select(0, owners)
+        logits = pair_logits(repeated, hard, rule).view(a.shape[0], -1)
+        logits = logits + (logits * (own * temperature)).detach()
         if masks["hard"] is not None:
             kept = ~masks["hard"].view(*logits.shape[:1], -1, logits.shape[1])[place, place]
             queries.append(_log_sum_where(logits, kept) - positives)
         else:
             queries.append(logits.logsumexp(1) - positives)
     if hard_negatives_scope != "own_only":
-        left_out = _beside(masks["query_to_doc"], masks.get("hard") if shared else None)
-        queries.append(evaluate(of_queries, [of_documents, *shared], partners=place, ignored=left_out))
+        options: dict[str, Any] = {"ignored": _beside(masks["query_to_doc"], masks["hard"] if shared else None)}
+        if shared and apart:
+            options["ids"] = place, torch.cat([torch.full_like(place, -1), owners])
+        columns = [of_documents, *shared]
+        if in_batch:
+            queries.append(evaluate(of_queries, columns, own=place, strength=in_batch, **options) - positives)
+        else:
+            queries.append(evaluate(of_queries, columns, partners=place, **options))
     if "query_to_query" in chosen:
         queries.append(evaluate(of_queries, [of_queries], own=place, ignored=masks["query_to_query"]) - positives)
     if "doc_to_query" in chosen and partition == "per_direction":
@@ -194,7 +220,6 @@ def multiple_negatives_ranking_loss(
     elif "doc_to_query" in chosen:
         queries.append(evaluate(of_documents, [of_queries], ignored=masks["doc_to_query"]) - positives)
     if "doc_to_doc" in chosen and shared:
-        owners = place.repeat_interleave(shared[0][0].shape[0] // place.shape[0])
         ids = place, torch.cat([place, owners])
         left_out = _beside(masks["doc_to_doc"], masks["doc_to_hard"])
         queries.append(evaluate(of_documents, [of_documents, *shared], ids=ids, ignored=left_out) - positives)
@@ -219,6 +244,7 @@ def _log_sum(
     own: Tensor | None = None,
     ids: tuple[Tensor, Tensor] | None = None,
     ignored: Tensor | None = None,
+    strength: float = 0.0,
     rule: Rule,
     storage: torch.dtype,
     backend: Backend,
@@ -232,17 +258,18 @@ def _log_sum(
         own: int64 ``[N]``, the column that is left out for each row.
         ids: int64 ``[N]`` and ``[M]``; columns with the id of the row are left out.
         ignored: bool ``[N, M]``, the pairs that are left out.
+        strength: the exponentials are multiplied by e^(strength similarity), through which no gradient flows.
         rule: the formula of the odds.
         storage: the original dtype of the rows.
         backend: the backend.
     """
+    of_rows, of_columns = ids or (None, None)
+    given = torch.empty(0, dtype=torch.int64, device=rows[0].device)
+    targets = Targets("none", given, ids=of_rows, column_ids=of_columns, ignored=ignored)
     if partners is None:
-        given = torch.empty(0, dtype=torch.int64, device=rows[0].device)
-        of_rows, of_columns = ids or (None, None)
-        targets = Targets("none", given, ids=of_rows, column_ids=of_columns, ignored=ignored)
         rule = replace(rule, terms="lse")
     else:
-        targets = Targets("partners", partners, ignored=ignored)
+        targets = replace(targets, kind="partners", given=partners)
     others, sizes = columns[0]
     if len(columns) > 1:
         others, known = torch.cat([each for each, _ in columns]), [size for _, size in columns if size]
@@ -252,8 +279,15 @@ def _log_sum(
             sizes = Sizes(torch.cat([size.each for size in known]), low, high)
     references = References(others, own, sizes=sizes)
     batch = Batch(rows[0], targets, rule, references, storage=storage, sizes=rows[1])
-    found = anchor_values(batch, backend)
-    return torch.where(found.negatives > 0, found.values, -math.inf)
+    if not strength:
+        found = anchor_values(batch, backend)
+        return torch.where(found.negatives > 0, found.values, -math.inf)
+    # (1 / T + strength) s is a logit of a lower temperature. The share of 1 / T in its derivative is kept.
+    temperature = rule.temperature
+    share = 1 / (1 + strength * (temperature.detach() if isinstance(temperature, Tensor) else temperature))
+    found = anchor_values(replace(batch, rule=replace(rule, temperature=temperature * share)), backend)
+    still = found.values.detach()
+    return torch.where(found.negatives > 0, still + share * (found.values - still), -math.inf)
 
 
 def _widths(n: int, hard: int, chosen: list[str], scope: str) -> dict[str, int]:

@@ -38,6 +38,7 @@ CHOICES = {
     "similarity": ("cosine", "dot"),
     "hard_negatives_scope": ("batch", "own", "own_only"),
     "partition": ("joint", "per_direction"),
+    "hardness_mode": ("none", "in_batch_negatives", "hard_negatives", "all_negatives"),
     "detach_weights": (True, False),
     "zero_row": ("error", "zero"),
 }
@@ -49,6 +50,7 @@ RANGES = {
     "bias": (-1 / LOWEST, 1 / LOWEST, "-1e+10 to 1e+10"),
     "tau_plus": (0.0, math.nextafter(1.0, 0.0), "0 to 1, 1 excluded"),
     "beta": (0.0, 1 / LOWEST, "0 to 1e+10"),
+    "hardness_strength": (0.0, 1 / LOWEST, "0 to 1e+10"),
     "sigma": (LOWEST, 1 / LOWEST, "1e-10 to 1e+10"),
     "direction_weights": (0.0, 1 / LOWEST, "0 to 1e+10"),
 }

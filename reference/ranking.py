@@ -21,22 +21,26 @@ its own denominator. The documents are anchors too:
 The hard negatives are shared among the queries. With hard_negatives_scope "own", h_ik is contrasted with query i alone;
 with "own_only", the other documents b_j are left out of query_to_doc too.
 
+With a hardness mode and strength α, the terms e^s of some negatives of query_to_doc are multiplied by e^(α
+similarity), a constant through which no derivative flows: those of the documents and hard negatives of other queries
+("in_batch_negatives"), of the own hard negatives ("hard_negatives"), or of both ("all_negatives").
+
 info_nce_loss with direction "a_to_b" is this loss with its defaults, and with "both" it is this loss with
 directions="query_to_doc+doc_to_query" and partition="per_direction".
 
 The definition is sentence_transformers/sentence_transformer/losses/multiple_negatives_ranking.py of
-huggingface/sentence-transformers at commit cad2119 (6.2.0 computes the same). There, the mean per direction runs over
-the queries of the mean of both directions, which is the same number. Equation 2 of the GTE paper has no hard negatives
-in its four sums; the code above adds those of the other queries to doc_to_doc.
+huggingface/sentence-transformers at commit cad2119 (6.2.0 computes the same). There, the value of a query is the
+mean over the directions; the mean over the queries is the same number.
 
 Sources: Henderson et al., "Efficient Natural Language Response Suggestion for Smart Reply", arXiv 1705.00652, section
 4.4; Li et al., "Towards General Text Embeddings with Multi-stage Contrastive Learning" (GTE), arXiv 2308.03281,
-section 3.3.
+section 3.3; hardness: Lan et al. 2025, arXiv 2503.04812, equation 5, as cited by the code above.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy.typing as npt
@@ -44,11 +48,49 @@ import numpy.typing as npt
 from . import checks
 from .batch import evaluate_similarities
 from .nt_xent import nt_xent_anchor
-from .scalars import Scalar
+from .scalars import Scalar, zero_like
 from .similarity import similarity_matrix
-from .terms import Result
+from .terms import Anchor, Columns, Result, Row
 
-multiple_negatives_ranking_anchor = nt_xent_anchor
+
+def multiple_negatives_ranking_weights(
+    similarity: Sequence[Row],
+    P: Sequence[Columns],
+    N: Sequence[Columns],
+    *,
+    hardness_mode: str,
+    hardness_strength: float,
+    hard_negatives_scope: str,
+    directions: str,
+    partition: str,
+) -> list[list[Scalar]]:
+    """Return α similarity(a_i, x) for the negatives x of query_to_doc that the mode chooses, 0 for other columns."""
+    chosen = directions.split("+")
+    apart = partition == "per_direction" and "doc_to_query" in chosen
+    n = len(similarity) // 2 if apart else len(similarity)
+    # The columns are N documents, the N H hard negatives, and the blocks of further directions.
+    blocks = 0 if apart else len(chosen) - 1
+    repeated = "doc_to_doc" in chosen and hard_negatives_scope == "batch"
+    each = (len(similarity[0]) - n * (1 + blocks)) // (2 if repeated else 1) // n
+
+    def is_harder(i: int, k: int) -> bool:
+        if i >= n or k >= n + n * each or k == i:
+            return False
+        own = k >= n and (k - n) // each == i
+        return hardness_mode == "all_negatives" or own == (hardness_mode == "hard_negatives")
+
+    zero = zero_like(similarity[0][0])
+    alpha = 0.0 if hardness_mode == "none" else float(hardness_strength)
+    return [[s * alpha if is_harder(i, k) else zero for k, s in enumerate(row)] for i, row in enumerate(similarity)]
+
+
+def multiple_negatives_ranking_anchor(
+    s: Row, i: int, A: Columns, P: Columns, N: Columns, *, weights: Row | None = None
+) -> Anchor:
+    """The cross-entropy of the one positive; the logits of harder negatives are increased by the weights."""
+    if weights is not None:
+        s = [x + w for x, w in zip(s, weights, strict=True)]
+    return nt_xent_anchor(s, i, A, P, N)
 
 
 def multiple_negatives_ranking_loss(
@@ -60,6 +102,8 @@ def multiple_negatives_ranking_loss(
     directions: str = "query_to_doc",
     partition: str = "joint",
     ignored: npt.ArrayLike | None = None,
+    hardness_mode: str = "none",
+    hardness_strength: float = 0.0,
     temperature: float = 0.05,
     base_temperature: float | None = None,
     similarity: str = "cosine",
@@ -90,6 +134,10 @@ def multiple_negatives_ranking_loss(
             the directions in the order above: N documents, the N H hard negatives (of query 0 first) if given, N other
             queries, N queries, N other documents, and the hard negatives again if they are shared. Row i is that of
             query i and of its document. Entries of pairs that are not contrasted have no effect.
+        hardness_mode: the negatives of query_to_doc whose exponentials are multiplied by e^(hardness_strength
+            similarity): "none", "in_batch_negatives" (documents and hard negatives of other queries), "hard_negatives"
+            (the own ones) or "all_negatives".
+        hardness_strength: number from 0 to 1e10. No derivative flows through the factors.
         temperature: number from 1e-10 to 1e10; logits are similarities divided by it. It is one over the ``scale`` of
             sentence-transformers.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
@@ -121,12 +169,15 @@ def _evaluate(
     directions: str,
     partition: str,
     ignored: object,
+    hardness_mode: str,
+    hardness_strength: float,
     similarity: str,
     **options: Any,
 ) -> Result:
     """Check the arguments, compute the logits and A(i) of every anchor, and evaluate the formula."""
     chosen = checks.check_directions(directions, partition, hard_negatives_scope, hard_negatives)
-    checks.check_options({**options, "similarity": similarity})
+    hardness = {"hardness_mode": hardness_mode, "hardness_strength": hardness_strength}
+    checks.check_options({**options, **hardness, "similarity": similarity})
     a = checks.check_embeddings(embeddings_a, similarity, name="embeddings_a", least=1)
     b = checks.check_second_tower(embeddings_b, similarity, a)
     n = len(a)
@@ -179,4 +230,14 @@ def _evaluate(
         checks.check_kept(second, range(n))
     # The positive is the first block's column of the same number.
     is_positive = [[j == i % n for j in range(len(matrix[0]))] for i in range(len(matrix))]
-    return evaluate_similarities(multiple_negatives_ranking_anchor, matrix, is_positive, members=members, **options)
+    weights = partial(
+        multiple_negatives_ranking_weights,
+        hardness_mode=hardness_mode,
+        hardness_strength=hardness_strength,
+        hard_negatives_scope=hard_negatives_scope,
+        directions=directions,
+        partition=partition,
+    )
+    return evaluate_similarities(
+        multiple_negatives_ranking_anchor, matrix, is_positive, members=members, weights=weights, **options
+    )

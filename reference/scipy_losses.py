@@ -539,6 +539,8 @@ def multiple_negatives_ranking_loss(
     directions: str = "query_to_doc",
     partition: str = "joint",
     ignored: npt.ArrayLike | None = None,
+    hardness_mode: str = "none",
+    hardness_strength: float = 0.0,
     temperature: float = 0.05,
     base_temperature: float | None = None,
     similarity: str = "cosine",
@@ -572,12 +574,18 @@ def multiple_negatives_ranking_loss(
     }
     if hard_negatives_scope != "batch":
         mats["doc_to_doc"] = mats["doc_to_doc"][:, :n]
+    positive = np.diag(mats["query_to_doc"])
+    if hardness_mode != "none":
+        # The penalty of multiple_negatives_ranking.py: in-batch negatives, own hard negatives, or both.
+        in_batch, own_hard = np.hstack([~same, ~own]), np.hstack([same & False, own])
+        harder = {"in_batch_negatives": in_batch, "hard_negatives": own_hard, "all_negatives": in_batch | own_hard}
+        counted = harder[hardness_mode] & np.isfinite(mats["query_to_doc"])
+        mats["query_to_doc"][counted] *= 1 + hardness_strength * temperature
     chosen = [mats[name] for name in directions.split("+")]
     if ignored is not None:
         ends = np.cumsum([mat.shape[1] for mat in chosen])[:-1]
         masks = np.split(np.asarray(ignored, dtype=bool), ends, axis=1)
         chosen = [np.where(mask, -np.inf, mat) for mask, mat in zip(masks, chosen, strict=True)]
-    positive = np.diag(mats["query_to_doc"])
     together = [np.hstack(chosen)] if partition == "joint" else chosen
     # Relative to the positive, so that a small loss keeps its digits.
     each = []

@@ -457,6 +457,7 @@ def numbers_in_a_range() -> list[Bad]:
     for name, words, values in (
         ("tau_plus", "0 to 1, 1 excluded", (math.nan, math.inf, -0.1, 1.0, 2)),
         ("beta", "0 to 1e+10", (math.nan, math.inf, -1e-9, 1.1e10)),
+        ("hardness_strength", "0 to 1e+10", (math.nan, math.inf, -1e-9, 1.1e10)),
         ("sigma", "1e-10 to 1e+10", (math.nan, math.inf, -1.0, 0, 9e-11, 1.1e10)),
     ):
         where = f"a number in the range {words}, got"
@@ -1061,7 +1062,9 @@ def option_values(loss: Loss) -> list[dict[str, str]]:
     """Return every combination of the loss's options, except policies that return NaN."""
     values = {name: [value for value in allowed if value != "nan"] for name, allowed in loss.choices.items()}
     found = (dict(zip(values, choice, strict=True)) for choice in itertools.product(*values.values()))
-    return [options for options in found if not loss.unfit(options)]
+    possible = [options for options in found if not loss.unfit(options)]
+    # Hardness changes only the direction that is always chosen.
+    return [x for x in possible if x.get("hardness_mode", "none") == "none" or x["directions"] == "query_to_doc"]
 
 
 def hard_calls(loss: Loss, embeddings: np.ndarray) -> list[tuple[str, dict[str, Any], dict[str, str]]]:

@@ -349,3 +349,38 @@ def test_ignored_positive_is_refused() -> None:
                 package.multiple_negatives_ranking_loss(
                     *given[:2], ignored=given[2], directions=TWO_WAYS, partition=partition
                 )
+
+
+# Hardness.
+
+
+@pytest.mark.parametrize("mode", ["in_batch_negatives", "hard_negatives", "all_negatives"])
+@pytest.mark.parametrize("scope", ["batch", "own", "own_only"])
+def test_hardness_multiplies_exponentials_by_constants(mode: str, scope: str) -> None:
+    """The gradient is that of the loss whose weights, e^(strength cosine), are held fixed."""
+    strength = 2.5
+    inputs = [z.clone().requires_grad_() for z in (QUERIES, DOCUMENTS, HARD, torch.tensor(T).double())]
+    a, b, h, temperature = inputs
+    unit_a, unit_b, unit_h = (z / z.norm(dim=-1, keepdim=True) for z in (a, b, h))
+    to_documents, to_hard = unit_a @ unit_b.T, torch.einsum("id,jkd->ijk", unit_a, unit_h)
+    values = []
+    for i in range(N):
+        total = torch.zeros((), dtype=torch.float64)
+        for j in range(N):
+            cosines = [(to_documents[i, j], "" if j == i else "in_batch_negatives")] * (scope != "own_only" or j == i)
+            kind = "hard_negatives" if j == i else "in_batch_negatives"
+            cosines += [(to_hard[i, j, k], kind) for k in range(H) if scope == "batch" or j == i]
+            for cos, name in cosines:
+                weighted = bool(name) and mode in (name, "all_negatives")
+                total = total + (cos / temperature).exp() * (strength * cos.detach() * weighted).exp()
+        values.append(total.log() - to_documents[i, i] / temperature)
+    expected = torch.stack(values).mean()
+    options: Any = {"hard_negatives_scope": scope, "hardness_mode": mode, "hardness_strength": strength}
+    for backend in BACKENDS:
+        found = fast.multiple_negatives_ranking_loss(
+            a, b, hard_negatives=h, temperature=temperature, **options, backend=backend
+        )
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+        gradients = (torch.autograd.grad(loss, inputs, retain_graph=True) for loss in (found, expected))
+        for mine, right in zip(*gradients, strict=True):
+            torch.testing.assert_close(mine, right, rtol=1e-10, atol=1e-13)

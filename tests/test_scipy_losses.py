@@ -156,6 +156,7 @@ def random_call(rng: np.random.Generator, name: str) -> tuple[tuple[Any, ...], d
     if name == "info_nce":
         return (rows, rng.standard_normal((n, dim))), options | {"negatives": None if rng.random() < 0.5 else others}
     if name == "multiple_negatives_ranking":
+        options["hardness_strength"] = float(rng.choice([0.0, 1.0, 5.0]))
         hard = None if rng.random() < 0.3 else rng.standard_normal((n, 2, dim))
         return (rows, rng.standard_normal((n, dim))), loss.fitting({**options, "hard_negatives": hard})
     options["anchors"] = None if rng.random() < 0.5 else rng.random(n) < 0.7

@@ -254,7 +254,7 @@ def is_explained(case: Case) -> bool:
     for block in case.blocks():
         bands.setdefault(block.part[0].start or 0, []).append((block.left, block.right))
     one_row = all(len(set(band)) == len(band) and len({left for left, _ in band}) == 1 for band in bands.values())
-    return case.size <= LARGEST_EXPLAINED and one_row
+    return case.size <= LARGEST_EXPLAINED and one_row and case.option("hardness_mode") in (None, "none")
 
 
 def explain_failure(case: Case, outcome: Outcome, truth: Truth | Expected) -> str | None:

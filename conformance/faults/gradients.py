@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -129,3 +130,9 @@ def dclw_weights_differentiated(given: parts.Decoupled) -> Tensor:
 def dclw_weights_detached(given: parts.Decoupled) -> Tensor:
     """The value is right, but weights that should be differentiated are constants."""
     return given.against(given._replace(detach=True).weights)
+
+
+@fault("multiple_negatives_ranking", build=parts.ranked)
+def multiple_negatives_ranking_gradient_through_the_hardness(given: dict[str, Any]) -> parts.Ranking:
+    """The weights of the negatives are not detached: a gradient flows through them too."""
+    return parts.ranking(**given, flows=True)

@@ -211,3 +211,28 @@ def multiple_negatives_ranking_only_documents_ignored(given: dict[str, Any]) -> 
     if mask is None:
         return parts.ranking(**given)
     return parts.ranking(**given | {"ignored": mask & (torch.arange(mask.shape[1]) < n)})
+
+
+@fault("multiple_negatives_ranking", build=parts.ranked)
+def multiple_negatives_ranking_hardness_of_the_positive(given: dict[str, Any]) -> parts.Ranking:
+    """The weights are those of all columns of the query, the positive included."""
+
+    def harder(mode: str, own: Tensor) -> Tensor:
+        found = parts.harder_columns(mode, own)
+        found[:, : len(own)] |= found.any() & ~parts.off_diagonal(len(own))
+        return found
+
+    return parts.ranking(**given, harder=harder)
+
+
+@fault("multiple_negatives_ranking", build=parts.ranked)
+def multiple_negatives_ranking_hardness_of_all_hard_negatives(given: dict[str, Any]) -> parts.Ranking:
+    """The mode of hard negatives also weights the hard negatives of other queries."""
+
+    def harder(mode: str, own: Tensor) -> Tensor:
+        found = parts.harder_columns(mode, own)
+        if mode == "hard_negatives":
+            found[:, len(own) :] = True
+        return found
+
+    return parts.ranking(**given, harder=harder)

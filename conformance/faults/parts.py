@@ -542,10 +542,19 @@ def ranking(
     directions: str = "query_to_doc",
     partition: str = "joint",
     ignored: Tensor | None = None,
+    hardness_mode: str = "none",
+    hardness_strength: float = 0.0,
     similarity: str = "cosine",
     left_out: float = -torch.inf,
+    harder: Callable[[str, Tensor], Tensor] | None = None,
+    flows: bool = False,
+    divided: bool = False,
 ) -> Ranking:
-    """The logits between queries, documents and hard negatives, by direction; ignored pairs have ``left_out``."""
+    """The logits between queries, documents and hard negatives, by direction.
+
+    The faults choose further arguments: the logit of ignored pairs, the columns [N, N + N H] that a hardness mode makes
+    harder, whether a gradient flows through the weights, and whether the strength is divided by the temperature.
+    """
     rows = [view_a, view_b, view_a[:0] if hard_negatives is None else hard_negatives.flatten(0, 1)]
     a, b, h = map(unit, rows) if similarity == "cosine" else rows
     pairs = [(a, b), (a, h), (a, a), (b, a), (b, b), (b, h)]
@@ -558,13 +567,24 @@ def ranking(
 
     own = made(raw).own
     kept = [~other | (hard_negatives_scope != "own_only"), own | shared, other, other | True, other, ~own & shared]
-    found = [s.where(mask, -torch.inf) for s, mask in zip(raw, kept, strict=True)]
+    whole, strength = torch.cat(raw[:2], dim=1), hardness_strength * (1 if divided else temperature)
+    penalty = strength * (whole if flows else whole.detach())
+    chosen_columns = (harder or harder_columns)(hardness_mode, own)
+    of_queries = (whole + penalty.where(chosen_columns, 0.0)).tensor_split([len(a)], dim=1)
+    found = [s.where(mask, -torch.inf) for s, mask in zip([*of_queries, *raw[2:]], kept, strict=True)]
     if ignored is not None:
         blocks = [0, 1, *(k for k, name in enumerate(Ranking._fields[:5]) if k > 1 and name in chosen)]
         blocks += [5] if shared and "doc_to_doc" in chosen else []
         for k, mask in zip(blocks, torch.split(ignored, [found[k].shape[1] for k in blocks], dim=1), strict=True):
             found[k] = found[k].where(~mask | ~kept[k], left_out)
     return made(found, made(raw))
+
+
+def harder_columns(mode: str, own: Tensor) -> Tensor:
+    """[N, N + N H], the documents and hard negatives that a hardness mode chooses; ``own`` is [N, N H]."""
+    other = off_diagonal(len(own))
+    in_batch, hard = torch.cat([other, ~own], dim=1), torch.cat([other & False, own], dim=1)
+    return {"none": in_batch & False, "in_batch_negatives": in_batch, "hard_negatives": hard}.get(mode, in_batch | hard)
 
 
 def ranked(
@@ -577,6 +597,8 @@ def ranked(
     directions: str = "query_to_doc",
     partition: str = "joint",
     ignored: Tensor | None = None,
+    hardness_mode: str = "none",
+    hardness_strength: float = 0.0,
     similarity: str = "cosine",
 ) -> dict[str, Any]:
     """The arguments of ``ranking``, unchanged."""

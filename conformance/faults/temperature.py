@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -175,3 +176,9 @@ def info_nce_scale_clamped(direction: parts.Direction) -> parts.Direction:
 def dclw_weights_of_logits(given: parts.Decoupled) -> Tensor:
     """The weights are those of the logits: their cosines are divided by the temperature as well as by sigma."""
     return given.against(given.held(2 - len(given.own) * (given.closeness / given.temperature).softmax(dim=0)))
+
+
+@fault("multiple_negatives_ranking", build=parts.ranked, right_at=(1.0, 1.0), because="Dividing by 1 changes nothing.")
+def multiple_negatives_ranking_hardness_over_the_temperature(given: dict[str, Any]) -> parts.Ranking:
+    """The strength multiplies the logit, not the similarity: it is divided by the temperature too."""
+    return parts.ranking(**given, divided=True)

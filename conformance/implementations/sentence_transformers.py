@@ -102,6 +102,8 @@ class SentenceTransformers(FilePeer):
         if case.loss == "multiple_negatives_ranking":
             options = {"directions": tuple(case.option("directions").split("+"))}
             options["partition_mode"] = case.option("partition")
+            options["hardness_strength"] = case.option("hardness_strength")
+            options["hardness_mode"] = None if case.option("hardness_mode") == "none" else case.option("hardness_mode")
         elif case.option("direction") == "both":
             options = {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"}
         module: Any = self.loss(None, 1 / case.temperature, self.similarities[case.option("similarity")], **options)

@@ -73,7 +73,13 @@ of which one has two rows."""
 TEMPERATURES = {"low": (0.024, 0.1), "usual": (0.1, 1.0), "high": (1.0, 8.0)}
 """Ranges of the temperature if it can be passed."""
 
-DRAWN = {"bias": (-12.0, 2.0), "tau_plus": (0.01, 0.3), "beta": (0.1, 3.0), "sigma": (0.1, 2.0)}
+DRAWN = {
+    "bias": (-12.0, 2.0),
+    "tau_plus": (0.01, 0.3),
+    "beta": (0.1, 3.0),
+    "sigma": (0.1, 2.0),
+    "hardness_strength": (0.5, 9.0),
+}
 """Ranges of the other options that are numbers, besides 0."""
 
 NEVER_ZERO = ("sigma",)
@@ -305,6 +311,7 @@ def _factors(claim: Claim) -> dict[str, tuple[Any, ...]]:
     def takes(name: str) -> bool:
         return name in entry.keywords and name not in support.lacks
 
+    harder = {"hardness_strength": claim.values_of("hardness_strength") or (True, True, 0.0)}
     references = ["none"]
     if takes("ref_embeddings") and (entry.targets != "labels" or takes("ref_labels")):
         references += ["others", "own"] if takes("self_rows") else ["others"]
@@ -323,7 +330,8 @@ def _factors(claim: Claim) -> dict[str, tuple[Any, ...]]:
             if name in entry.keywords
         },
         **{name: claim.values_of(name) or entry.choices[name] for name in _drawn_options(entry)},
-        **({"hard": (0, 1, 1, 3)} if takes("hard_negatives") else {}),
+        **({"hard": (0, 1, 2)} if takes("hard_negatives") else {}),
+        **(harder if takes("hardness_mode") else {}),
     }
 
 
@@ -451,6 +459,8 @@ class _Drawing:
         drawn_options = _drawn_options(self.entry)
         keywords = self.entry.fitting({name: self.plan[name] for name in drawn_options} | rows)
         keywords = {name: keywords[name] for name in drawn_options}
+        if self.n > 12 and "hardness_mode" in keywords:  # it has no closed form, and the loops are slow
+            keywords["hardness_mode"] = "none"
         if (drawn := self.claim.temperature) is None:
             low, high = map(math.log, TEMPERATURES[self.plan["temperature"]])
             drawn = round(math.exp(self.chance.uniform(low, high)), 5)

@@ -76,7 +76,7 @@ ROUNDING = 2.0**-53
 """Unit roundoff of float64, in which relations are computed."""
 
 NUMBERS_DRAWN = {"bias": (-10.0, 0.0, -2.5, 1.0), "tau_plus": (0.1, 0.0, 0.3), "beta": (1.0, 0.0, 0.5, 2.0)}
-NUMBERS_DRAWN |= {"sigma": (0.5, 0.25, 1.0, 4.0)}
+NUMBERS_DRAWN |= {"sigma": (0.5, 0.25, 1.0, 4.0), "hardness_strength": (0.0, 1.0, 5.0)}
 """The values that are drawn for options that are numbers."""
 
 KINDS = ("any", "labelled", "views", "paired")

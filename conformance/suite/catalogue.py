@@ -42,6 +42,7 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
         "query_to_doc+query_to_query+doc_to_query+doc_to_doc",
     ),
     "partition": ("joint", "per_direction"),
+    "hardness_mode": ("none", "in_batch_negatives", "hard_negatives", "all_negatives"),
     "detach_weights": (True, False),
     "weights_divisor": ("count", "weight"),
     "zero_row": ("error", "zero"),
@@ -68,7 +69,7 @@ COMMON: Mapping[str, object] = {
 }
 """The keywords that every loss has, with their usual defaults."""
 
-NUMBERS = ("base_temperature", "bias", "tau_plus", "beta", "sigma")
+NUMBERS = ("base_temperature", "bias", "tau_plus", "beta", "sigma", "hardness_strength")
 """The options apart from the temperature that are numbers."""
 
 REFERENCES: Mapping[str, object] = {"ref_embeddings": None, "ref_labels": None, "self_rows": None}
@@ -429,6 +430,40 @@ def hard_negative_baseline(
     return -logsigmoid(-log_ratio).where(rows, 0.0)
 
 
+def ranking_baseline(logits: Tensor, member: Tensor, positive: Tensor, *, weights: Tensor) -> Tensor:
+    """The cross-entropy of the one positive; the weights are added to the logits."""
+    return supcon_baseline(logits + weights, member, positive)
+
+
+def ranking_weights_baseline(
+    similarity: Tensor,
+    member: Tensor,
+    positive: Tensor,
+    *,
+    hardness_mode: str,
+    hardness_strength: float,
+    hard_negatives_scope: str,
+    directions: str,
+    partition: str,
+) -> Tensor:
+    """The multiples of the similarities of the negatives from queries to documents that the mode chooses, [R, C]."""
+    import torch
+
+    further, columns = directions.count("+"), similarity.shape[1]
+    apart = partition == "per_direction" and "doc_to_query" in directions
+    n = len(similarity) // 2 if apart else len(similarity)
+    repeated = "doc_to_doc" in directions and hard_negatives_scope == "batch"
+    number = (columns - n * (1 if apart else 1 + further)) // (2 if repeated else 1)
+    own = torch.eye(n, dtype=torch.bool)
+    of_hard = own.repeat_interleave(number // n, dim=1)
+    in_batch, hard = torch.cat([~own, ~of_hard], dim=1), torch.cat([own & False, of_hard], dim=1)
+    chosen = {"in_batch_negatives": in_batch, "hard_negatives": hard, "all_negatives": in_batch | hard}
+    harder = torch.zeros_like(member)
+    if hardness_mode in chosen:
+        harder[:n, : n + number] = chosen[hardness_mode]
+    return (hardness_strength * similarity).where(harder, 0.0)
+
+
 def unfit_for_ranking(given: Mapping[str, object]) -> list[str]:
     """The partition if a denominator has no positive, and the scope of hard negatives that are not given."""
     alike = any(name in str(given.get("directions")) for name in ("query_to_query", "doc_to_doc"))
@@ -594,8 +629,14 @@ for _loss in (
             "directions": "query_to_doc",
             "partition": "joint",
             "ignored": None,
+            "hardness_mode": "none",
+            "hardness_strength": 0.0,
         },
-        baseline=supcon_baseline,
+        baseline=ranking_baseline,
+        weights=Weights(
+            ranking_weights_baseline,
+            ("hardness_mode", "hardness_strength", "hard_negatives_scope", "directions", "partition"),
+        ),
         unfit=unfit_for_ranking,
         variant={"form": "mean", "denominator": "all"},
     ),

@@ -199,7 +199,7 @@ CONDITIONS: Mapping[str, Condition] = {
     ),
     "hard-negatives": _given("hard_negatives"),
     "directions": _given("directions"),
-    "hardness": _given("beta"),
+    "hardness": ("beta or hardness_mode is given", lambda facts: {"beta", "hardness_mode"} & {*facts.case.keywords}),
     "hidden-positives": _given("tau_plus"),
     "mass-floor": ("a mass of negatives is below its floor", lambda facts: _is_floored(facts.case)),
     "weighted-positives": _given("sigma"),

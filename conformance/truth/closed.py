@@ -33,6 +33,8 @@ def closed_form(case: Case) -> Form | None:
     """
     entry, options = case.entry, case.formula_options()
     sets = zip(case.positives(), case.members(), strict=True)
+    if case.option("hardness_mode") not in (None, "none"):
+        return None
     if not WEIGHTS.keys().isdisjoint(case.arguments):
         return None
     if case.undefined() or case.groups() or case.over_pairs or any(len(p) == len(m) for p, m in sets):
