@@ -43,6 +43,7 @@ from pairproof.fast import kernels
 from pairproof.fast.engine import Denominator, Similarity, device
 from pairproof.fast.info_nce import Direction
 from pairproof.fast.kernels.table import KINDS, PADDED, Kind
+from pairproof.fast.ranking import Directions, Partition
 
 DIMS = (64, 128, 256, 512)
 MORE_DIMS = (16, 32, 384, 768, 1024)
@@ -143,6 +144,9 @@ def calls(dtype: torch.dtype, where: str = "cpu", *, wide: bool = False) -> list
         "similarity": get_args(Similarity),
         "denominator": get_args(Denominator),
         "direction": get_args(Direction),
+        "hard_negatives": (None, torch.randn(6, 1, 5).to(where, dtype).requires_grad_()),
+        "directions": get_args(Directions),
+        "partition": get_args(Partition),
     }
     found: list[Callable[[], torch.Tensor]] = []
     for loss in (getattr(fast, name) for name in fast.__all__ if name.endswith("_loss")):
