@@ -443,7 +443,7 @@ def diagnose(
     temperature: Annotated[str | None, typer.Option(metavar="T", help="Short for --set temperature=T.")] = None,
     **options: Any,
 ) -> None:
-    r"""Say whether the value of a loss is plausible for a batch, and whether its embeddings can be trained.
+    r"""Report whether a loss value is plausible for a batch, and whether its embeddings can still improve.
 
     The value is compared with the lowest value that is possible for these classes, which is rarely 0, with the value of
     random embeddings, and with that of equal embeddings, which a collapsed encoder returns. With embeddings, their

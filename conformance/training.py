@@ -1,4 +1,4 @@
-"""Which values of a loss are plausible for a batch, and whether its embeddings can be trained.
+"""Which values of a loss are plausible for a batch, and whether its embeddings can still improve.
 
 ``diagnose`` compares the value that a training loop prints with three levels: the lowest value that is possible, the
 value of random embeddings, and the value of a collapsed encoder, whose embeddings are all equal. It needs numpy, scipy
@@ -276,7 +276,7 @@ def diagnose(
     dim: int = DIM,
     **options: Any,
 ) -> Diagnosis:
-    """Say which value of a loss is plausible for a batch, and whether its embeddings can be trained.
+    """Report which value of a loss is plausible for a batch, and whether its embeddings can still improve.
 
     The value of a contrastive loss says little by itself: its lowest possible value is rarely 0, and that of a
     collapsed encoder can be lower than that of random embeddings. Call this function with the embeddings of one batch,

@@ -250,8 +250,9 @@ class Selection:
         covering: Run only a small fixed subset of the selected cases, chosen to cover every kind of mistake, every
             value of every option and every kernel.
         thorough: Also run the cases of more than 258 rows, bfloat16 and float16, and fast-dense, fast-tiled and
-            fast-exact on every case. Without this option, the former run only if --case, --dtype or --covering selects
-            them; the latter run on a third of the cases each, unless a loss, case, dtype or implementation is selected.
+            fast-exact on every case. Without this option, large cases and half precision run only if --case, --dtype or
+            --covering selects them; each of these three implementations runs on a third of the cases, unless a loss,
+            case, dtype or implementation is selected.
     """
 
     losses: Sequence[str] = option((), "--loss", "-l", metavar="LOSS", read=read_commas)
@@ -533,12 +534,12 @@ class Batch:
 
     Attributes:
         loss: The loss; see: pairproof list.
-        embeddings: File with an [N, D] array; for info_nce, the first tower.
+        embeddings: File with an [N, D] array; for a loss of two towers, the first one.
         id: A new name: lower-case letters, digits and hyphens.
         labels: File with [N] integers. A loss needs labels or positives, partners, positive pairs, or a second tower.
         partners: File with [N] integers, the row of each row's positive; or the word interleaved or stacked.
         positive_pairs: File with [M, 2] row numbers, each an anchor and its positive.
-        positives: File with [N, N] booleans, instead of labels; a row is an anchor.
+        positives: File with [N, N] booleans, instead of labels; row i marks the positives of anchor i.
         anchors: File with [N] booleans, true for the rows that are anchors. By default all are.
         ref_embeddings: File with an [M, D] array, the rows that anchors are contrasted with instead of the batch.
         ref_labels: File with [M] integers, the labels of the reference rows.
@@ -549,7 +550,7 @@ class Batch:
         positive_weights: File with [N, N] numbers from 0, with reference rows [N, M]: the factors of positives.
         negative_weights: File with [N, N] numbers from 0, with reference rows [N, M]: the factors of negatives.
         anchor_weights: File with [N] numbers from 0: the factors of the anchors' values.
-        embeddings_b: File with an [N, D] array, the second tower of info_nce.
+        embeddings_b: File with an [N, D] array, the second tower.
         negatives: File with a [K, D] array, the queue of info_nce.
         hard_negatives: File with a [N, H, D] array, the hard negatives of multiple_negatives_ranking.
         settings: A non-default option of the loss (repeatable).
