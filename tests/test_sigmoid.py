@@ -331,7 +331,7 @@ def test_identify_recognises_a_built_in_bias() -> None:
         return of_labels_and_masks(image, text, temperature, -4.5)
 
     found = identify(siglip, bias=-4.5)
-    assert (found.verdict, found.loss, found.options) == ("match", "sigmoid", {"bias": -4.5})
+    assert (found.verdict, found.loss, found.options) == ("match", "sigmoid", {"bias": "-4.5"})
 
 
 @pytest.mark.slow

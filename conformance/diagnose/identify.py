@@ -486,7 +486,11 @@ partners are passed in place of labels."""
 
 
 def name_faults(found: Identification, search: Search, faults: Sequence[Any]) -> None:
-    """Name the faults with the target's values and gradients for every probe, unless it matches a loss exactly."""
+    """Name the faults with the target's values and gradients for every probe, unless it matches a loss exactly.
+
+    A fault explains nothing if the correct loss has the same answers: it is wrong only for options that no probe has,
+    such as weights, or at lower temperatures.
+    """
     exact = found.match is not None and (found.match.error <= EXACT or search.single)
     differs = any(remark.startswith(("differs", "out of range", "breaks")) for remark in found.remarks)
     if found.verdict == "match" and exact and not differs:
@@ -495,12 +499,21 @@ def name_faults(found: Identification, search: Search, faults: Sequence[Any]) ->
     for fault in faults:
         # A fault that raises an error on a batch differs from the target.
         with suppress(Exception):
-            if fault.call == CALLED.get(search.call, search.call) and _same_answers(
-                search, fault.function, found, close
+            if (
+                fault.call == CALLED.get(search.call, search.call)
+                and _same_answers(search, fault.function, found, close)
+                and not _is_right(search, fault, found, close)
             ):
                 found.faults.append(f"{fault.name}: {fault.words}")
                 if found.verdict == "none":
                     found.verdict, found.loss = "wrong", fault.loss
+
+
+def _is_right(search: Search, fault: Any, found: Identification, close: float) -> bool:
+    """Whether the correct loss that a fault claims to be has the target's answers, too."""
+    with suppress(Exception):
+        return _same_answers(search, fault.right, found, close)
+    return False
 
 
 def _same_answers(search: Search, function: Any, found: Identification, close: float) -> bool:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from ..suite.levels import Level
-from .parts import Builder, Evaluable, Function, composed
+from .parts import RIGHT, Builder, Evaluable, Function, composed
 
 _F = TypeVar("_F", bound=Callable[..., Evaluable])
 
@@ -45,6 +45,11 @@ class Fault:
     level: Level = Level.FORMULA
     right_at: tuple[float, float] | None = None
     because: str = ""
+
+    @property
+    def right(self) -> Function:
+        """The correct loss with the same call, at its default options."""
+        return RIGHT[self.loss, self.call]
 
 
 DECLARED: list[Fault] = []
