@@ -242,7 +242,7 @@ LAYERS = (
     {"judge"},
     {"faults"},
     {"maintain"},
-    {"explain", "report"},
+    {"explain", "page", "report", "summary", "training"},
     {"cli", "pytest_plugin", "test_target", "__init__", "_moved"},
 )
 """The subpackages of ``conformance/`` in layers: each layer but the last two imports only from earlier layers."""
