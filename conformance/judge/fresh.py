@@ -311,7 +311,9 @@ def _factors(claim: Claim) -> dict[str, tuple[Any, ...]]:
     def takes(name: str) -> bool:
         return name in entry.keywords and name not in support.lacks
 
-    harder = {"hardness_strength": claim.values_of("hardness_strength") or (True, True, 0.0)}
+    harder = {}
+    if "hardness_strength" in entry.keywords:
+        harder = {"hardness_strength": claim.values_of("hardness_strength") or (True, True, 0.0)}
     references = ["none"]
     if takes("ref_embeddings") and (entry.targets != "labels" or takes("ref_labels")):
         references += ["others", "own"] if takes("self_rows") else ["others"]
