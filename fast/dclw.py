@@ -1,18 +1,19 @@
 """Weighted decoupled contrastive learning (DCLW): the denominator leaves out the positive, whose term is weighted.
 
 Let s_ij be the cosine of rows i and j divided by the temperature, p the positive of anchor i, c_i their cosine, and
-N(i) every row except i and p. The loss of anchor i is
+N(i) every row except i and p. With references, N(i) is every reference except p and row i itself. The loss of anchor i
+is
 
     log(sum over N(i) of e^s) - w_i s_ip
     w_i = 2 - m_i,  m_i = R softmax(c / sigma)_i over the R rows of the batch
 
-The weights are constants, unless ``detach_weights`` is False. Without negatives the loss is 0. The engine evaluates the
-odds, log(sum over N(i) of e^s / e^s_ip), to which (m_i - 1) s_ip is added. As sigma grows, every w_i goes to 1, and the
-loss to that of DCL, `supcon_loss` with denominator="only_negatives".
+The weights are constants, unless ``detach_weights`` is False. An anchor without negatives has the loss 0. The engine
+evaluates log(sum over N(i) of e^s / e^s_ip), to which (m_i - 1) s_ip is added. As sigma grows, every w_i approaches 1,
+and the loss approaches DCL, `supcon_loss` with denominator="only_negatives".
 
-Source: Yeh et al. 2022, "Decoupled Contrastive Learning", arXiv 2110.06848, the loss L_DCW, averaged over both views as
-in DCLWLoss of lightly at commit e8d317f. There the weights are constants. They are not in
-raminnakhli/Decoupled-Contrastive-Learning at commit 0b9b76d, nor in nidl at commit efb1343.
+Source: Yeh et al. 2022, "Decoupled Contrastive Learning", arXiv 2110.06848, the loss L_DCW. The mean over all rows is
+that of DCLWLoss of lightly at commit e8d317f, where the weights are constants. Gradients flow through the weights in
+raminnakhli/Decoupled-Contrastive-Learning at commit 0b9b76d and in nidl at commit efb1343.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def dclw_loss(
     validate: bool = False,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Decoupled contrastive learning whose positive terms are weighted by 2 - N softmax(cosine / sigma) (DCLW).
+    """Decoupled contrastive learning, positive terms weighted by 2 - N softmax(cosine / sigma) over the rows (DCLW).
 
     Example:
         >>> import torch
@@ -68,25 +69,27 @@ def dclw_loss(
 
     Args:
         embeddings: floating ``[N, D]``, N >= 2, or with references N >= 1.
-        partners: integers ``[N]``, the row of each row's positive: mutual, never the row itself. `stacked_partners` and
-            `interleaved_partners` return them for two views per item. With references, any row of these except the
-            anchor itself; need not be mutual.
-        anchors: bool ``[N]``, the rows that are anchors; None: all rows. The weights are those of all rows.
+        partners: integers ``[N]``, the row of each row's positive. Partners are mutual, and no row is its own partner.
+            `stacked_partners` and `interleaved_partners` return them for two views per item. With references,
+            partners[i] is any row of the references except self_rows[i], and need not be mutual.
+        anchors: bool ``[N]``, the rows that are anchors; None: all rows. The weights are computed from all rows.
         ref_embeddings: floating ``[M, D]``, rows that anchors are contrasted with instead of the batch: a memory bank,
             a queue, or the gathered rows of all devices. None: the batch.
         self_rows: integers ``[N]``, the reference that is the anchor itself and is left out, or -1; None: all -1.
         temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
             require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
-        similarity: "cosine"; the weights are those of a distribution of directions, so there is no other.
+        similarity: only "cosine", because the weights are defined for unit vectors.
         sigma: number from 1e-10 to 1e10; in the weights, similarities are divided by it.
-        detach_weights: whether the weights are constants, through which no gradient flows. The value is the same.
+        detach_weights: whether the weights are constants, through which no gradient flows. It has no effect on the
+            value.
         reduction: "mean" or "sum" over the anchors, or "none": one value per anchor, in row order.
         validate: also check values on devices other than the CPU, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
 
     Returns:
-        A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
+        A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32. An anchor without
+        negatives has the value 0.
 
     Raises:
         TypeError: an argument has the wrong type or dtype.

@@ -1,13 +1,14 @@
 """InfoNCE: the cross-entropy of two towers; by default row k of one tower is the only positive of row k of the other.
 
-Let s_ij be the similarity of row i of one tower and row j of the other, divided by the temperature. P(i) are the
-positives of row i among the rows of the other tower. The loss of anchor i is
+Let s_ij be the similarity of row i of one tower and row j of the other, divided by the temperature. A(i) is every row
+of the other tower, except those of ignored pairs. P(i) is the set of positives of row i in A(i). The loss of anchor i
+is
 
-    info_nce                  mean over p in P(i) of -log(e^s_ip / sum over j of e^s_ij)
+    info_nce                  mean over p in P(i) of -log(e^s_ip / sum over j in A(i) of e^s_ij)
     info_nce with negatives   -log(e^s_ii / (e^s_ii + sum over n of e^s_in)), n the rows of ``negatives``
 
-With ``inside_reduction``, it is -log of the mean or the sum of the ratios. With ``direction="both"``, the default
-without negatives, the rows of both towers are anchors.
+With ``inside_reduction`` "mean" or "sum", it is -log of the mean or of the sum of the ratios. With
+``direction="both"``, the default without negatives, the rows of both towers are anchors.
 
 Sources: van den Oord et al. 2018, "Representation Learning with Contrastive Predictive Coding", arXiv 1807.03748; both
 directions: Radford et al. 2021 (CLIP), arXiv 2103.00020; their weights: Zhang et al. 2020 (ConVIRT), arXiv 2010.00747,
@@ -98,33 +99,33 @@ def info_nce_loss(
     Args:
         embeddings_a: floating ``[N, D]``, N >= 1.
         embeddings_b: floating ``[M, D]``, the other tower; M is N unless partners, labels or positives are given.
-        partners: integers ``[N]`` from 0 to M - 1, the only positive of each row of a. The positives of a row of b are
-            the rows of a whose positive it is: none, one or several.
+        partners: integers ``[N]`` from 0 to M - 1, the only positive of each row of a. Row j of b has as positives the
+            rows of a with partner j: none, one or several.
         labels: integers or bool ``[N]``; rows of a and of b with the same label are positives of each other.
         ref_labels: integers or bool ``[M]``, the labels of the rows of b; by default ``labels``, if M is N.
         positives: bool ``[N, M]``, the pairs of a row of a and a row of b that are positives of each other.
         ignored: bool ``[N, M]``, pairs that are left out of numerator and denominator in both directions, positives
-            included; but never a row's only positive, without labels and positives.
+            included. Without labels and positives, the one positive of a row of a must not be ignored.
         ignored_ids: integers ``[N]``, such as one number per caption; a pair of rows of a and b with equal ids is left
             out unless the rows are positives of each other.
         ref_ignored_ids: integers ``[M]``, the ids of the rows of b; by default ``ignored_ids``, if M is N.
-        negatives: floating ``[K, D]``, K >= 1, the negatives of every anchor, instead of the other tower's other rows;
-            the same for both directions. With them, none of the arguments from partners to ref_ignored_ids may be
+        negatives: floating ``[K, D]``, K >= 1, the negatives of every anchor, in both directions. They replace the
+            other rows of the other tower. With them, none of the arguments from partners to ref_ignored_ids may be
             given.
-        direction: the tower whose rows are anchors: "a_to_b" (a), "b_to_a" (b), or "both" (a, then b). None: "both", or
-            "a_to_b" with negatives, as in MoCo.
+        direction: the tower whose rows are anchors: "a_to_b" (a), "b_to_a" (b), or "both" (a, then b). None: "a_to_b"
+            if negatives are given, as in MoCo, else "both".
         direction_weights: None, or two numbers from 0 to 1e10 with direction "both": the factors of the values of a's
-            anchors and of b's. The mean is then the sum of the mean over a's anchors and the mean over b's. None: the
-            mean over the anchors of both; if the towers have equally many anchors, it is that of (0.5, 0.5).
+            anchors and of b's. The reduction "mean" then averages the weighted values of each tower's anchors, and adds
+            the two means. None: all factors are 1, and the mean is over the anchors of both towers. This equals the
+            mean with (0.5, 0.5) if both towers have the same number of anchors.
         temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
             require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
-        inside_reduction: what is done with the ratios of several positives inside the logarithm: "none", each ratio has
-            its own logarithm, and the value is the mean of the logarithms; "mean" or "sum", the value is the logarithm
-            of the ratios' mean or sum.
-        no_positive: the value of an anchor without positives: "zero", counted as 0, "drop", left out of the mean and of
-            the values, or "nan".
+        inside_reduction: how the ratios e^s_ip / sum of e^s of several positives are combined. "none": the value is the
+            mean of -log of each ratio. "mean": -log of the mean of the ratios. "sum": -log of their sum.
+        no_positive: the value of an anchor without positives: "zero" (counted as 0), "drop" (left out of the mean and
+            of the values of "none") or "nan".
         reduction: "mean" over the anchors that count, "sum" of their values, or "none": one value per anchor that
             counts, those of a before those of b.
         validate: also check values on devices other than the CPU, which synchronises with the device.
@@ -173,7 +174,7 @@ def info_nce_loss(
         # The gradients of both directions are added before they are rounded to a narrow dtype.
         a, b, negatives = a.to(computing), b.to(computing), None if negatives is None else negatives.to(computing)
     if not named:
-        # Every row has exactly one positive. The plain mean or sum of a small batch is then evaluated faster.
+        # Every row has exactly one positive, so the policy has no effect. With "zero", small batches are faster.
         policy = replace(policy, no_positive="zero")
     batch = Batch(a, targets, rule, References(b, sizes=of_b), storage=storage, sizes=of_a)
     if not named and not targets.omits and negatives is None:
@@ -203,7 +204,7 @@ def info_nce_loss(
 def _with_queue(
     batch: Batch, negatives: Tensor, sizes: Sizes | None, direction: str, backend: Backend
 ) -> list[AnchorValues]:
-    """Return the values of each direction in which anchors are contrasted with their positive and the negatives."""
+    """Return the values of each chosen direction. Anchors are contrasted with their positive and the negatives."""
     a, b, rule = batch.embeddings, cast(Tensor, batch.references.embeddings), replace(batch.rule, terms="out")
     none = Targets("none", torch.empty(0, dtype=torch.int64, device=a.device))
     queue = References(negatives, sizes=sizes)

@@ -8,16 +8,17 @@ two rows divided by the temperature, each direction contrasts query i, or its do
     doc_to_query    s(b_i, a_j) for all j
     doc_to_doc      s(b_i, b_j) and s(b_i, h_jk) for j != i
 
-The loss of query i is -log(e^s(a_i, b_i) / sum of e^s over all of them); with "doc_to_query" the positive stands twice
-in the denominator, as in GTE. With partition "per_direction" each direction has a denominator of its own, and the
-documents are anchors too.
+The loss of query i is -log(e^s(a_i, b_i) / sum of e^s over all terms of the chosen directions). With "doc_to_query",
+the denominator contains the positive twice, as in GTE. With partition "per_direction", each direction has its own
+denominator. With "doc_to_query", the documents are then anchors too.
 
-With a hardness mode, the exponentials of some negatives of query_to_doc are multiplied by e^(strength similarity),
-which is a constant: the sum is that of a lower temperature, whose gradient is multiplied by the share of 1/temperature.
+With a hardness mode, the exponentials of some negatives of query_to_doc are multiplied by e^(strength * similarity). No
+gradient flows through this factor. The product is e^(similarity / T'), 1 / T' = 1 / temperature + strength. The engine
+therefore evaluates the sum at the temperature T', and multiplies its gradient by T' / temperature.
 
-The engine evaluates the side of the queries as odds, log(sum over the negatives of e^s / e^s(a_i, b_i)), and that of
-the documents as the logarithm of a sum. Hard negatives that only their own query is contrasted with are N H single
-logits. The logarithms are added relative to the positive, so that no digits of a small loss are lost.
+Each direction gives a sum of exponentials relative to the positive, as log(sum of e^s / e^s(a_i, b_i)). The loss is
+log(1 + the sum of these ratios), which keeps the digits of a small loss. Hard negatives that only their own query is
+contrasted with are evaluated as N H single logits.
 
 Sources: Henderson et al. 2017, arXiv 1705.00652, section 4.4; GTE: Li et al. 2023, arXiv 2308.03281, section 3.3;
 hardness: Lan et al. 2025, arXiv 2503.04812, equation 5; as in multiple_negatives_ranking.py of
@@ -97,9 +98,10 @@ def multiple_negatives_ranking_loss(
     validate: bool = False,
     backend: Backend = "auto",
 ) -> Tensor:
-    """InfoNCE of queries and documents, with hard negatives and up to four directions (MNRL; with all four GTE).
+    """InfoNCE of queries and documents, with hard negatives and up to four directions (MNRL; GTE with all four).
 
-    `info_nce_loss` with ``direction="a_to_b"`` is this loss without hard negatives; with "both" it is this loss with
+    At equal temperatures, `info_nce_loss` with ``direction="a_to_b"`` is this loss without hard negatives and with the
+    default options. `info_nce_loss` with ``direction="both"`` is this loss with
     ``directions="query_to_doc+doc_to_query"`` and ``partition="per_direction"``.
 
     Example:
@@ -114,29 +116,31 @@ def multiple_negatives_ranking_loss(
     Args:
         embeddings_a: floating ``[N, D]``, N >= 1, the queries.
         embeddings_b: floating ``[N, D]``, the documents; row i is the positive of query i.
-        hard_negatives: floating ``[N, H, D]``, H hard negatives of every query, added to the documents.
-        hard_negatives_scope: what the hard negatives are contrasted with: "batch" (all queries and, under doc_to_doc,
-            the documents of the other queries), "own" (their own query alone), or "own_only" (the same, and
-            query_to_doc leaves out the documents of the other queries).
-        directions: query_to_doc, or query_to_doc and some of query_to_query, doc_to_query and doc_to_doc, in this order
-            and joined by "+".
-        partition: "joint", one denominator for all directions, or "per_direction", one for each; then the directions
-            are query_to_doc and doc_to_query, because the others have no positives.
-        ignored: bool ``[N, C]``, the pairs that are left out, but never a query and its document. The columns are those
-            of the directions in the order above: N documents, the N H hard negatives (of query 0 first) if given, N
-            other queries, N queries, N other documents, and the hard negatives again if they are shared. Row i is that
-            of query i and of its document. Entries of pairs that are not contrasted have no effect. `gist_masks`
-            returns the mask of GISTEmbed.
-        hardness_mode: the negatives of query_to_doc whose exponentials are multiplied by e^(hardness_strength
-            similarity): "none", "in_batch_negatives" (documents and hard negatives of other queries), "hard_negatives"
-            (the own ones) or "all_negatives".
-        hardness_strength: number from 0 to 1e10. No gradient flows through the factors.
+        hard_negatives: floating ``[N, H, D]``, H hard negatives of every query. They are contrasted with the queries.
+        hard_negatives_scope: what each hard negative is contrasted with. "batch": every query and, under doc_to_doc,
+            the documents of the other queries. "own": its own query only. "own_only": its own query only, and each
+            query is contrasted with no document but its own; requires hard_negatives.
+        directions: "query_to_doc", or "query_to_doc" followed by some of "query_to_query", "doc_to_query" and
+            "doc_to_doc", in this order and joined by "+".
+        partition: "joint": one denominator for all directions. "per_direction": one denominator for each direction. It
+            is not available with query_to_query and doc_to_doc, which have no positives.
+        ignored: bool ``[N, C]``, the pairs that are left out. Row i holds the pairs of query i and of its document. The
+            columns are blocks, one after the other: the N documents, the N H hard negatives if they are given (those of
+            query 0 first), then N columns for each further direction, in the order of ``directions``. With doc_to_doc
+            and scope "batch", the N H hard negatives follow once more, as negatives of the documents. The positive, at
+            column i of the first block, must not be ignored; with "per_direction", neither must that of doc_to_query.
+            Entries of pairs that are not contrasted have no effect. `gist_masks` returns the mask of GISTEmbed.
+        hardness_mode: the negatives of query_to_doc whose exponentials are multiplied by
+            e^(hardness_strength * similarity): "none", "in_batch_negatives" (the documents and the hard negatives of
+            the other queries), "hard_negatives" (those of the query itself) or "all_negatives" (both).
+        hardness_strength: number from 0 to 1e10. It has no effect if the mode is "none". No gradient flows through
+            the factors.
         temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
-            require a gradient. It is one over the ``scale`` of sentence-transformers.
+            require a gradient. The ``scale`` of sentence-transformers is 1 / temperature.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
-        reduction: "mean" or "sum" over the anchors, or "none": one value per anchor. The anchors are the N queries;
-            with "per_direction" and doc_to_query the N queries, then the N documents, and the mean divides by 2N.
+        reduction: "mean" or "sum" over the anchors, or "none": one value per anchor. The anchors are the N queries.
+            With "per_direction" and doc_to_query, they are the N queries and then the N documents.
         validate: also check values on devices other than the CPU, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
 
@@ -145,11 +149,12 @@ def multiple_negatives_ranking_loss(
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
-        ValueError: an argument has the wrong shape, value or device, or an option is unknown.
+        ValueError: an argument has the wrong shape, value or device, or does not fit the others, or an option is
+            unknown.
 
     Source:
-        arXiv 1705.00652, section 4.4; GTE, arXiv 2308.03281, section 3.3; multiple_negatives_ranking.py of
-        sentence-transformers.
+        arXiv 1705.00652, section 4.4; GTE, arXiv 2308.03281, section 3.3; hardness: arXiv 2503.04812, equation 5;
+        multiple_negatives_ranking.py of sentence-transformers.
     """
     chosen = check_directions(directions, partition, hard_negatives_scope, hard_negatives)
     rule, policy = Rule("out", similarity, temperature, "only_negatives"), Policy(reduction, base_temperature)
@@ -193,7 +198,7 @@ def multiple_negatives_ranking_loss(
     in_batch = hardness_strength if hardness_mode in ("in_batch_negatives", "all_negatives") else 0.0
     own = hardness_strength if hardness_mode in ("hard_negatives", "all_negatives") else 0.0
     queries, documents = [], []
-    apart = hard is not None and (not shared or in_batch != own)  # the own hard negatives are a part of their own
+    apart = hard is not None and (not shared or in_batch != own)  # whether the own hard negatives are a separate sum
     owners = place.repeat_interleave(0 if hard is None else hard.shape[0] // place.shape[0])
     if hard is not None and apart:
         repeated = a.index_select(0, owners)
@@ -249,19 +254,19 @@ def _log_sum(
     storage: torch.dtype,
     backend: Backend,
 ) -> Tensor:
-    """Return the logarithm ``[N]`` of the sum of e^s over columns; -inf where there are none.
+    """Return, for each row, the logarithm ``[N]`` of the sum of e^s over its columns; -inf for a row without columns.
 
     Args:
         rows: the anchors.
         columns: the rows that they are contrasted with.
-        partners: int64 ``[N]``, the column of each positive, which is left out; the sum is relative to its exponential.
+        partners: int64 ``[N]``, the column of each positive. It is left out, and the sum is divided by its exponential.
         own: int64 ``[N]``, the column that is left out for each row.
         ids: int64 ``[N]`` and ``[M]``; columns with the id of the row are left out.
         ignored: bool ``[N, M]``, the pairs that are left out.
-        strength: the exponentials are multiplied by e^(strength similarity), through which no gradient flows.
-        rule: the formula of the odds.
+        strength: the exponentials are multiplied by e^(strength * similarity), through which no gradient flows.
+        rule: the formula with ``partners``; without them, its terms are replaced by "lse".
         storage: the original dtype of the rows.
-        backend: the backend.
+        backend: "auto", "dense", "tiled", "exact" or "triton".
     """
     of_rows, of_columns = ids or (None, None)
     given = torch.empty(0, dtype=torch.int64, device=rows[0].device)
@@ -282,7 +287,7 @@ def _log_sum(
     if not strength:
         found = anchor_values(batch, backend)
         return torch.where(found.negatives > 0, found.values, -math.inf)
-    # (1 / T + strength) s is a logit of a lower temperature. The share of 1 / T in its derivative is kept.
+    # The logits (1 / T + strength) * similarity are those of a lower temperature. The part with strength is a constant.
     temperature = rule.temperature
     share = 1 / (1 + strength * (temperature.detach() if isinstance(temperature, Tensor) else temperature))
     found = anchor_values(replace(batch, rule=replace(rule, temperature=temperature * share)), backend)
@@ -304,14 +309,14 @@ def _widths(n: int, hard: int, chosen: list[str], scope: str) -> dict[str, int]:
 
 
 def _beside(first: Tensor | None, second: Tensor | None) -> Tensor | None:
-    """Return two masks ``[N, ...]`` side by side; the first one, if there is no second."""
+    """Return two masks ``[N, ...]`` side by side, or the first if one of them is None."""
     return first if first is None or second is None else torch.cat([first, second], dim=1)
 
 
 def _log_sum_where(logits: Tensor, kept: Tensor) -> Tensor:
-    """Return the logarithm ``[N]`` of the sum of e^s over the kept logits ``[N, H]``; -inf where there are none."""
+    """Return the logarithm ``[N]`` of the sum of e^s over the kept logits ``[N, H]``; -inf for a row without any."""
     some = kept.any(1)
-    # The replaced values keep the gradient finite.
+    # A row without kept logits is not masked here: the gradient of the logarithm of 0 is NaN.
     sums = logits.masked_fill(~kept & some[:, None], -math.inf).logsumexp(1)
     return torch.where(some, sums, -math.inf)
 
@@ -319,7 +324,7 @@ def _log_sum_where(logits: Tensor, kept: Tensor) -> Tensor:
 def _cross_entropy(parts: list[Tensor]) -> Tensor:
     """Return log(1 + the sum of e^x over the parts), ``[N]``; each part is ``[N]``, and may be -inf."""
     together = torch.stack(parts)
-    # A row of which all parts are -inf has the value 0. The replaced values keep the gradient finite.
+    # A row whose parts are all -inf has the value 0. Its parts are replaced by 0, so that the gradient is not NaN.
     some = (together > -math.inf).any(0) | together.isnan().any(0)
     odds = torch.where(some, together, 0.0).logsumexp(0)
     return torch.where(some, -F.logsigmoid(-odds), 0.0)
@@ -334,31 +339,42 @@ def gist_masks(
     margin_strategy: Literal["absolute", "relative"] = "absolute",
     margin: float = 0.0,
 ) -> Tensor:
-    """The pairs that GISTEmbed leaves out: more similar than the query and its document, according to a guide model.
+    """Return the mask of the pairs that GISTEmbed leaves out: those that a guide model considers too similar.
 
-    With s the cosine of the guide's embeddings, a pair of row i is ignored if it exceeds s(a_i, b_i) - margin, or under
-    "relative" s(a_i, b_i) - margin |s(a_i, b_i)|. The loss of GISTEmbed is then
+    Let s be the cosine of the guide's embeddings. A pair in row i is ignored if its s is greater than
+    s(a_i, b_i) - margin or, under "relative", s(a_i, b_i) - margin * |s(a_i, b_i)|. The loss of GISTEmbed is
 
         multiple_negatives_ranking_loss(a, b, hard_negatives=h, directions=directions, ignored=gist_masks(...),
                                         temperature=0.01)
 
-    GISTEmbed contrasts no document with a hard negative: these pairs are ignored too. The code of sentence-transformers
-    differs in one case: where this limit is 1 or more, as for a guide whose embeddings of a query and its document
-    coincide, its code contrasts the query, and the document, with itself, at cosine 1; the loss never does.
+    GISTEmbed contrasts no document with a hard negative, so these pairs are ignored too. The code of
+    sentence-transformers differs in one case. If the limit is 1 or more, for example if the guide's embeddings of a
+    query and its document are equal, that code contrasts the query with itself, and the document with itself. This loss
+    never does.
+
+    Example:
+        >>> import torch
+        >>> from pairproof.fast import gist_masks
+        >>> a, b = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[0.6, 0.8], [0.0, 1.0]])
+        >>> gist_masks(a, b, directions="query_to_doc").tolist()
+        [[False, False], [False, False]]
+        >>> gist_masks(a, b, directions="query_to_doc", margin=0.5).tolist()
+        [[False, False], [True, False]]
 
     Args:
         guide_a: floating ``[N, E]``, the guide's embeddings of the queries.
-        guide_b: floating ``[N, E]``, those of the documents.
-        guide_hard_negatives: floating ``[N, H, E]``, those of the hard negatives, if there are any.
+        guide_b: floating ``[N, E]``, the guide's embeddings of the documents.
+        guide_hard_negatives: floating ``[N, H, E]``, the guide's embeddings of the hard negatives; None: no such rows.
         directions: the directions of the loss.
         margin_strategy: "absolute" or "relative".
-        margin: how much less similar a negative has to be.
+        margin: the number by which the limit is below the positive's cosine, or the fraction under "relative".
 
     Returns:
-        bool ``[N, C]``, the argument ``ignored`` of `multiple_negatives_ranking_loss` for shared hard negatives.
+        bool ``[N, C]``, the argument ``ignored`` of `multiple_negatives_ranking_loss` with
+        ``hard_negatives_scope="batch"``.
 
     Raises:
-        ValueError: an option is unknown.
+        ValueError: an option is unknown. The shapes are not checked.
 
     Source:
         Solatorio 2024, arXiv 2402.16829; gist_embed.py of sentence-transformers 6.2.0.

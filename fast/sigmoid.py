@@ -56,18 +56,18 @@ def sigmoid_loss(
         embeddings_a: floating ``[N, D]``, N >= 1; the anchors.
         embeddings_b: floating ``[M, D]``, the other tower; M is N unless partners, labels or positives are given.
         partners: integers ``[N]`` from 0 to M - 1, the only positive of each row of a.
-        labels: integers or bool ``[N]``; rows of b with the same label are positives.
+        labels: integers or bool ``[N]``; the positives of a row of a are the rows of b with the same label.
         ref_labels: integers or bool ``[M]``, the labels of the rows of b; by default ``labels``, if M is N.
         positives: bool ``[N, M]``, the positives of each row of a.
         temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
             require a gradient.
-        bias: number from -1e10 to 1e10 that is added to the quotients, or a 0-dimensional tensor, which may require a
-            gradient.
+        bias: number from -1e10 to 1e10 that is added to similarity / temperature, or a 0-dimensional tensor, which may
+            require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
-        reduction: "mean" over the rows of a, "mean_pairs" over all N M pairs, "sum" or "sum_pairs", the same number,
-            "none": one value per row of a, or "none_pairs": one value per pair, ordered by row of a, then by row of b.
-            ``reshape(N, M)`` of these has the value of row i of a and row j of b at (i, j).
+        reduction: "mean": the mean over the rows of a. "mean_pairs": the mean over all N M pairs. "sum" and
+            "sum_pairs": the sum, which is the same for both. "none": one value per row of a. "none_pairs": one value
+            per pair, ordered by row of a, then by row of b; ``reshape(N, M)`` puts the pair (i, j) at [i, j].
         validate: also check values on devices other than the CPU, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
 

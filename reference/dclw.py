@@ -1,23 +1,23 @@
 """Weighted decoupled contrastive learning (DCLW): the denominator leaves out the positive, whose term is weighted.
 
-Let s_ij = similarity(z_i, z_j) / temperature, where the similarity is the cosine. A(i) is every column except i (with
-references, every reference except the one that is i), P(i) = {p}, and N(i) the other columns of A(i). The loss of
-anchor i is
+Let s_ij = similarity(z_i, z_j) / temperature, where the similarity is the cosine. A(i) is every column except i. With
+references, A(i) is every reference except the one that is row i itself. P(i) = {p}, and N(i) is the rest of A(i). The
+loss of anchor i is
 
     dclw_loss  L_i = -w_i s_ip + log Σ_{n∈N(i)} e^s_in
         w_i  = 2 - e^(c_i / σ) / (1/R Σ_k e^(c_k / σ)),  c_i = similarity(z_i, z_p)
 
-The mean runs over all R rows of the batch, whether they are anchors or not. In a batch of two views per item, both
-views have the same c, so the mean is that over the items, and w_i = 2 - N softmax_i(c / σ) for N items. The mean of the
-weights is 1. Rows that are closer to their positive than others have smaller weights, down to 2 - N. As σ grows, every
-weight goes to 1, and the loss to that of DCL, `supcon_loss` with denominator="only_negatives". The weights depend on
-the similarities of all rows, so they are computed before the formula, which takes them as an option. Without negatives
-the loss is 0.
+The sum runs over all R rows of the batch, whether they are anchors or not. That is, w_i = 2 - R softmax(c / σ)_i,
+and the mean of all weights is 1. A row that is closer to its positive than other rows has a smaller weight. No weight
+is below 2 - R. With two views per item, both views have the same c. The weights are then 2 - N softmax(c / σ)_i over
+the N items, and none is below 2 - N. As σ grows, every weight approaches 1. The loss then approaches DCL,
+`supcon_loss` with denominator="only_negatives". The weights depend on the similarities of all rows, so they are
+computed before the formula, which takes them as an option. An anchor without negatives has the loss 0.
 
-The paper sums over both views and all items. The mean over all rows is that of lightly (lightly/loss/dcl_loss.py at
-commit e8d317f). The paper does not say whether the weights are constants. In lightly they are; in
-raminnakhli/Decoupled-Contrastive-Learning (loss/dcl.py at commit 0b9b76d) and in nidl (nidl/losses/dcl.py at commit
-efb1343) they are not, which is ``detach_weights=False``. The value is the same; the gradient differs.
+The paper sums over both views and all items. lightly takes the mean over all rows (lightly/loss/dcl_loss.py at commit
+e8d317f), as this loss does. The paper does not say whether the weights are constants. They are constants in lightly.
+Gradients flow through them in raminnakhli/Decoupled-Contrastive-Learning (loss/dcl.py at commit 0b9b76d) and in nidl
+(nidl/losses/dcl.py at commit efb1343), as with ``detach_weights=False``. The value is the same; the gradient differs.
 
 Source: Yeh et al., "Decoupled Contrastive Learning", arXiv 2110.06848, L_DCW with negative von Mises-Fisher weights.
 """
@@ -39,7 +39,7 @@ from .terms import Anchor, Columns, Result, Row, cross_entropy
 def dclw_weights(
     similarity: Sequence[Row], P: Sequence[Columns], N: Sequence[Columns], *, sigma: float = 0.5
 ) -> list[list[Scalar]]:
-    """Return w_i = 2 - e^(c_i / σ) / (1/R Σ_k e^(c_k / σ)) for every row, as a list of one."""
+    """Return [R][1], the weight w_i = 2 - e^(c_i / σ) / (1/R Σ_k e^(c_k / σ)) of every row."""
     closeness = [row[p] / float(sigma) for row, (p,) in zip(similarity, P, strict=True)]
     top = closeness[largest(closeness)]
     e = [np.exp(c - top) for c in closeness]
@@ -48,7 +48,7 @@ def dclw_weights(
 
 
 def dclw_anchor(s: Row, i: int, A: Columns, P: Columns, N: Columns, *, weights: Sequence[Scalar]) -> Anchor:
-    """L_i = -w_i s_ip + log Σ_{n∈N(i)} e^s_in: arXiv 2110.06848, L_DCW."""
+    """L_i = -w_i s_ip + log Σ_{n∈N(i)} e^s_in, or 0 without negatives: arXiv 2110.06848, L_DCW."""
     (p,), (weight,) = P, weights
     if not N:
         return 0.0, []
@@ -71,7 +71,7 @@ def dclw_loss(
     detach_weights: bool = True,
     reduction: str = "mean",
 ) -> Result:
-    """Decoupled contrastive learning whose positive terms are weighted by 2 - N softmax(cosine / sigma) (DCLW).
+    """Decoupled contrastive learning, positive terms weighted by 2 - N softmax(cosine / sigma) over the rows (DCLW).
 
     Example:
         >>> from pairproof.reference import stacked_partners
@@ -82,23 +82,23 @@ def dclw_loss(
 
     Args:
         embeddings: [N, D] floats; complex numbers and intervals (balls of python-flint) are accepted too.
-        partners: [N] integers, the row of each row's positive: mutual, never the row itself. stacked_partners and
-            interleaved_partners return them for two views per item. With ref_embeddings, partners[i] is any row of
-            the references except self_rows[i], and need not be mutual.
-        anchors: bool [N], the rows that are anchors; all rows by default. The weights are those of all rows.
+        partners: [N] integers, the row of each row's positive. Partners are mutual, and no row is its own partner.
+            stacked_partners and interleaved_partners return them for two views per item. With ref_embeddings,
+            partners[i] is any row of the references except self_rows[i], and need not be mutual.
+        anchors: bool [N], the rows that are anchors; all rows by default. The weights are computed from all rows.
         ref_embeddings: [M, D], rows that anchors are contrasted with instead of the batch: a memory bank, a queue, or
             the gathered rows of all devices. N may then be 1.
         self_rows: [N] integers, the row of ref_embeddings that is anchor i and is left out, or -1; -1 by default.
         temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
-        similarity: "cosine"; the weights are those of a distribution of directions, so there is no other.
+        similarity: only "cosine", because the weights are defined for unit vectors.
         sigma: number from 1e-10 to 1e10; in the weights, similarities are divided by it.
-        detach_weights: whether the weights are constants, through which no derivative flows. The value is the same.
+        detach_weights: whether the weights are constants, through which no derivative flows. It has no effect on the
+            value.
         reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor).
 
     Returns:
-        The loss and its terms; the numerator of a pair is that of the weighted logit. An anchor without negatives has
-        the value 0.
+        The loss and its terms. The numerator of a pair is e^(w_i s_ip). An anchor without negatives has the value 0.
 
     Raises:
         TypeError: an argument has the wrong type or dtype.

@@ -1,15 +1,18 @@
 """InfoNCE: the cross-entropy of two towers; by default row k of one tower is the only positive of row k of the other.
 
-Let s_ij = similarity(a_i, b_j) / temperature. P(i) are the positives of row i of a among the rows of b, and A(i) all
-rows of b. If negatives n_1 ... n_K are given, row i has one positive, and A(i) are the positive and these negatives:
+Let s_ij = similarity(a_i, b_j) / temperature. A(i) is every row of b, except those of ignored pairs. P(i) is the set of
+positives of row i of a in A(i). The loss of anchor i is
 
     info_nce_loss  L_i = 1/|P(i)| Σ_{p∈P(i)} -log( e^s_ip / Σ_{j∈A(i)} e^s_ij )
+
+With ``inside_reduction`` "mean" or "sum", L_i is -log of the mean or of the sum of the ratios over P(i). If negatives
+n_1 ... n_K are given, the positive of row i of a is row i of b, and the other rows of b are left out:
+
                    L_i = -log( e^s_ii / (e^s_ii + Σ_k e^(similarity(a_i, n_k) / temperature)) )
 
-With ``inside_reduction`` "mean" or "sum", L_i = -log of the mean or of the sum over P(i) of the ratios. The formulas
-are those of SupCon with other sets. For an anchor of b, s_ji takes the place of s_ij, and its positives are the rows of
-a whose positive it is. The loss is the mean over the rows of a, over those of b, or over both; with
-``direction_weights`` it is the weighted sum of the two means.
+The formulas are those of SupCon with other sets. If row j of b is an anchor, its logits are s_ij for the rows i of a.
+Its positives are the rows of a that have row j as a positive. The loss is the mean over the rows of a, over the rows of
+b, or over both. With ``direction_weights``, it is the weighted sum of the two means.
 
 Sources: van den Oord et al., "Representation Learning with Contrastive Predictive Coding", arXiv 1807.03748; both
 directions are CLIP's, Radford et al., arXiv 2103.00020; their weights are ConVIRT's, Zhang et al., arXiv 2010.00747,
@@ -68,31 +71,31 @@ def info_nce_loss(
     Args:
         embeddings_a: [N, D] floats; complex numbers and intervals (balls of python-flint) are accepted too.
         embeddings_b: [M, D], the other tower; M is N unless partners, labels or positives are given.
-        partners: [N] integers from 0 to M - 1, the only positive of each row of a. The positives of a row of b are the
-            rows of a whose positive it is: none, one or several.
+        partners: [N] integers from 0 to M - 1, the only positive of each row of a. Row j of b has as positives the rows
+            of a with partner j: none, one or several.
         labels: [N] integers or bools; rows of a and of b with the same label are positives of each other.
         ref_labels: [M] integers or bools, the labels of the rows of b; by default ``labels``, if M is N.
         positives: bool [N, M], the pairs of a row of a and a row of b that are positives of each other.
         ignored: bool [N, M], pairs that are left out of numerator and denominator in both directions, positives
-            included; but never a row's only positive, without labels and positives.
+            included. Without labels and positives, the one positive of a row of a must not be ignored.
         ignored_ids: [N] integers, such as one number per caption; a pair of rows of a and b with equal ids is left out
             unless the rows are positives of each other.
         ref_ignored_ids: [M] integers, the ids of the rows of b; by default ``ignored_ids``, if M is N.
-        negatives: [K, D], the negatives of every anchor, instead of the other tower's other rows; the same for both
-            directions. With them, none of the arguments from partners to ref_ignored_ids may be given.
-        direction: the tower whose rows are anchors: "a_to_b" (a), "b_to_a" (b), or "both" (a, then b). None: "both", or
-            "a_to_b" with negatives, as in MoCo.
+        negatives: [K, D], the negatives of every anchor, in both directions. They replace the other rows of the other
+            tower. With them, none of the arguments from partners to ref_ignored_ids may be given.
+        direction: the tower whose rows are anchors: "a_to_b" (a), "b_to_a" (b), or "both" (a, then b). None: "a_to_b"
+            if negatives are given, as in MoCo, else "both".
         direction_weights: None, or two numbers from 0 to 1e10 with direction "both": the factors of the values of a's
-            anchors and of b's. The mean is then the sum of the mean over a's anchors and the mean over b's. None: the
-            mean over the anchors of both; if the towers have equally many anchors, it is that of (0.5, 0.5).
+            anchors and of b's. The reduction "mean" then averages the weighted values of each tower's anchors, and adds
+            the two means. None: all factors are 1, and the mean is over the anchors of both towers. This equals the
+            mean with (0.5, 0.5) if both towers have the same number of anchors.
         temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
-        inside_reduction: what is done with the ratios of several positives inside the logarithm: "none", each ratio has
-            its own logarithm, and the value is the mean of the logarithms; "mean" or "sum", the value is the logarithm
-            of the ratios' mean or sum.
-        no_positive: the value of an anchor without positives: "zero", counted as 0, "drop", left out of the mean and of
-            the values, or "nan".
+        inside_reduction: how the ratios e^s_ip / Σ e^s of several positives are combined. "none": the value is the
+            mean of -log of each ratio. "mean": -log of the mean of the ratios. "sum": -log of their sum.
+        no_positive: the value of an anchor without positives: "zero" (counted as 0), "drop" (left out of the mean and
+            of the values of "none") or "nan".
         reduction: "mean" over the anchors that count, "sum" of their values, or "none": a list, one value per anchor
             that counts, those of a before those of b.
 

@@ -8,29 +8,31 @@ similarity(x, y) / temperature, each direction contrasts query i, or its documen
     doc_to_query    s(b_i, a_j) for all j
     doc_to_doc      s(b_i, b_j) and s(b_i, h_jk) for j ≠ i
 
-The positive of query i is its document. With partition "joint", all directions share one denominator:
+The positive of query i is its document. With partition "joint", all chosen directions share one denominator:
 
     multiple_negatives_ranking_loss  L_i = -log( e^s(a_i, b_i) / Σ e^s over all terms of the directions )
 
-so that with "doc_to_query" the positive stands twice in the denominator, as s(a_i, b_i) and as s(b_i, a_i). This is
-the improved contrastive loss of GTE, which has all four directions. With partition "per_direction", each direction has
-its own denominator. The documents are anchors too:
+With "doc_to_query", the denominator contains the positive twice, as s(a_i, b_i) and as s(b_i, a_i). With all four
+directions, this is the improved contrastive loss of GTE. With partition "per_direction", each direction has its own
+denominator. With "doc_to_query", the documents are then anchors too:
 
     L_i = -log( e^s(a_i, b_i) / Σ e^s over query_to_doc ),  L_(N+i) = -log( e^s(a_i, b_i) / Σ e^s over doc_to_query )
 
-The hard negatives are shared among the queries. With hard_negatives_scope "own", h_ik is contrasted with query i alone;
-with "own_only", the other documents b_j are left out of query_to_doc too.
+By default, every query is contrasted with the hard negatives of all queries. With hard_negatives_scope "own", h_ik is
+contrasted with query i only. With "own_only", query i is also contrasted with no document but b_i.
 
-With a hardness mode and strength α, the terms e^s of some negatives of query_to_doc are multiplied by e^(α
-similarity), a constant through which no derivative flows: those of the documents and hard negatives of other queries
-("in_batch_negatives"), of the own hard negatives ("hard_negatives"), or of both ("all_negatives").
+With a hardness mode and the strength α, the terms e^s of some negatives of query_to_doc are multiplied by
+e^(α · similarity). No derivative flows through this factor. The mode chooses the negatives: the documents and the hard
+negatives of the other queries ("in_batch_negatives"), the hard negatives of the query itself ("hard_negatives"), or
+both ("all_negatives").
 
-info_nce_loss with direction "a_to_b" is this loss with its defaults, and with "both" it is this loss with
-directions="query_to_doc+doc_to_query" and partition="per_direction".
+At equal temperatures, info_nce_loss with direction "a_to_b" is this loss without hard negatives and with the default
+options. info_nce_loss with direction "both" is this loss with directions="query_to_doc+doc_to_query" and
+partition="per_direction".
 
 The definition is sentence_transformers/sentence_transformer/losses/multiple_negatives_ranking.py of
-huggingface/sentence-transformers at commit cad2119 (6.2.0 computes the same). There, the value of a query is the
-mean over the directions; the mean over the queries is the same number.
+huggingface/sentence-transformers at commit cad2119 (version 6.2.0 computes the same). With "per_direction", that code
+averages over the directions of a query, and then over the queries. The mean over all anchors is the same number.
 
 Sources: Henderson et al., "Efficient Natural Language Response Suggestion for Smart Reply", arXiv 1705.00652, section
 4.4; Li et al., "Towards General Text Embeddings with Multi-stage Contrastive Learning" (GTE), arXiv 2308.03281,
@@ -64,7 +66,7 @@ def multiple_negatives_ranking_weights(
     directions: str,
     partition: str,
 ) -> list[list[Scalar]]:
-    """Return α similarity(a_i, x) for the negatives x of query_to_doc that the mode chooses, 0 for other columns."""
+    """Return [R][C], α · similarity(a_i, x) for the negatives x of query_to_doc that the mode chooses, else 0."""
     chosen = directions.split("+")
     apart = partition == "per_direction" and "doc_to_query" in chosen
     n = len(similarity) // 2 if apart else len(similarity)
@@ -87,7 +89,10 @@ def multiple_negatives_ranking_weights(
 def multiple_negatives_ranking_anchor(
     s: Row, i: int, A: Columns, P: Columns, N: Columns, *, weights: Row | None = None
 ) -> Anchor:
-    """The cross-entropy of the one positive; the logits of harder negatives are increased by the weights."""
+    """L_i = -log( e^s_ip / Σ_{a∈A(i)} e^(s_ia + w_a) ) with the one positive p and the ``weights`` w, whose w_p is 0.
+
+    Source: arXiv 1705.00652, section 4.4; the weights: arXiv 2503.04812, equation 5.
+    """
     if weights is not None:
         s = [x + w for x, w in zip(s, weights, strict=True)]
     return nt_xent_anchor(s, i, A, P, N)
@@ -109,7 +114,7 @@ def multiple_negatives_ranking_loss(
     similarity: str = "cosine",
     reduction: str = "mean",
 ) -> Result:
-    """InfoNCE of queries and documents, with hard negatives and up to four directions (MNRL; with all four GTE).
+    """InfoNCE of queries and documents, with hard negatives and up to four directions (MNRL; GTE with all four).
 
     Example:
         >>> z = [[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]]
@@ -122,40 +127,42 @@ def multiple_negatives_ranking_loss(
         embeddings_a: [N, D] floats, the queries; complex numbers and intervals (balls of python-flint) are accepted
             too.
         embeddings_b: [N, D], the documents; row i is the positive of query i.
-        hard_negatives: [N, H, D], H hard negatives of every query, added to the documents.
-        hard_negatives_scope: what the hard negatives are contrasted with: "batch" (all queries and, under doc_to_doc,
-            the documents of the other queries), "own" (their own query alone), or "own_only" (the same, and
-            query_to_doc leaves out the documents of the other queries).
-        directions: query_to_doc, or query_to_doc and some of query_to_query, doc_to_query and doc_to_doc, in this order
-            and joined by "+".
-        partition: "joint", one denominator for all directions, or "per_direction", one for each; then the directions
-            are query_to_doc and doc_to_query, because the others have no positives.
-        ignored: bool [N, C], the pairs that are left out, but never a query and its document. The columns are those of
-            the directions in the order above: N documents, the N H hard negatives (of query 0 first) if given, N other
-            queries, N queries, N other documents, and the hard negatives again if they are shared. Row i is that of
-            query i and of its document. Entries of pairs that are not contrasted have no effect.
-        hardness_mode: the negatives of query_to_doc whose exponentials are multiplied by e^(hardness_strength
-            similarity): "none", "in_batch_negatives" (documents and hard negatives of other queries), "hard_negatives"
-            (the own ones) or "all_negatives".
-        hardness_strength: number from 0 to 1e10. No derivative flows through the factors.
-        temperature: number from 1e-10 to 1e10; logits are similarities divided by it. It is one over the ``scale`` of
-            sentence-transformers.
+        hard_negatives: [N, H, D], H hard negatives of every query. They are contrasted with the queries.
+        hard_negatives_scope: what each hard negative is contrasted with. "batch": every query and, under doc_to_doc,
+            the documents of the other queries. "own": its own query only. "own_only": its own query only, and each
+            query is contrasted with no document but its own; requires hard_negatives.
+        directions: "query_to_doc", or "query_to_doc" followed by some of "query_to_query", "doc_to_query" and
+            "doc_to_doc", in this order and joined by "+".
+        partition: "joint": one denominator for all directions. "per_direction": one denominator for each direction. It
+            is not available with query_to_query and doc_to_doc, which have no positives.
+        ignored: bool [N, C], the pairs that are left out. Row i holds the pairs of query i and of its document. The
+            columns are blocks, one after the other: the N documents, the N H hard negatives if they are given (those of
+            query 0 first), then N columns for each further direction, in the order of ``directions``. With doc_to_doc
+            and scope "batch", the N H hard negatives follow once more, as negatives of the documents. The positive, at
+            column i of the first block, must not be ignored; with "per_direction", neither must that of doc_to_query.
+            Entries of pairs that are not contrasted have no effect.
+        hardness_mode: the negatives of query_to_doc whose exponentials are multiplied by
+            e^(hardness_strength · similarity): "none", "in_batch_negatives" (the documents and the hard negatives of
+            the other queries), "hard_negatives" (those of the query itself) or "all_negatives" (both).
+        hardness_strength: number from 0 to 1e10. It has no effect if the mode is "none". No derivative flows
+            through the factors.
+        temperature: number from 1e-10 to 1e10; logits are similarities divided by it. The ``scale`` of
+            sentence-transformers is 1 / temperature.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
         reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor). The anchors are the N
-            queries; with "per_direction" and doc_to_query the N queries, then the N documents, and the mean divides by
-            2N.
+            queries. With "per_direction" and doc_to_query, they are the N queries and then the N documents.
 
     Returns:
         The loss and its terms.
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
-        ValueError: an argument has the wrong shape or value.
+        ValueError: an argument has the wrong shape or value, or does not fit the others.
 
     Source:
-        arXiv 1705.00652, section 4.4; GTE, arXiv 2308.03281, section 3.3; multiple_negatives_ranking.py of
-        sentence-transformers.
+        arXiv 1705.00652, section 4.4; GTE, arXiv 2308.03281, section 3.3; hardness: arXiv 2503.04812, equation 5;
+        multiple_negatives_ranking.py of sentence-transformers.
     """
     return _evaluate(**locals())
 
@@ -188,7 +195,7 @@ def _evaluate(
     def block(rows: list[list[Scalar]], columns: list[list[Scalar]]) -> list[list[Scalar]]:
         return similarity_matrix(rows, similarity, columns) if columns else [[] for _ in rows]
 
-    # Each block: its similarities, [N][...], and for anchor i the columns that count.
+    # Each block has its similarities, [N][...], and a function that returns its columns in A(i).
     queries: list[tuple[list[list[Scalar]], Callable[[int], list[int]]]] = [
         (block(a, b), lambda i: [j for j in range(n) if j == i or hard_negatives_scope != "own_only"]),
         (block(a, h), lambda i: [k for k in range(len(h)) if shared or owner[k] == i]),
@@ -210,7 +217,7 @@ def _evaluate(
         checks.check_kept(left_out, range(n))
 
     apart = partition == "per_direction" and documents
-    # The rows of the documents have the same width: the hard negatives are among their columns, but count for none.
+    # The rows of both bands need the same width. The documents therefore have columns of hard negatives outside A(i).
     bands = [queries, [*documents, (block(b, h), lambda i: [])]] if apart else [queries + documents]
     matrix: list[list[Scalar]] = []
     members: list[list[int]] = []
@@ -228,7 +235,7 @@ def _evaluate(
     if apart and ignored is not None:
         second = [row[len(matrix[0]) :] for row in left_out]
         checks.check_kept(second, range(n))
-    # The positive is the first block's column of the same number.
+    # The positive of query i, and of document i, is column i of the first block.
     is_positive = [[j == i % n for j in range(len(matrix[0]))] for i in range(len(matrix))]
     weights = partial(
         multiple_negatives_ranking_weights,
