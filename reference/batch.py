@@ -5,10 +5,10 @@ anchor's loss and terms from them. The reduction combines the anchors' losses. A
 
     formula(s, i, A, P, N, **options) -> (L_i, [Pair, ...])
 
-    s   the anchor's logits: its similarities divided by the temperature, one per column
+    s   the anchor's logits, one per column: its similarities divided by the temperature, plus the bias if there is one
     i   the anchor's row
-    A   the columns that the anchor is contrasted with, in ascending order; within a batch, every column except i.
-        Pairs that are ignored are not in A
+    A   the columns that the anchor is contrasted with, in ascending order: within a batch, every column except i.
+        Ignored pairs and negatives of weight 0 are left out; so are all positives, if all have weight 0
     P   the positives in A
     N   the other columns of A
 """
@@ -28,14 +28,14 @@ from .terms import Anchor, Columns, Result, Row, Terms
 
 Formula = Callable[..., Anchor]
 Weights = Callable[[Sequence[Row], Sequence[Columns], Sequence[Columns]], Sequence[Row]]
-"""A function of the similarities [R][C] and of P(i) and N(i) of every row. It returns the weights of each row: one per
-column, or any number that the formula expects."""
+"""A function of the similarities [R][C], and of P(i) and N(i) of every row. It returns the weights of each row. A row
+has as many weights as the formula expects, for example one per column."""
 OVERFLOW = (
     'similarity: expected "cosine" for rows whose dot products, divided by the temperature, exceed the range of '
     "float64, got 'dot'"
 )
 PAIR_REDUCTIONS = ("mean_pairs", "sum_pairs", "none_pairs")
-"""The reductions of a loss whose formula has a value for every pair."""
+"""The reductions over pairs, not anchors; for losses whose formula gives a value for every pair."""
 ABSENT = object()
 """The value of an argument that the loss does not have."""
 
@@ -68,10 +68,14 @@ def evaluate(
     The positives come from ``partners`` or ``positive_pairs`` if the loss has such an argument. Otherwise exactly one
     of ``labels`` and ``positives`` must be given. Further options are those of evaluate_similarities and of the
     formula.
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape or value, or does not fit the others.
     """
     checks.check_options({**options, "similarity": similarity, "zero_row": zero_row}, more_reductions)
     within = ref_embeddings is None
-    checked = similarity if zero_row == "error" else "dot"  # under which rows of zeros are valid
+    checked = similarity if zero_row == "error" else "dot"  # rows of zeros are valid under "dot"
     rows = checks.check_embeddings(embeddings, checked, least=2 if within else 1)
     references = checks.check_references(ref_embeddings, checked, rows, ref_labels=ref_labels, self_rows=self_rows)
     n, m = len(rows), len(rows if references is None else references)
@@ -131,7 +135,7 @@ def _without_ignored(
     ignored: Sequence[Sequence[bool]] | None,
     ids: tuple[Sequence[int], Sequence[int]] | None,
 ) -> list[Columns]:
-    """Return A(i) of every row without the ignored pairs: those of the mask, and negatives with the id of the row."""
+    """Return A(i) of every row without the pairs marked in the mask, and without negatives with the id of the row."""
 
     def is_ignored(i: int, a: int) -> bool:
         if ignored is not None and ignored[i][a]:
@@ -177,11 +181,15 @@ def evaluate_towers(
 ) -> Result:
     """Check the arguments of a loss over two towers and evaluate its formula.
 
-    Anchors are the rows of a, then those of b; only the rows of one tower if ``direction`` is "a_to_b" or "b_to_a". The
-    positives of a row of a come from ``partners``, ``labels`` or ``positives``; without them, the only positive of row
-    k of a is row k of b. The positives of a row of b are the rows of a whose positive it is. A(i) is every row of the
-    other tower without the ignored pairs or, if given, the positive and the ``negatives``. Further options are those of
-    evaluate_similarities and of the formula.
+    With ``direction`` "both", the anchors are the rows of a, then those of b. With "a_to_b" or "b_to_a", they are the
+    rows of a or of b only. The positives of a row of a come from ``partners``, ``labels`` or ``positives``. Without
+    these, the only positive of row k of a is row k of b. The positives of a row of b are the rows of a that have it as
+    a positive. A(i) is every row of the other tower, without the ignored pairs. If ``negatives`` are given, A(i) is the
+    positive and the negatives instead. Further options are those of evaluate_similarities and of the formula.
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape or value, or does not fit the others.
     """
     if direction is None:
         direction = "both" if negatives is None else "a_to_b"
@@ -273,24 +281,25 @@ def evaluate_similarities(
             "mean_pairs", "sum_pairs" or "none_pairs" (a list, ordered by anchor, then by column). The mean of an empty
             set is 0.
         lowest: the lowest possible similarity, for a formula that takes its logit as the option ``lowest``.
-        groups: rows; the mean is then the sum of the means over the groups, each divided by its number of anchors.
+        groups: lists of rows. The reduction "mean" is then the sum of the groups' means. The mean of a group divides by
+            the number of its anchors that count, also if they have weights.
         weights: for a formula that takes the option ``weights``, the weights of every row, or a function that computes
             them from all similarities.
         detach_weights: whether computed weights are constants, through which no derivative flows.
-        positive_weights: [R][C], of which a formula takes the row of its anchor as the option ``positive_weights``.
-        negative_weights: [R][C], likewise.
-        anchor_weights: [R], the factor of each anchor's value; the means divide by the sum of the weights.
+        positive_weights: [R][C]; the formula takes the anchor's row as the option ``positive_weights``.
+        negative_weights: [R][C]; the formula takes the anchor's row as the option ``negative_weights``.
+        anchor_weights: [R], the factor of each anchor's value. Without ``groups``, means divide by the weights' sum.
         options: further options of the formula.
 
     Returns:
         The loss and its terms.
 
     Raises:
-        ValueError: a logit is not finite.
+        ValueError: the logit of a pair in A(i) is not finite.
     """
 
     def scaled(value: Scalar) -> Scalar:
-        # Multiply first: the quotient of the two temperatures would be rounded to float64 even if the value is wider.
+        # Multiply first: the quotient of the temperatures would be rounded to float64, but the value may be wider.
         return value if base_temperature is None else value * float(temperature) / float(base_temperature)
 
     rows = range(len(similarity))
@@ -349,7 +358,7 @@ def evaluate_similarities(
         each = [weighted(i, scaled(pairs[i, j].value * pairs[i, j].weight)) for i, j in sorted(pairs)]
         if reduction == "none_pairs":
             return Result(each, terms)
-        # The value of an anchor without pairs is 0, or NaN.
+        # An anchor without pairs adds its value, 0 or NaN.
         loss = total([losses[i] for i in losses if not values[i][1]] + each, zero)
         return Result(loss / terms.divisor if reduction == "mean_pairs" else loss, terms)
     if groups is not None and reduction == "mean":

@@ -1,8 +1,8 @@
 """The value of every pair on its own, which the reduction "none_pairs" returns.
 
 The logits of the pairs are computed and differentiated in panels of whole rows, so that memory is linear in the numbers
-of rows and of pairs. The rest of a value follows from its logit and, for a softmax, from the logarithm of the sum over
-the anchor's negatives, an anchor's value that every backend computes.
+of rows and of pairs. Under "sigmoid", a value depends only on its logit. Otherwise it also depends on the logarithm of
+the sum over the anchor's negatives, which every backend computes as the anchor's value of the terms "lse".
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class _Pairs(NamedTuple):
 def pair_values(batch: Batch, policy: Policy, backend: Backend) -> Tensor:
     """Return the value of every pair, times temperature / base_temperature, in row-major order.
 
-    The pairs are all pairs under the terms "sigmoid", else the positive pairs of the anchors, whose value is
-    -log(e^s / (e^s + sum over N of e^s)), times its weight and that of its anchor. An anchor without positives has no
-    entry, whatever the policy.
+    Under the terms "sigmoid", these are all pairs. Otherwise they are the positive pairs of the anchors. The value of a
+    positive pair is -log(e^s / (e^s + sum over N of e^s)), times the weights of the pair and of its anchor. An anchor
+    without positives has no entry, whatever the policy.
 
     Args:
         batch: the batch, already checked.
-        policy: whose base temperature scales the values.
+        policy: its base temperature and its anchor weights scale the values; the rest is not used.
         backend: "auto", "dense", "tiled", "exact" or "triton".
 
     Returns:
@@ -99,7 +99,7 @@ def pair_values(batch: Batch, policy: Policy, backend: Backend) -> Tensor:
             (batch.targets.positive_weights, (pairs.rows, pairs.columns)),
             (policy.anchor_weights, (pairs.rows,)),
         ):
-            if weights is not None:  # which may not have been checked
+            if weights is not None:  # the weights may not have been checked: a negative one gives NaN
                 chosen = weights[place]
                 values = values * torch.where(chosen >= 0, chosen, torch.nan)
     if policy.base_temperature is not None:
@@ -234,7 +234,7 @@ def _gradients(grad: Tensor, batch: Batch, pairs: _Pairs, *, frozen: bool) -> Gr
 
 
 class _Repeated(Reverse):
-    """Values ``[N]``, each repeated a number of times; the derivative adds in a fixed order."""
+    """Values ``[N]``, each repeated a number of times. The backward pass adds in a fixed order: it is deterministic."""
 
     @staticmethod
     def forward(values: Tensor, number: Tensor) -> Tensor:

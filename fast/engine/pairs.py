@@ -1,9 +1,9 @@
 """The pairs form: the sum of the binary cross-entropies of each row's pairs, in panels of whole rows.
 
 The cross-entropy of a pair is softplus(x), where x is the logit of a negative, or minus the logit of a positive. Its
-derivative with respect to x is sigmoid(x). Neither cancels nor overflows, so this form is right for every kind of
-positives, at every temperature and bias. A panel holds some anchors and all columns; a small batch is one panel, which
-is kept for the backward pass.
+derivative with respect to x is sigmoid(x). Both are evaluated without cancellation and overflow, so this form is
+accurate for every kind of positives, temperature and bias. A panel holds some anchors and all columns. A small batch is
+one panel, which is kept for the backward pass.
 """
 
 from __future__ import annotations

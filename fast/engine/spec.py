@@ -36,7 +36,7 @@ Sums of exponentials and their reciprocals are then normal numbers.
 
 @dataclass(slots=True)
 class Targets:
-    """The positives of each row, given in one of five ways.
+    """The positives of each row, the pairs that are left out, and the weights of pairs.
 
     Args:
         kind: ``"labels"``: columns with the row's label are positives; ``"mask"``: pairs marked in a mask are
@@ -44,13 +44,13 @@ class Targets:
             ``"none"``: there are no positives.
         given: int64 labels ``[N]``, bool mask ``[N, M]`` (row is the anchor), int64 partners ``[N]``, int64 pairs
             ``[P, 2]`` (each an anchor and its positive; duplicates count once), or an empty tensor.
-        columns: int64 labels ``[M]`` of the references; None without references, and for the other kinds.
-        order: int64 ``[N]``, the rows stably sorted by label or so that partners are neighbours; None if not known.
+        columns: int64 labels ``[M]`` of the references, for the kind ``"labels"``; None without references.
+        order: int64 ``[N]``, the rows in stable order of their labels, or with partners side by side. None: not known.
         ignored: bool ``[N, M]``, pairs that are neither positives nor negatives; None if none are marked.
         ids: int64 ``[N]``; a pair whose row and column have equal ids is not a negative. None if there are no ids.
         column_ids: int64 ``[M]``, the ids of the references; None without references.
         positive_weights: float32 or float64 ``[N, M]``, the factors of the positives' cross-entropies; None: all 1.
-        negative_weights: the same, the factors of the negatives' exponentials.
+        negative_weights: float32 or float64 ``[N, M]``, the factors of the negatives' exponentials; None: all 1.
     """
 
     kind: Kind
@@ -65,14 +65,14 @@ class Targets:
 
     @property
     def weighted(self) -> bool:
-        """Whether pairs have weights; only labels and masks do."""
+        """Whether pairs have weights, which only the kinds "labels" and "mask" allow."""
         return self.positive_weights is not None or self.negative_weights is not None
 
     def transposed(self, columns: int) -> Targets:
-        """Return the positives of the references ``[M, D]`` among the rows, and the pairs that are ignored.
+        """Return the targets with rows and references exchanged; not for the kind "pairs" or for weights.
 
         Args:
-            columns: M.
+            columns: M, the number of references.
         """
         kind, given, others = self.kind, self.given, self.columns
         if kind == "labels":
@@ -80,7 +80,7 @@ class Targets:
         elif kind == "mask":
             given = given.T
         elif kind == "partners":
-            # Partners are the labels of the rows if the number of a reference is its label.
+            # Label each reference with its number. The label of a row is then its partner.
             kind, given, others = "labels", torch.arange(columns, device=given.device), given
         ignored = None if self.ignored is None else self.ignored.T
         return Targets(kind, given, others, ignored=ignored, ids=self.column_ids, column_ids=self.ids)
@@ -91,7 +91,7 @@ class Targets:
         return self.ignored is not None or self.ids is not None
 
     def omitted(self, here: slice) -> Tensor:
-        """Return a bool mask ``[b, M]`` of the pairs of the rows ``here`` that are not negatives because of `omits`."""
+        """Return a bool mask ``[b, M]`` of the pairs that are ignored or have equal ids, for the b rows ``here``."""
         if self.ids is None:
             assert self.ignored is not None
             return self.ignored[here]
@@ -138,18 +138,20 @@ class Rule:
     """The formula of an anchor's value.
 
     Args:
-        terms: ``"out"``, mean over positives of the log; ``"in"``, log of the mean; ``"binary"``, cross-entropy of
-            every pair, averaged; ``"sigmoid"``, the same, summed; ``"epsilon"``, the batch tutorial's exponentials with
-            an epsilon; ``"lse"``, the logarithm of the sum over negatives, from which info_nce computes its loss with
-            separate negatives, and `pair_values` the value of a pair.
+        terms: ``"out"``: the mean over the positives of -log of their ratios. ``"in"``: -log of the mean or of the sum
+            of the ratios. ``"binary"``: the binary cross-entropies of all pairs, averaged over positives and over
+            negatives (see `formulas`). ``"sigmoid"``: their sum. ``"epsilon"``: "out" with the batch tutorial's
+            epsilon. ``"lse"``: the logarithm of the sum of the negatives' exponentials, a part of other losses.
         similarity: ``"cosine"`` or ``"dot"``.
         temperature: the positive number that similarities are divided by, or a 0-dimensional tensor.
         denominator: the denominator of each positive's ratio; used only by ``"out"`` and ``"in"``.
-        inside_reduction: whether the logarithm of ``"in"`` is that of the ratios' mean or of their sum.
-        bias: the number that is added to the quotients, or a 0-dimensional tensor; used only by ``"sigmoid"``.
-        weights_divisor: whether the weighted sum over positives is divided by their number or by their weights' sum.
-        zero_row: under ``"cosine"``, whether a row of zeros is invalid, so that its logits are NaN if values were not
-            checked, or has the unit vector 0 and the gradient 0.
+        inside_reduction: whether ``"in"`` takes the mean or the sum of the ratios.
+        bias: the number that is added to similarity / temperature, or a 0-dimensional tensor; used only by
+            ``"sigmoid"``.
+        weights_divisor: whether the weighted sum over the positives is divided by their number, ``"count"``, or by the
+            sum of their weights, ``"weight"``.
+        zero_row: what a row of zeros is under ``"cosine"``. ``"error"``: invalid; if values were not checked, its
+            logits are NaN. ``"zero"``: its cosines are 0, and its gradient is 0.
     """
 
     terms: Terms
@@ -212,9 +214,9 @@ class Plan:
     Attributes:
         form: "unshifted": panels of whole rows of unshifted exponentials, one for a small batch; "symmetric": tiles of
             unshifted exponentials, each used for its rows and for its columns; "rowwise": panels of whole rows, shifted
-            by their maxima; "pairs": panels of whole rows of pairs, each with its own cross-entropy; "triton": fused
-            kernels, which choose their own tiles. The name of a backend means that the operator chooses when it runs: a
-            compiled graph serves batches of every size and must not depend on values.
+            by their maxima; "pairs": panels of whole rows, with a binary cross-entropy for each pair; "triton": fused
+            kernels, which choose their own tiles. The name of a backend: the form is chosen when the operator runs,
+            because a compiled graph must not depend on the values or on the size of the batch.
         rows: the number of rows of a tile or a panel.
         columns: the number of columns of a tile; a panel has all columns.
         keep: whether the forward pass keeps the exponentials.
@@ -237,9 +239,9 @@ class AnchorValues(NamedTuple):
 
     Attributes:
         values: ``[N]`` in the computing dtype. A row that is not an anchor, or whose sums are empty under the rule, has
-            value 0 and no gradient; the loss's policies decide what such a row adds.
-        positives: int64 ``[N]``, the size of each row's P(i), or the sum of its weights in the wide dtype if values are
-            divided by it; empty if `Plan.sized` is False.
+            the value 0 and no gradient. The policies of the loss decide what such a row contributes.
+        positives: int64 ``[N]``, the size of each row's P(i). If values are divided by the sum of the weights of P(i),
+            it is that sum, in the wide dtype. Empty if `Plan.sized` is False.
         negatives: int64 ``[N]``, the size of each row's N(i); empty if `Plan.sized` is False.
     """
 
@@ -249,7 +251,7 @@ class AnchorValues(NamedTuple):
 
 
 Gradients = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
-"""Gradients with respect to embeddings ``[N, D]``, references ``[M, D]``, temperature and bias; None for no input."""
+"""Gradients with respect to embeddings ``[N, D]``, references ``[M, D]``, temperature and bias; None if absent."""
 
 
 class Kernels(Protocol):
@@ -276,5 +278,5 @@ KERNELS: dict[str, Kernels] = {}
 
 
 def register(backend: str, kernels: Kernels) -> None:
-    """Register the kernels that evaluate a backend, ``"triton"``."""
+    """Register the kernels of a backend, such as ``"triton"``."""
     KERNELS[backend] = kernels
