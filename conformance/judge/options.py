@@ -364,9 +364,9 @@ class Request:
             views: (view_a, view_b). towers: the same, for two encoders. stacked: (embeddings), all first views, then
             all second views. interleaved: (embeddings), the views of an item in neighbouring rows. similarities:
             (matrix) or (matrix, labels), a matrix of all similarities. pairs: (embeddings, positive_pairs). A queue is
-            passed to a parameter named negatives or queue. By default inferred from what is known about the target,
-            tried on a small batch, and reported. With --call command, the target is a program that reads and writes
-            JSON lines.
+            passed to a parameter named negatives or queue. By default inferred from the parameter names (by
+            check, also from the loss), tried on a small batch, and reported. With --call command, the target is a
+            program that reads and writes JSON lines.
         arrays: Kind of arrays passed to the target: torch, numpy or jax. By default inferred from the imports of the
             target, and reported.
         temperature: The temperature that is built into the target. Not needed if the target has a parameter for it:
