@@ -488,8 +488,8 @@ partners are passed in place of labels."""
 def name_faults(found: Identification, search: Search, faults: Sequence[Any]) -> None:
     """Name the faults with the target's values and gradients for every probe, unless it matches a loss exactly.
 
-    A fault explains nothing if the correct loss has the same answers: it is wrong only for options that no probe has,
-    such as weights, or at lower temperatures.
+    A fault explains nothing if the correct loss has the same answers, and accepts the same batches: it is wrong only
+    for options that no probe has, such as weights, or at lower temperatures.
     """
     exact = found.match is not None and (found.match.error <= EXACT or search.single)
     differs = any(remark.startswith(("differs", "out of range", "breaks")) for remark in found.remarks)
@@ -510,10 +510,23 @@ def name_faults(found: Identification, search: Search, faults: Sequence[Any]) ->
 
 
 def _is_right(search: Search, fault: Any, found: Identification, close: float) -> bool:
-    """Whether the correct loss that a fault claims to be has the target's answers, too."""
+    """Whether the correct loss has the target's answers, and refuses the same of its refused batches as the fault."""
     with suppress(Exception):
-        return _same_answers(search, fault.right, found, close)
+        refused = [_refused(search, function, found) for function in (fault.function, fault.right)]
+        return refused[0] == refused[1] and _same_answers(search, fault.right, found, close)
     return False
+
+
+def _refused(search: Search, function: Any, found: Identification) -> set[str]:
+    """The names of the batches that neither the target accepts nor a function."""
+    called, refused = Target(function, CALLED.get(search.call, search.call), "torch"), set[str]()
+    batches = [batch for batch in (*search.probes.further, *search.probes.edges) if batch.name in search.broken]
+    for probe in (Probe(batch, at or found.temperature) for batch in batches for at in search.passed):
+        try:
+            call_with(called, probe)
+        except TargetError:
+            refused.add(probe.batch.name)
+    return refused
 
 
 def _same_answers(search: Search, function: Any, found: Identification, close: float) -> bool:
