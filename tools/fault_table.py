@@ -124,7 +124,8 @@ def table(rows: Mapping[str, str]) -> str:
         rows: the row of every fault, by its name.
     """
     linked = sum(bool(fault.link) for fault in FAULTS)
-    once = ", ".join(f"`{fault.name}`" for fault in FAULTS if cells(rows[fault.name])[4].startswith("**one**"))
+    listed = [fault for loss in LOSSES for fault in FAULTS if fault.loss == loss]
+    once = ", ".join(f"`{fault.name}`" for fault in listed if cells(rows[fault.name])[4].startswith("**one**"))
     named = sum(bool(cells(text)[-1]) for text in rows.values())
     text = f"""# Faults: what the suite must catch
 
@@ -148,7 +149,7 @@ finds no difference, the explanation of a failed case. No test checks that the e
         summary = ([what, *counts], ["---"] * (len(counts) + 1), ["faults", *map(str, counts.values())])
         text += "\n" + "\n".join(map(line_of, summary)) + "\n"
     for loss in losses:
-        lines = [rows[fault.name] for fault in FAULTS if fault.loss == loss]
+        lines = [rows[fault.name] for fault in listed if fault.loss == loss]
         text += "\n".join(["", f"## {loss}", "", line_of(HEADINGS), line_of(["---"] * len(HEADINGS)), *lines, ""])
     return text
 
