@@ -1,4 +1,4 @@
-"""One HTML page with the results of a run or of a check: no network, no other file; its data are embedded as JSON."""
+"""The results of ``verify`` or of ``check`` as one HTML page. Its data are embedded as JSON; it loads no other file."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ FORMAT = "pairproof-page/1"
 LARGEST = 3_000_000
 """Largest size of a page in bytes."""
 MOST_ROWS = 12
-"""Largest number of rows of a worked example whose matrices are shown."""
+"""Largest number of rows of a worked example that is shown, and largest size of a failing case with its anchors."""
 SHOWN = 40
-"""Number of failing cases that are shown with their anchors."""
+"""Largest number of failing cases that are shown."""
 BENCH = Path(__file__).resolve().parent.parent / "bench/results/cpu.svg"
-"""The plot of the benchmark, which only a checkout contains."""
+"""The plot of the benchmark. The installed package does not contain it."""
 ORDER = (Status.ERRORED, Status.FAILED, Status.DEVIATES, Status.PASSED, Status.SKIPPED)
-"""Statuses by importance: that of an implementation on a case is the first that occurs in a dtype."""
+"""Statuses by importance. If the dtypes of a case have different statuses, the first of these is shown."""
 
 
 def _number(value: Any, digits: int = 6) -> float | str:
-    """Round a number to significant digits; JSON has no infinities and no NaN, so these become texts."""
+    """Round a number to significant digits. Infinities and NaN become texts, because JSON does not have them."""
     x = float(value)
     return float(f"{x:.{digits}g}") if math.isfinite(x) else str(x)
 
@@ -59,7 +59,7 @@ def _pairs(result: Result) -> dict[str, list[Any]]:
 
 
 def _losses(case: Case) -> dict[str, Any]:
-    """The terms of four losses on the positives of a case, as far as they apply."""
+    """The terms of three losses on the positives of a case, and of nt_xent if the positives are mutual partners."""
     mask = case.positive_array() & case.member_array()
     options = {"temperature": case.temperature, "similarity": case.option("similarity")}
     partners = mask.argmax(axis=1)
@@ -83,7 +83,7 @@ def _losses(case: Case) -> dict[str, Any]:
 
 
 def _view(case: Case) -> dict[str, Any]:
-    """The matrices of a worked example, and what each loss makes of them."""
+    """The matrices of a worked example, and the value and the terms of each loss on them."""
     terms = call_reference(case).terms
     logits = np.array([[float(x) for x in row] for row in terms.logits])
     np.fill_diagonal(logits, -math.inf)
@@ -102,7 +102,7 @@ def _view(case: Case) -> dict[str, Any]:
 
 
 def _is_test(fixture: WorkedFixture) -> bool:
-    """Whether a document is a public test; these come last."""
+    """Whether a document is a public test; public tests are listed last."""
     return fixture.document.source is not None
 
 
@@ -136,7 +136,7 @@ def _document(fixture: WorkedFixture, report: Report) -> dict[str, Any]:
 
 
 def _matrix(checks: Sequence[Check]) -> dict[str, Any]:
-    """Implementations by losses: the numbers of checks by status, and whether a declared deviation is a mistake."""
+    """For each implementation and loss: the number of checks by status, and whether a declared deviation is wrong."""
     mistakes = {kind.name: {one.name for one in kind.deviations if one.wrong} for kind in ALL}
     found: dict[str, Any] = {}
     for (who, loss), some in grouped(((one.implementation, one.loss), one) for one in checks).items():
@@ -147,7 +147,7 @@ def _matrix(checks: Sequence[Check]) -> dict[str, Any]:
 
 
 def _accuracy(checks: Sequence[Check]) -> Iterator[dict[str, Any]]:
-    """The error in units of its bound, by implementation and dtype."""
+    """The median, the 90th percentile and the maximum of error / bound, for each implementation and dtype."""
     judged = ((one.implementation, one.dtype, one.ratio) for one in checks if one.status is Status.PASSED)
     groups = grouped(((who, dtype), ratio) for who, dtype, ratio in judged if ratio is not None)
     for (who, dtype), ratios in groups.items():
@@ -157,7 +157,7 @@ def _accuracy(checks: Sequence[Check]) -> Iterator[dict[str, Any]]:
 
 
 def _cases(checks: Sequence[Check]) -> Iterator[dict[str, Any]]:
-    """Every case with its status by implementation, without skipped ones."""
+    """Every case with its status for each implementation that does not skip it."""
     golden = {case.id: case for case in load_cases(())}
     for name, some in grouped((one.case, one) for one in checks).items():
         statuses = {
@@ -175,7 +175,7 @@ def _cases(checks: Sequence[Check]) -> Iterator[dict[str, Any]]:
 
 
 def _failures(checks: Sequence[Check], diagnoses: Mapping[tuple[str, str], str]) -> Iterator[dict[str, Any]]:
-    """The failing cases: what differs first, how to repeat it, and the value of every anchor that is expected."""
+    """The failing cases: the first difference, the command that repeats it, and the expected value of each anchor."""
     golden = {case.id: case for case in load_cases(())}
     bad = grouped(((one.implementation, one.case), one) for one in checks if one.status in BAD)
     for (who, name), (first, *others) in list(bad.items())[:SHOWN]:
@@ -197,7 +197,7 @@ def _failures(checks: Sequence[Check], diagnoses: Mapping[tuple[str, str], str])
 
 
 def _public() -> Iterator[dict[str, Any]]:
-    """The public losses that are not installed: what each computes, and what ``check`` says of it."""
+    """The public losses that are not installed: what each computes, and what ``check`` reports for it."""
     for loss in load_public():
         verdict = f"conforms at {loss.level}" if loss.level else "does not conform"
         about = {"who": loss.repository, "at": loss.commit[:12], "link": loss.link, "computes": loss.computes}
@@ -220,6 +220,9 @@ def data_of(found: Report | CheckResult) -> dict[str, Any]:
 
     Args:
         found: the results of ``verify`` or of ``check``.
+
+    Returns:
+        A JSON object.
     """
     report = found.report if isinstance(found, CheckResult) else found
     checks = [one for one in report.checks if one.kind == "case"]
@@ -272,6 +275,9 @@ def page_of(data: Mapping[str, Any]) -> str:
     Args:
         data: the result of ``data_of``.
 
+    Returns:
+        The text of the HTML page.
+
     Raises:
         CouldNotRun: jinja2 is not installed.
     """
@@ -292,6 +298,10 @@ def page_of(data: Mapping[str, Any]) -> str:
 
 def write_page(found: Report | CheckResult, path: Path) -> None:
     """Write the results as one HTML page.
+
+    Args:
+        found: the results of ``verify`` or of ``check``.
+        path: the file that is written.
 
     Raises:
         CouldNotRun: jinja2 is not installed.

@@ -1,4 +1,4 @@
-"""Summaries of a run or a check for CI: a page of Markdown, such as GitHub's step summary, and the JSON of a badge."""
+"""Summaries of ``verify`` or ``check`` for CI: Markdown, as for GitHub's step summary, and the JSON of a badge."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .judge.results import BAD, Check, Status, counted, grouped, phrase
 from .judge.verify import Report
 
 SHOWN = 5
-"""Number of failing checks that a summary lists."""
+"""Largest number of failing cases that a summary lists."""
 
 
 def _plain(text: str) -> str:
-    """Escape the characters of a text that Markdown or HTML would interpret inside a table."""
+    """Escape the characters that would change a line of Markdown: HTML, the bar of a table, emphasis and code."""
     for old, new in (
         ("&", "&amp;"),
         ("<", "&lt;"),
@@ -30,7 +30,7 @@ def _plain(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """Return a text as code. No Markdown is interpreted in it, except the bar of a table."""
+    """Return a text as inline code. Markdown interprets only the bar in it, and only inside a table."""
     ticks = "``" if "`" in text else "`"
     return f"{ticks}{text.replace('|', chr(92) + '|')}{ticks}"
 
@@ -50,7 +50,7 @@ def _of_checks(title: str, groups: dict[str, list[Check]]) -> Iterator[str]:
 
 
 def _failures(checks: Sequence[Check]) -> Iterator[str]:
-    """The first failures of different cases, each with the command that repeats it."""
+    """The first failure of each of the first cases, with the command that repeats it."""
     firsts = [same[0] for same in grouped(((check.implementation, check.case), check) for check in checks).values()]
     for check in firsts[:SHOWN]:
         yield f"- **{_plain(check.case)}** {check.dtype}: {_plain(check.message)}"
@@ -85,13 +85,23 @@ def _of_run(report: Report) -> Iterator[str]:
 
 
 def write_summary(found: Report | CheckResult, path: Path) -> None:
-    """Write what was found as Markdown: the verdict, the counts, and the first failures with repeat commands."""
+    """Write the results as Markdown: the verdict, the counts, and the first failures with the commands to repeat them.
+
+    Args:
+        found: the results of ``verify`` or of ``check``.
+        path: the file that is written.
+    """
     lines = _of_check(found) if isinstance(found, CheckResult) else _of_run(found)
     path.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
 
 
 def write_badge(found: Report | CheckResult, path: Path) -> None:
-    """Write the verdict as the JSON that shields.io reads from an endpoint."""
+    """Write the verdict as the JSON of a badge, in the format of shields.io's endpoint badges.
+
+    Args:
+        found: the results of ``verify`` or of ``check``.
+        path: the file that is written.
+    """
     if isinstance(found, CheckResult):
         good, words = found.verdict == CONFORMS, f"{found.request.loss} {found.verdict} at {found.level}"
     else:

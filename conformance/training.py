@@ -23,16 +23,17 @@ from .suite.catalogue import Loss, find_loss
 Array = npt.NDArray[Any]
 
 DRAWS = 4
-"""Number of random batches whose mean is the value at chance."""
+"""Number of random batches; the mean of their losses is the level "chance"."""
 SEED = 0
 NEAR = 0.002
-"""A value is near a level if it differs by less than this part of it; printed values are rounded."""
+"""A value is near a level if it differs by at most this part of the level, because printed values are rounded. For
+"chance", three standard deviations are added."""
 SOLVED = 0.01
-"""A value is near the lowest if its distance is less than this part of the lowest's distance to chance."""
+"""A value is also near "lowest" if it differs by at most this part of the difference between "lowest" and "chance"."""
 DIM = 128
 """Number of columns of random embeddings if no embeddings are given."""
 SATURATED = 1e-6
-"""A softmax is saturated if the gradient is less than this part of that of random embeddings."""
+"""The softmax counts as saturated if the norm of the gradient is less than this part of that at random embeddings."""
 PUBLISHED_BASE = 0.07
 """The base temperature of the original SupCon code."""
 
@@ -67,7 +68,7 @@ class Rows:
         dim: number of columns.
         zero: number of rows of zeros.
         not_finite: number of rows with NaN or an infinity.
-        duplicates: number of rows that have the direction of an earlier row.
+        duplicates: number of rows that have the same direction as an earlier row, rounded to float32.
         lowest_norm: the lowest norm of a row.
         highest_norm: the highest norm of a row.
         positive_cosine: mean cosine of an anchor and its positives; NaN if no anchor has a positive.
@@ -90,9 +91,10 @@ class Gradient:
     """The gradient of the loss with respect to the embeddings.
 
     Attributes:
-        norm: its norm.
+        norm: the norm of the gradient.
         rows_without: number of rows whose gradient is 0.
-        at_chance: its norm for random embeddings of the same norms; of norm 1 if the similarity is the dot product.
+        at_chance: the norm of the gradient at random embeddings. Under "cosine" these have the norms of the given rows,
+            under "dot" they have norm 1.
     """
 
     norm: float
@@ -106,9 +108,9 @@ class Diagnosis:
 
     Attributes:
         loss: short name of the loss.
-        value: the value that was given, or that of the embeddings; None without both.
+        value: the given value; otherwise the value of the embeddings; None if neither is known.
         computed: the value of the embeddings; None without embeddings.
-        classes: number of classes; None if positives are not given by labels.
+        classes: number of classes; None for a loss of partners or of two towers.
         positives: mean number of positives per anchor.
         lonely: number of anchors without positives.
         levels: the values to compare with.
@@ -116,7 +118,7 @@ class Diagnosis:
         gradient: the gradient; None without embeddings.
         near: the level that the value is near: "lowest", "chance", "collapsed", or "".
         problems: what is wrong, and where to look next; one paragraph per entry.
-        hints: what is worth knowing, although it may be intended.
+        hints: what may be wrong, but may also be intended; one paragraph per entry.
     """
 
     loss: str
@@ -184,20 +186,21 @@ class Diagnosis:
 def lowest_value(
     kinds: Sequence[tuple[int, int, int]], denominator: str, temperature: float, *, drop: bool = False
 ) -> float:
-    """A lower bound on the mean of the cross-entropies under cosine similarity, for given classes.
+    """A lower bound on SupCon and NT-Xent under cosine similarity, for given classes.
 
-    Let an anchor have P positives with mean cosine p and N negatives with mean cosine n. By Jensen's inequality its
-    value is at least f((n - p) / temperature), where
+    Let an anchor have P positives with mean cosine p and N negatives with mean cosine n. By Jensen's inequality, its
+    value under L_out is at least f((n - p) / temperature). Under L_in the same holds for p = 1. Here
 
         f(x) = log(P + N e^x)   for the denominator "all"
         f(x) = log(1 + N e^x)   for "one_positive"
         f(x) = log N + x        for "only_negatives"
 
-    The f are convex, so the mean over the anchors of one kind is at least f of their mean x. f increases and p <= 1, so
-    only n matters; it cannot be as low as -1 for all kinds, because the squared norm of the sum of all unit rows,
-    the sum over the anchors of 1 + P p + N n, is not negative. The bound is the minimum under this constraint, computed
-    from its Lagrangian dual, of which every value is a lower bound. With classes of one size the minimum is at
-    n = -1 / (classes - 1): the classes are the corners of a regular simplex, which reaches the bound.
+    Each f is convex, so the mean over the anchors of one kind is at least f of their mean x. Each f increases and p is
+    at most 1, so the bound uses p = 1 and minimises over n. One constraint applies: the squared norm of the sum of all
+    unit rows is not negative. It is the sum over the anchors of 1 + P p + N n. The minimum under this constraint is
+    computed from its Lagrangian dual. Every value of the dual is a lower bound, so the result is valid even if the
+    search is not exact. If all classes have one size, the minimum is at n = -1 / (classes - 1). It is reached if each
+    class is one corner of a regular simplex.
 
     Args:
         kinds: (P, N, number of anchors) of every kind of anchor.
@@ -206,7 +209,7 @@ def lowest_value(
         drop: whether anchors without positives are left out of the mean; otherwise they count as 0.
 
     Returns:
-        The bound; 0 if no anchor has a value.
+        The bound; 0 if no anchor has positives.
 
     Source:
         Graf et al. 2021, "Dissecting supervised contrastive learning", arXiv 2102.08817, theorem 2, for classes of one
@@ -228,7 +231,7 @@ def lowest_value(
         return math.log(own) + math.log1p(negatives / own * math.exp(x))
 
     def best(positives: int, negatives: int, price: float) -> float:
-        """The minimum over n of value - price * (1 + P + N n)."""
+        """The minimum over n of value - price * (1 + P + N n), where ``price`` is the Lagrange multiplier."""
         ends = [-1.0, 1.0]
         slope = price * negatives * temperature
         if positives and denominator != "only_negatives" and 0 < slope < 1:
@@ -239,7 +242,7 @@ def lowest_value(
     def dual(price: float) -> float:
         return sum(count * best(P, N, price) for P, N, count in kinds)
 
-    # From the highest price on, n = 1 is best for every kind, and the dual only falls.
+    # Above the highest price, n = 1 is the minimum for every kind, and the dual decreases.
     breaks = [1 / (N * temperature) for N in with_negatives]
     highest = max(breaks)
     found = minimize_scalar(lambda price: -dual(price), bounds=(0.0, highest), options={"xatol": 1e-12 * highest})
@@ -249,10 +252,10 @@ def lowest_value(
 def lowest_of_towers(n: int, temperature: float) -> float:
     """A lower bound on InfoNCE of two towers of n rows under cosine similarity.
 
-    Let d_i be the mean cosine of anchor i and its negatives, less the cosine of its positive. By Jensen's inequality
-    the value of the anchor is at least f(d_i / temperature), f(x) = log(1 + (n - 1) e^x), and the mean is at least f of
-    the mean. With the means a and b of the towers, the sum of -d_i is n / (n - 1) times the sum of
-    (a_i - a) . (b_i - b), and the latter sum is at most n.
+    Let d_i be the mean cosine of anchor i with its negatives, minus its cosine with its positive. By Jensen's
+    inequality, the value of the anchor is at least f(d_i / temperature), where f(x) = log(1 + (n - 1) e^x). f is
+    convex, so the mean over the anchors is at least f of the mean of d_i / temperature. Let a and b be the mean rows of
+    the towers. The sum of -d_i is n / (n - 1) times the sum of (a_i - a) . (b_i - b), which is at most n.
 
     Args:
         n: number of rows of each tower.
@@ -294,12 +297,12 @@ def diagnose(
             positives.
         loss: short name of a loss, as ``pairproof list`` prints it.
         value: the value that the training loop prints; by default that of the embeddings.
-        class_sizes: without embeddings, the number of rows of every class; 2 for every positive pair of a loss that is
-            given partners or two towers.
+        class_sizes: without embeddings, the number of rows of every class. For a loss of partners or of two towers, one
+            2 for each positive pair.
         embeddings_b: [N, D], the second tower.
         partners: [N] integers, the row of the positive of every row; by default row k and row k + N / 2 are partners,
             two views stacked.
-        dim: number of columns of random embeddings, if no embeddings are given.
+        dim: number of columns of the random embeddings if no embeddings are given.
         options: options of the loss, such as ``temperature``.
 
     Returns:
@@ -307,7 +310,8 @@ def diagnose(
 
     Raises:
         TypeError: an argument has the wrong type or dtype, or the loss has no such option.
-        ValueError: an argument has the wrong shape or value.
+        ValueError: an argument has the wrong shape or value, the loss is unknown, or not exactly one of embeddings and
+            class_sizes is given.
     """
     entry = find_loss(loss)
     unknown = [name for name in options if name not in entry.keywords or name in ARRAYS]
@@ -349,7 +353,7 @@ def diagnose(
 
 
 ARRAYS = ("ref_embeddings", "ref_labels", "self_rows", "negatives", "ignored", "positives", "anchors")
-"""Keywords with which the levels are not those of the batch alone."""
+"""Keywords that ``diagnose`` rejects, because the levels would not depend on the classes alone."""
 
 
 @dataclass(frozen=True)
@@ -466,7 +470,7 @@ def _random(batch: _Batch, draw: int, norms: Sequence[Tensor] | None = None) -> 
 
 
 def _levels(batch: _Batch, kinds: tuple[tuple[int, int, int], ...], *, given: bool) -> Levels:
-    """The levels of a batch. Of given embeddings only the norms are used, and these only for dot products."""
+    """The levels of a batch. Given embeddings determine only the norms of random rows, and only for dot products."""
     entry, temperature = batch.entry, float(batch.option("temperature"))
     base = batch.option("base_temperature")
     factor = 1.0 if base is None else temperature / float(base)
@@ -551,7 +555,7 @@ def _gradient(batch: _Batch) -> tuple[float, Gradient]:
         return float(value.detach()), torch.cat(torch.autograd.grad(value, leaves)).norm(dim=1)
 
     value, rows = gradient(batch.matrices)
-    # Large dot products saturate random embeddings as well, so these are unit vectors.
+    # Large dot products would saturate random embeddings too, so under "dot" these are unit vectors.
     cosine = batch.option("similarity") == "cosine"
     norms = [matrix.norm(dim=1, keepdim=True) for matrix in batch.matrices] if cosine else None
     _, random = gradient(_random(batch, 0, norms))

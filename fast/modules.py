@@ -87,7 +87,7 @@ def module_of(function: Loss | None = None) -> Callable[[Class], Class]:
 
 @module_of()
 class LossModule(nn.Module):
-    """Base class of the loss modules, with the options that every loss has.
+    """Base class of the loss modules. It declares the options that every loss has.
 
     A temperature or a bias that is an `nn.Parameter` is learned with the other parameters; any other tensor is a
     buffer.

@@ -1,8 +1,8 @@
 """Supervised contrastive losses: SupCon outside the logarithm, inside the logarithm, and the batch tutorial's variant.
 
-Let s_ij = similarity(z_i, z_j) / temperature. A(i) is the set of all columns except i (with references, of all except
-the one that is row i itself, if any), P(i) the positives of i in A(i), and N(i) the rest of A(i). The loss of anchor i
-is
+Let s_ij = similarity(z_i, z_j) / temperature. A(i) is the set of all columns except i. With references, it is the set
+of all references except the one that is row i itself, if there is one. P(i) is the set of positives of i in A(i), and
+N(i) is the rest of A(i). The loss of anchor i is
 
     supcon_loss          L_i = 1/|P(i)| Σ_{p∈P(i)} -log( e^s_ip / D_ip )                           (L_out)
     supcon_in_loss       L_i = -log( 1/|P(i)| Σ_{p∈P(i)} e^s_ip / D_ip )                           (L_in)
@@ -19,11 +19,11 @@ With weights w_ip = positive_weights[i][p] and v_in = negative_weights[i][n], wh
 
     supcon_loss          L_i = 1/d_i Σ_{p∈P(i)} w_ip · -log( e^s_ip / D_ip )
 
-where d_i is |P(i)|, or Σ_{p∈P(i)} w_ip with ``weights_divisor="weight"``, and every e^s_in of a negative in D_ip is
-multiplied by v_in. The exponentials of positives are not weighted. A negative of weight 0 is not in A(i). A positive of
-weight 0 is, but an anchor whose positives all have weight 0 is an anchor without positives.
+where d_i is |P(i)|, or Σ_{p∈P(i)} w_ip with ``weights_divisor="weight"``. In D_ip, the exponential e^s_in of a negative
+is multiplied by v_in. The exponentials of positives are not weighted. A(i) does not contain negatives of weight 0. It
+contains positives of weight 0, unless all positives of the anchor have weight 0. Such an anchor has no positives.
 
-With ``inside_reduction="sum"``, supcon_in_loss leaves out 1/|P(i)|: L_i is smaller by log |P(i)|, a constant.
+With ``inside_reduction="sum"``, supcon_in_loss leaves out 1/|P(i)|. This subtracts the constant log |P(i)| from L_i.
 
 Sources: Khosla et al., "Supervised Contrastive Learning", arXiv 2004.11362, equations 2 and 3; the batch tutorial
 "Implement Supervised Contrastive Loss in a Batch with PyTorch", 31 January 2023.

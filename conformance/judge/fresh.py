@@ -95,15 +95,16 @@ MASKED = 0.4
 """Probability that an entry of a mask is a positive."""
 
 IGNORED_SHARE = 0.25
-"""Share of the pairs that a mask of ignored pairs leaves out."""
+"""Probability that a mask of ignored pairs leaves out a pair."""
 
 WEIGHTED_SHARE = 0.25
-"""Share of the batches of a target that takes weights of some kind that have them."""
+"""For each argument for weights that a target takes, the share of the batches that have it."""
 
 WEIGHTS_DRAWN = (0.125, 0.25, 0.5, 0.75, 1.0, 2.0, 3.0)
 """The weights of pairs and anchors; each is drawn equally often."""
+
 OF_TARGETS = ("inside_reduction", "no_positive")
-"""Options of two towers that have an effect only if the positives are given; they are drawn with these."""
+"""Options of two towers that have an effect only if the positives are given, so they are drawn together with them."""
 
 STRUCTURES = ("classes", "anchors", "references")
 """The structures that a plain batch does not have; their first value is the plain one."""
@@ -214,9 +215,9 @@ def draw(claim: Claim, seed: int, number: int) -> Case:
 
 
 def _with_weights(case: Case, claim: Claim, chance: random.Random) -> Case:
-    """Let some of the batches of a target that takes weights have them, of positive numbers with few bits.
+    """Add weights to some batches, if the target takes them; all are positive numbers with few bits.
 
-    Like ignored pairs, they are drawn after the batch.
+    Weights are drawn after the batch, so that the batches of other targets do not depend on them.
     """
     names = [name for name in WEIGHTS if name in claim.passed and name not in claim.support.lacks]
     names = [name for name in names if chance.random() < WEIGHTED_SHARE]
@@ -236,10 +237,10 @@ def _with_weights(case: Case, claim: Claim, chance: random.Random) -> Case:
 
 
 def _with_targets(case: Case, claim: Claim, chance: random.Random) -> Case:
-    """Let some of the batches of two towers have positives that are given, and weights of the directions.
+    """Add given positives to some batches of two towers, and weights of the directions to others.
 
-    They are drawn after the batch, like ignored pairs. If positives are given, the second tower may have more rows or
-    fewer. Further rows are those of the tower, with their entries in the opposite order.
+    They are drawn after the batch, so that the batches of other targets do not depend on them. With given positives,
+    the second tower may have more or fewer rows. Additional rows repeat its rows with reversed entries.
     """
     if not case.entry.two_towers or "negatives" in case.others:
         return case
@@ -271,10 +272,10 @@ def _with_targets(case: Case, claim: Claim, chance: random.Random) -> Case:
 
 
 def _with_ignored(case: Case, claim: Claim, chance: random.Random) -> Case:
-    """Let some of the batches of a target that takes ignored pairs have a mask of them, or ids.
+    """Add ignored pairs, as a mask or as ids, to some batches, if the target takes them.
 
-    They are drawn after the batch, so that the batches of other targets do not depend on this choice. The mask keeps a
-    positive and a negative of every row that has them.
+    They are drawn after the batch, so that the batches of other targets do not depend on them. The mask keeps at least
+    one positive and one negative of every row that has them.
     """
     ways = [name for name in ("ignored", "ignored_ids") if name in claim.passed and name not in claim.support.lacks]
     way = chance.choice(("none", "none", *ways))
@@ -291,7 +292,7 @@ def _with_ignored(case: Case, claim: Claim, chance: random.Random) -> Case:
         if sizes.keys().isdisjoint(claim.support.lacks):
             given = {name: [chance.randrange(case.n) for _ in range(size)] for name, size in sizes.items()}
     else:
-        # Of two towers, the rows of a against those of b, in whichever direction.
+        # For two towers, rows of the mask are rows of a, and columns are rows of b, in both directions.
         one_way = replace(case, keywords={**case.keywords, "direction": "a_to_b"}) if one_block else case
         members, positive = (found[: case.n, :columns] for found in (one_way.member_array(), one_way.positive_array()))
         mask = [[chance.random() < IGNORED_SHARE for _ in range(columns)] for _ in range(case.n)]
@@ -305,7 +306,7 @@ def _with_ignored(case: Case, claim: Claim, chance: random.Random) -> Case:
 
 
 def _factors(claim: Claim) -> dict[str, tuple[Any, ...]]:
-    """The options and structures that are combined, with the values that the claim accepts, likelier ones repeated."""
+    """The options and structures that are combined, and the values that the claim accepts; likely values repeat."""
     entry, support = LOSSES[claim.loss], claim.support
 
     def takes(name: str) -> bool:
@@ -338,7 +339,7 @@ def _factors(claim: Claim) -> dict[str, tuple[Any, ...]]:
 
 
 def _drawn_options(entry: Loss) -> list[str]:
-    """The options with names as values, apart from those of weights, of positives that are given, and of zeros."""
+    """The options whose values are names, except those that are drawn later or not at all."""
     later = ("weights_divisor", "zero_row", *(OF_TARGETS if entry.two_towers else ()))
     return [name for name in entry.choices if name not in later]
 

@@ -27,13 +27,13 @@ MATRICES = ("embeddings_b", "negatives", "hard_negatives", "ref_embeddings")
 """The arguments that are float matrices, besides the embeddings."""
 
 MASKS = ("positives", "anchors", "ignored")
-"""The arguments that are arrays of booleans."""
+"""The arguments that are boolean arrays."""
 
 IDS = ("ignored_ids", "ref_ignored_ids")
 """The arguments that are ids of rows."""
 
 COUNTED = {"negatives": "negatives", "hard_negatives": "hard negatives", "ref_embeddings": "references"}
-"""The matrices whose number of rows may differ from the embeddings', and what their rows are called in messages."""
+"""Matrices that may have more or fewer rows than the embeddings, and the words for their rows in messages."""
 
 
 T = TypeVar("T")
@@ -76,8 +76,8 @@ class Case:
         id: stable name, such as "golden/supcon/two-rows" or "document/call".
         loss: short name in the catalogue.
         embeddings: [N, D] float64, the exact inputs; for two towers the first, embeddings_a.
-        arguments: labels, partners, positive_pairs or positives (for two towers optional); ref_labels, self_rows,
-            ignored, the ids, and weights.
+        arguments: the positives as labels, partners, positive_pairs or positives (optional for two towers); also
+            ref_labels, self_rows, ignored, ignored_ids, ref_ignored_ids, and the weights of pairs and anchors.
         keywords: the options that differ from their defaults.
         others: the other float matrices by argument: ref_embeddings [M, D], embeddings_b [M, D], negatives [K, D],
             hard_negatives [N H, D] (``called`` returns them as [N, H, D]).
@@ -112,14 +112,14 @@ class Case:
 
     @property
     def size(self) -> int:
-        """The square root of the number of similarities, rounded up: a measure of the cost of the loops."""
+        """The square root of the number of similarities, rounded up. The reference's time is about its square."""
         return math.ceil(math.sqrt(math.prod(self.shape)))
 
     @property
     def shape(self) -> tuple[int, int]:
         """The shape of the similarity matrix: rows that may be anchors, and rows that they are contrasted with.
 
-        If the rows of both of two towers are anchors, the shorter rows of the matrix end with zeros.
+        If the rows of both towers are anchors and the towers differ in length, shorter rows are padded with zeros.
         """
         if "directions" in self.entry.keywords:
             bands = self._bands()
@@ -137,14 +137,14 @@ class Case:
 
     @once
     def groups(self) -> list[range] | None:
-        """The rows of each direction, whose means are added; None without ``direction_weights``."""
+        """The rows of each direction; "mean" adds the means of these groups. None without ``direction_weights``."""
         if self.option("direction_weights") is None:
             return None
         return [range(self.n), range(self.n, self.shape[0])]
 
     @once
     def divisors(self) -> list[float]:
-        """What the reduction divides the value of every row by."""
+        """For each row, the number that the reduction divides its value by."""
         if self.groups() is None or self.option("reduction") != "mean":
             return [self.divisor()] * self.shape[0]
         numbers = [len({*self.counted()} & {*rows}) for rows in self.groups() or ()]
@@ -173,9 +173,9 @@ class Case:
 
     @once
     def _bands(self) -> list[list[tuple[str, str, npt.NDArray[np.bool_]]]]:
-        """The blocks of a loss with ``directions``: for each band of N anchors, from left to right.
+        """The blocks of a loss with ``directions``: one list for each band of N anchors, from left to right.
 
-        A block has the names of both matrices, and the mask of the pairs that count.
+        A block has the names of both matrices, and the mask of the pairs that are in A(i).
         """
         a, b, h = "embeddings_a", "embeddings_b", "hard_negatives"
         scope, chosen = self.option("hard_negatives_scope"), self.option("directions").split("+")
@@ -190,7 +190,7 @@ class Case:
         if "doc_to_doc" in chosen:
             documents += [(b, b, ~same), *([(b, h, ~own)] if scope == "batch" else [])]
         apart = self.option("partition") == "per_direction" and documents
-        # The bands have the same width, so the hard negatives are also columns of the documents, which count for none.
+        # Both bands need the same width. The documents therefore have columns of hard negatives outside A(i).
         bands = [queries, [*documents, (b, h, own & False)]] if apart else [queries + documents]
         return [[block for block in band if block[1] != h or own.size] for band in bands]
 
@@ -227,7 +227,7 @@ class Case:
 
     @property
     def lowest(self) -> dict[str, float]:
-        """The option of the baseline that is the lowest logit, if it takes one."""
+        """The option ``lowest`` of the baseline, the lowest possible logit; empty if the baseline does not take it."""
         lowest = self.entry.lowest
         return {} if lowest is None else {"lowest": lowest / self.temperature}
 
@@ -307,7 +307,7 @@ class Case:
 
     @once
     def pair_numbers(self) -> list[float]:
-        """What the weighted sum over the positives of every row is divided by: their number, or their weights' sum."""
+        """For each row, the divisor of the weighted sum over its positives: their number or the sum of the weights."""
         found, positive = self.weights("positive_weights"), self.member_array() & self.positive_array()
         weights = np.ones(self.shape) if found is None or self.option("weights_divisor") == "count" else found
         numbers: list[float] = weights.sum(axis=1, where=positive).tolist()
@@ -347,7 +347,7 @@ class Case:
         return found
 
     def _of_each_direction(self, pairs: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """A mask of the case's ``shape`` from that of the pairs of rows and columns, or of the rows of two towers."""
+        """A mask of the case's ``shape`` from a mask of pairs; for two towers [N, M], transposed for anchors of b."""
         if not self.entry.two_towers:
             return pairs.reshape(self.shape)
         found = np.zeros(self.shape, dtype=bool)
@@ -359,7 +359,7 @@ class Case:
     @once
     def positive_array(self) -> npt.NDArray[np.bool_]:
         """The mask of positives, of the case's ``shape``, also outside A(i)."""
-        if "directions" in self.entry.keywords:  # whose first block has the positives
+        if "directions" in self.entry.keywords:  # the positives are in the first block
             return np.tile(np.eye(self.n, self.shape[1], dtype=bool), (self.shape[0] // self.n, 1))
         labels, mask, partners = (self.arguments.get(name) for name in ("labels", "positives", "partners"))
         columns = len(self.others["embeddings_b"]) if self.entry.two_towers else self.shape[1]
@@ -411,13 +411,13 @@ class Case:
 
     @once
     def pair_factors(self) -> list[float]:
-        """The factor of the value of each of these pairs: the product of its weight and that of its anchor."""
+        """The factor of the value of each of the ``pairs``: the weight of the pair times the weight of its anchor."""
         of_anchors, of_positives = self.anchor_weights(), self.weights("positive_weights")
         return [of_anchors[i] * (1.0 if of_positives is None else float(of_positives[i, j])) for i, j in self.pairs()]
 
     @once
     def divisor(self) -> float:
-        """What a mean divides by: the number of its anchors or pairs, or the sum of their weights; 1 if it is 0."""
+        """The divisor of a mean: the number of its anchors or pairs, or the sum of their weights; 1 instead of 0."""
         weights, found = self.anchor_weights(), 1.0
         if self.option("reduction") == "mean":
             found = math.fsum(weights[i] for i in self.counted())
@@ -458,7 +458,7 @@ def _starts(band: Sequence[tuple[str, str, npt.NDArray[np.bool_]]]) -> list[int]
 
 
 def called(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments as a loss takes them: hard negatives [N H, D] as [N, H, D], arrays or tensors."""
+    """The arguments as a loss takes them: hard negatives [N H, D], arrays or tensors, become [N, H, D]."""
     h = given.get("hard_negatives")
     shape = () if h is None else (len(given["embeddings_a"]), -1, len(h[0]))
     return {**given} if h is None or np.ndim(h) == 3 else {**given, "hard_negatives": h.reshape(shape)}
@@ -479,7 +479,7 @@ def call_reference(case: Case, rows: Mapping[str, npt.ArrayLike] | None = None, 
 
     Args:
         case: the case.
-        rows: matrices that replace those of the case, by argument; their scalars may be of any type.
+        rows: matrices that replace those of the case, by argument; their entries may be scalars of any type.
         changed: arguments and keywords that replace those of the case.
 
     Returns:
@@ -533,7 +533,7 @@ def reference_of_similarities(case: Case, matrix: Sequence[Sequence[Any]], **cha
     options |= {name: case.arguments.get(name) for name in WEIGHTS}
     if case.groups():
         options["anchor_weights"] = case.anchor_weights()
-    # A proof gives the sets itself, for one anchor at a time.
+    # A proof passes its own sets in ``changed``, for one anchor at a time.
     if "is_positive" not in changed:
         options |= {"is_positive": case.positive_mask(), "anchors": case.anchors(), "members": case.members()}
     return evaluate_similarities(case.entry.formula, matrix, **{**options, **changed})

@@ -21,16 +21,16 @@ logits z of its positives, and subtracts the largest logit m before the exponent
   is exact.
 - The difference is rounded relative to the value. The mean over the anchors is, too: 2 u |value|.
 
-If the value is near 0, the logarithm and the logit cancel, but their rounding errors, of the size of a logit, do not.
-No derivative with respect to a similarity contains these errors: it is near 0 too. With the mean inside the logarithm,
-the value is a difference of two logarithms of sums, each with the first error.
+If the value is near 0, the logarithm and the logit cancel. Their rounding errors are relative to the size of a logit
+and do not cancel. The inherited part of the bound does not cover them, because the derivatives are near 0 too. With the
+mean inside the logarithm, the value is a difference of two logarithms of sums. Each has the first error.
 
 The binary cross-entropy of a pair is softplus(z) or softplus(-z). PyTorch computes it as z minus the logarithm of the
 sigmoid of z, both of size |z|: u |z| for each pair, averaged like the pairs, and LOSS_ULPS u for the functions.
 
-A loss that is the sum of n such terms, with the logits z = s / T + b, has only relative errors: every softplus is
-positive and accurate relative to itself, so the error of the sum is (LOSS_ULPS + sqrt(n)) u of the sum. The bias b is
-one more product of a dot product, of size T |b| in units of a similarity.
+A loss that is the sum of n such terms, with the logits z = s / T + b, has only relative errors. Every softplus is
+positive and has a small relative error, so the error of the sum is (LOSS_ULPS + sqrt(n)) u times the sum. The bias b
+counts as one more product of the dot product, of size T |b| in units of a similarity.
 
 The loss whose mass of negatives has a floor contains the logarithms of two sums, at the logits (1 + beta) s and beta s,
 which may be computed from separate products. The weight of a negative is the difference of its shares in both sums.
@@ -38,18 +38,18 @@ The bounds use their sum, the *gross* weight. The mass is the difference e^q - t
 e^q / (e^q - tau_plus) times the error of q. This *growth* and 1 + 2 beta multiply the errors of the weights. At the
 floor, the value depends only on the positive, and there is no growth. The bounds do not cover a mass so close to its
 floor that rounding may change which of the two is larger; the golden cases contain no such mass, except for masses that
-are equal to the floor, where the gradient is left out.
+are equal to the floor. The gradients of those cases are not compared.
 
 The loss with weights 2 - m, where m is R times a softmax of R similarities divided by sigma, has the gross weight
-(2 + m) / T for the similarity of a positive. If the weights are not constants, and for the value in any case, the
-derivative through the weights is added, which is the sum of m |s| / (T sigma) over the anchor and of its mean over all
-rows. An error of a similarity changes m by that error times 2 m / sigma, and twice as much if m is differentiated: the
-growth is 1 + 4 T / sigma.
+(2 + m) / T for the similarity of a positive. The value also changes through the weights, and so does the gradient if
+the weights are not constants. Their derivative adds m |s| / (T sigma) of the anchor, and m / (T sigma) times the mean
+of m |s| over all rows. An error of a similarity changes m by that error times 2 m / sigma, and the derivative of m by
+twice as much. The growth is therefore 1 + 4 T / sigma.
 
-Allowing these errors hides few mistakes. The alternative is to allow only 2u per anchor. Of 138 known faults, 130 are
-caught by the same number of cases either way. The other eight are caught by one to five cases fewer, but still by 15 or
-more. The cases that no longer catch them have a loss near 0 (trained-like or solved batches), and the fault changes
-this loss by less than the rounding error of ``logsumexp``.
+Allowing these errors hides few mistakes. This was measured when 138 faults were known, against bounds of only 2u per
+anchor. 130 faults were caught by the same number of cases. The other eight were caught by one to five cases fewer, but
+still by 15 or more. In the cases that no longer caught them, the loss is near 0 (trained-like or solved batches), and
+the fault changes it by less than the rounding error of ``logsumexp``.
 
 The batch tutorial's loss subtracts logarithms of exponentials plus epsilon, each up to -log(epsilon) in size; its own
 operations are rounded relative to that size.
@@ -57,7 +57,7 @@ operations are rounded relative to that size.
 *The gradient.* Row i of the gradient is a sum over j of weights V_ij = dL/dS_ij + dL/dS_ji times rows, divided by the
 norm of row i. A weight is a softmax entry minus a share of 1/|P|: exponentials amplify the error of a logit by
 1/temperature, the sum of n exponentials that divides them has a relative error of sqrt(n) u, and the difference has an
-absolute error of one unit of the share. The bound sums all three over the row.
+absolute error of u times the share. The bound sums all three over the row.
 
 With references, two towers or a queue, the same holds for each matrix: the gradient of an anchor is a sum over its
 pairs of weights times the rows of the other matrix, and the gradient of a reference or a negative is such a sum over
@@ -105,7 +105,7 @@ SIMILARITY_ULPS = 3.0
 """Roundings of a similarity apart from its sum, in units of u: two norms, two divisions, the temperature."""
 
 LOSS_ULPS = 2.0
-"""Roundings of an exponential and a logarithm relative to quantities of size 1, in units of u per anchor."""
+"""Rounding errors of an exponential and a logarithm whose values are of size 1, in units of u per anchor."""
 
 GRADIENT_ULPS = 4.0
 """Roundings of a weight, of the sum over rows and of the backward pass of the norm, in units of u."""
@@ -197,7 +197,7 @@ def accumulated_bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
     none_pairs = case.option("reduction") == "none_pairs"
     of_pairs = _of_pairs(case, truth, per_similarity) if none_pairs else ([], [])
     values, anchors = of_values(own, of_pairs)
-    if case.form != "sigmoid":  # whose sums have no rounding error of size 1
+    if case.form != "sigmoid":  # a sum of softplus has only relative errors
         own, of_pairs = np.full(case.shape[0], constant), (of_pairs[0], [constant * x for x in case.pair_factors()])
     least_values, least_anchors = of_values(own, of_pairs)
     least = Outcome([floor * x for x in least_values], anchors={i: floor * x for i, x in least_anchors.items()})
@@ -208,8 +208,9 @@ def accumulated_bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
 def temperature_bound(case: Case, truth: Truth, dtype: str) -> float:
     """The bound on ``truth.temperature_gradient``, the derivative with respect to the temperature.
 
-    It is a sum of |W_ij s_ij| / T with the errors of both factors: that of a weight as in the gradients of rows, and
-    that of a similarity. A base temperature adds the value divided by T.
+    The derivative is a sum of W_ij s_ij / T. The bound adds |s_ij| / T times the error of each weight W_ij, which is
+    that in the gradients of rows, and |W_ij| / T times the error of each similarity. With a base temperature, the
+    derivative also contains the value divided by T, and the bound its error.
 
     Args:
         case: the case, of a size for which the similarities are known.
@@ -223,9 +224,9 @@ def temperature_bound(case: Case, truth: Truth, dtype: str) -> float:
     weights, growth = _gross_weights(case, truth, temperature=True)
     errors, shares, factors, parts = weights.copy(), shares_of(case), _factors(case), _parts(case)
     for i in case.anchors():
-        if case.form == "mass":  # whose floor depends on the lowest similarity, with the weight of the positive
+        if case.form == "mass":  # the floor is the logit of similarity -1, weighted as the positive
             sizes[i, positives[i]] += 1
-        elif case.form not in ("sigmoid", "weighted"):  # whose weights are no differences, or gross
+        elif case.form not in ("sigmoid", "weighted"):  # other weights are a softmax entry minus a share of 1/|P|
             errors[i] += _scale(case) / temperature * shares[i] * factors[i] * parts[i]
     per_logit = (SIMILARITY_ULPS + math.sqrt(dim)) * _products(case).max(axis=1) / temperature
     per_logit = per_logit + _of_repetition(case).max(axis=1)
@@ -253,8 +254,8 @@ def _gross_weights(
     Args:
         case: the case.
         truth: its certified results.
-        value: whether they are the derivatives of the value, also through weights that are constants in the gradient.
-        temperature: whether they are the derivatives with all weights held constant, as in that by the temperature.
+        value: whether to include the derivative through the weights of the loss, even if the gradient does not.
+        temperature: whether to exclude the derivative through the weights of the loss, as the temperature's does.
     """
     gross, growth = np.abs(truth.weights), np.ones(case.shape[0])
     if case.form == "weighted":
@@ -386,7 +387,7 @@ def _own_roundings(case: Case, truth: Truth, constant: float) -> Matrix:
 
 
 def _of_repetition(case: Case) -> Matrix:
-    """The sizes of the logarithms of the weights of negatives, which are added to logits, of the case's ``shape``."""
+    """|log v| of the weights v of negatives, of the case's ``shape``; log v is added to a logit. 0 without weights."""
     weights = case.weights("negative_weights")
     if weights is None:
         return np.zeros(case.shape)
@@ -399,10 +400,10 @@ def _of_log_sum(z: Matrix) -> float:
 
 
 def _of_pairs(case: Case, truth: Truth, per_similarity: Matrix) -> tuple[list[float], list[float]]:
-    """Return the error that the value of each pair inherits, and that of its own operations in units of u.
+    """Return the error that the value of each pair inherits, and the error of its own operations in units of u.
 
-    Let v be the value. Its derivative with respect to its logit is 1 - e^-v in magnitude. If v is a softmax
-    cross-entropy, the derivatives with respect to the logits of the negatives are shares of as much again.
+    Let v be the value. Its derivative with respect to its own logit is 1 - e^-v in magnitude. If v is a softmax
+    cross-entropy, its derivatives with respect to the logits of the negatives add up to the same magnitude.
     """
     logits = (_similarities(case) if truth.similarity is None else truth.similarity) / case.temperature
     negative, scale = case.member_array() & ~case.positive_array(), _scale(case)
@@ -534,12 +535,12 @@ def _products(case: Case) -> Matrix:
 
 
 def _amplified(case: Case, truth: Truth, shares: Matrix, amplified: Matrix, dtype: str) -> dict[str, Matrix]:
-    """For every row of every matrix: the error of its gradient in units of u, before the division by its norm.
+    """Return, for every row of every matrix, the error of its gradient in units of u, before the division by its norm.
 
     Args:
         case: the case.
         truth: its certified results.
-        shares: [R], the derivative of the loss with respect to a logit of each row, if that of its value is 1.
+        shares: [R], the factor from the derivative of each row's value by a logit to that of the loss by a similarity.
         amplified: [R], the growth of the errors of each row's weights.
         dtype: the accumulating dtype.
     """
@@ -629,8 +630,8 @@ def _with_errors(
 def shares_of(case: Case) -> Matrix:
     """[R], the derivative of the loss with respect to the value of each row, if the row is an anchor that counts.
 
-    A reduction over pairs counts the value of an anchor, the mean over its pairs, once for each pair. If the value is
-    the sum over the pairs, it is counted once.
+    If the value of an anchor is the mean over its pairs, a reduction over pairs counts it once for each pair. If the
+    value is the sum over the pairs, it is counted once.
     """
     found = np.ones(case.shape[0])
     if case.over_pairs and case.form != "sigmoid":
@@ -640,7 +641,7 @@ def shares_of(case: Case) -> Matrix:
 
 
 def _parts(case: Case) -> Matrix:
-    """The part of each positive in the mean over the positives of its row, of the case's ``shape``; else 0."""
+    """The share of each positive in the mean over the positives of its row, of the case's ``shape``; 0 elsewhere."""
     weights, positive = case.weights("positive_weights"), case.positive_array() & case.member_array()
     found = positive * (np.ones(case.shape) if weights is None else weights)
     totals = found.sum(axis=1, keepdims=True)
@@ -648,7 +649,7 @@ def _parts(case: Case) -> Matrix:
 
 
 def _factors(case: Case) -> Matrix:
-    """[R], the factor of each anchor's value: its weight, times that of its positives if they are counted."""
+    """[R], the factor of each anchor's value: its weight, times the mean weight of its positives under "count"."""
     found, weights = np.array(case.anchor_weights()), case.weights("positive_weights")
     if weights is not None and case.option("weights_divisor") == "count":
         totals = weights.sum(axis=1, where=case.member_array() & case.positive_array())

@@ -199,8 +199,8 @@ class Problem:
         """Queue kernels with one program per panel of rows and share of the columns.
 
         Args:
-            kernels: the kernels, in this order. A plain kernel runs only for the terms in ``SOFTMAX``, and only if
-                labels show which tiles hold no positive, and no ids make other pairs special.
+            kernels: the kernels, in this order. A plain kernel runs only for the terms in ``SOFTMAX``, only if labels
+                show which tiles hold no positive, and only without ids of ignored pairs.
             shape: the shape of the result of one share of the columns.
             more: further arguments, in addition to those of the problem and the tile.
 
@@ -255,8 +255,8 @@ def set_up(batch: Batch, plan: Plan) -> Problem:
         learned, reciprocal, largest = rule.temperature.to(given.device), 1.0, math.inf
     else:
         reciprocal = largest = 1 / rule.temperature
-    # If sums of the largest possible exponentials are in range, no maximum is subtracted. Then the gradient needs only
-    # one exponential for the two terms of a pair, in which either of its rows is the anchor.
+    # If sums of the largest possible exponentials are in range, no maximum is subtracted. A pair of rows has two terms
+    # in the gradient, one with each row as the anchor. Without a maximum, both use the same exponential.
     count = max(given.shape[0], 0 if others is None else others.shape[0])
     moderate = rule.similarity == "cosine" and largest + math.log(count) <= UNSHIFTED[torch.float32]
     # If every row has one positive, the denominators "one_positive" and "all" are the same.
@@ -310,7 +310,7 @@ def _sides(batch: Batch, dtype: torch.dtype, arguments: Arguments) -> tuple[Side
 
 
 def _ranked(targets: Targets) -> tuple[Tensor | None, Tensor | None]:
-    """Return the ids of rows and of references as int32 ranks, which are equal where the ids are; no value is read."""
+    """Return the ids of rows and of references as int32 ranks; equal ids have equal ranks. No value is read back."""
     if targets.ids is None:
         return None, None
     every = targets.ids if targets.column_ids is None else torch.cat((targets.ids, targets.column_ids))

@@ -63,7 +63,7 @@ class Timed(NamedTuple):
 
 
 def candidates(key: Key, launch: Launch) -> list[Launch]:
-    """Return a tile and its neighbours: a size, the warps, or both doubled or halved, or one stage more or less.
+    """Return a tile and its neighbours: with a size, the warps or both doubled or halved, or one stage more or less.
 
     All obey the rules of the table. The tiles of a pass fit together because its plain kernel is tuned first.
     """
