@@ -289,7 +289,7 @@ def diagnose(
         >>> import pairproof
         >>> found = pairproof.diagnose(class_sizes=[2] * 256, value=8.909, temperature=0.1, base_temperature=0.07)
         >>> print(found.near, f"{found.levels.collapsed:.4f}")
-        collapsed 8.9092
+        collapsed 8.9091
 
     Args:
         embeddings: [N, D], the embeddings of one batch; for two towers, those of the first.
