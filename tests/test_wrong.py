@@ -56,7 +56,9 @@ def test_wrong_implementation_can_be_called(regime: str) -> None:
     for one in (one for one in WRONG if one.regime == regime):
         subject = External(one.target, loss=one.loss, **one.options)
         case = draw(subject.claim, SEED, 0)
-        assert len(subject.evaluate(case, subject.dtypes[0]).values) in (1, len(case.anchors())), one.name
+        separate = case.pairs() if case.option("reduction") == "none_pairs" else case.counted()
+        wanted = len(separate) if case.separate else 1
+        assert len(subject.evaluate(case, subject.dtypes[0]).values) == wanted, one.name
 
 
 @pytest.mark.slow

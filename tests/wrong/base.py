@@ -141,7 +141,7 @@ class Call:
         values = values * weights[rows].to(values)
         if self.no_positive == "drop":
             kept = counts > 0
-            values, counts = values[kept], counts[kept]
+            values, counts, rows = values[kept], counts[kept], rows[kept]
         if self.reduction == "none":
             return values
         if self.reduction == "none_pairs":

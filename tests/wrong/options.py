@@ -233,3 +233,18 @@ def large_sigma(call: Call) -> Tensor:
 def detached_with_references(call: Call) -> Tensor:
     """With references, the weights are always constants."""
     return call(detach_weights=call.detach_weights or call.ref_embeddings is not None)
+
+
+@wrong("multiple_negatives_ranking")
+def own_only_with_one_hard_negative(call: Call) -> Tensor:
+    """With one hard negative per query, the scope own_only also has the documents of the other queries."""
+    hard = call.hard_negatives
+    one = hard is not None and hard.shape[1] == 1 and call.hard_negatives_scope == "own_only"
+    return call(hard_negatives_scope="own") if one else call()
+
+
+@wrong("multiple_negatives_ranking")
+def hardness_of_all_negatives_by_dot(call: Call) -> Tensor:
+    """With dot products, the hardness mode all_negatives leaves out the hard negatives of the query itself."""
+    both = call.hardness_mode == "all_negatives" and call.similarity == "dot"
+    return call(hardness_mode="in_batch_negatives") if both else call()

@@ -180,3 +180,10 @@ def one_anchor_with_references(call: Call) -> Tensor:
     """With references, a batch of one anchor gives the sum over its positives instead of the mean."""
     one = call.n == 1 and call.ref_embeddings is not None
     return call.weighted(call.counts.clamp(min=1)) if one else call()
+
+
+@wrong("multiple_negatives_ranking")
+def third_hard_negative(call: Call) -> Tensor:
+    """Without a mask of ignored pairs, only the first two hard negatives of each query are used."""
+    hard = call.hard_negatives
+    return call() if hard is None or call.ignored is not None else call(hard_negatives=hard[:, :2])
