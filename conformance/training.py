@@ -155,7 +155,7 @@ class Diagnosis:
         """Yield the lines that the command prints."""
         levels, rows, gradient = self.levels, self.rows, self.gradient
         kinds = "" if self.classes is None else f"{self.classes} classes, "
-        yield f"{self.loss}: {kinds}{self.positives:.4g} positives per anchor, {self.lonely} anchors without positives"
+        yield f"{self.loss}: {kinds}positives per anchor {self.positives:.4g}, anchors without positives {self.lonely}"
         if self.value is not None:
             yield f"  value       {self.value:.6g}{f', near {self.near!r}' if self.near else ''}"
         if self.computed is not None and self.computed != self.value:

@@ -278,11 +278,6 @@ def check_embeddings(
     return sizes
 
 
-def checked_as(rule: Rule) -> str:
-    """Return the similarity under which rows are checked: "dot" if rows of zeros are valid."""
-    return rule.similarity if rule.zero_row == "error" else "dot"
-
-
 def check_references(
     embeddings: Tensor,
     ref_embeddings: Tensor | None,

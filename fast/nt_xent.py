@@ -27,7 +27,6 @@ from .checks import (
     check_partners,
     check_references,
     check_weights,
-    checked_as,
 )
 from .engine import Backend, Batch, Policy, Rule, Similarity, WeightsDivisor, ZeroRow, loss_of
 from .supcon import labelled_loss
@@ -105,7 +104,8 @@ def nt_xent_loss(
     """
     rule, policy = Rule("out", similarity, temperature, zero_row=zero_row), Policy(reduction, base_temperature)
     check_options(rule, policy, backend, validate=validate)
-    least, checked = 2 if ref_embeddings is None else 1, checked_as(rule)
+    # As for dot products, rows of zeros are then valid.
+    least, checked = 2 if ref_embeddings is None else 1, "dot" if rule.zero_row == "zero" else rule.similarity
     sizes = check_embeddings(embeddings, similarity=checked, validate=validate, least=least)
     references = check_references(embeddings, ref_embeddings, None, self_rows, similarity=checked, validate=validate)
     targets = check_partners(embeddings, partners, references, validate=validate)

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 from torch import Tensor
@@ -40,7 +41,6 @@ from .checks import (
     check_options,
     check_references,
     check_weights,
-    checked_as,
 )
 from .engine import (
     Backend,
@@ -331,7 +331,8 @@ def labelled_loss(
     check_options(rule, policy, backend, validate=validate, reductions=reductions)
     ref_embeddings, ref_labels, _ = references
     least = 2 if ref_embeddings is None else 1
-    similarity = checked_as(rule)
+    # As for dot products, rows of zeros are then valid.
+    similarity = "dot" if rule.zero_row == "zero" else rule.similarity
     sizes = check_embeddings(embeddings, similarity=similarity, validate=validate, least=least)
     others = check_references(embeddings, *references, similarity=similarity, validate=validate)
     targets = check_labels_or_positives(embeddings, labels, positives, others, ref_labels)
@@ -340,12 +341,14 @@ def labelled_loss(
     ignored, ids, ref_ids = left_out
     if ignored is not None or ids is not None or ref_ids is not None:
         targets = check_ignored(embeddings, targets, others, ignored, ids, ref_ids, validate=validate)
-    if any(given is not None for given in weights):
-        names, columns = ("positive_weights", "negative_weights", "anchor_weights"), (others, others, None)
-        of_positives, of_negatives, of_anchors = (
-            check_weights(embeddings, *given, validate=validate) for given in zip(names, weights, columns, strict=True)
+    of_positives, of_negatives, of_anchors = weights
+    if not (of_positives is None and of_negatives is None and of_anchors is None):
+        check = partial(check_weights, embeddings, validate=validate)
+        targets = replace(
+            targets,
+            positive_weights=check("positive_weights", of_positives, others),
+            negative_weights=check("negative_weights", of_negatives, others),
         )
-        targets = replace(targets, positive_weights=of_positives, negative_weights=of_negatives)
-        policy = replace(policy, anchor_weights=of_anchors)
+        policy = replace(policy, anchor_weights=check("anchor_weights", of_anchors, None))
     batch = Batch(embeddings, targets, rule, others, anchors, sizes=sizes)
     return pair_values(batch, policy, backend) if policy.reduction == "none_pairs" else loss_of(batch, policy, backend)

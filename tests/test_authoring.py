@@ -688,9 +688,9 @@ def test_add_takes_references_towers_and_negatives(root: Path, batch: Path, caps
         ),
         ("info_nce", {}, "info_nce needs --embeddings-b"),
         (
-            "info_nce",
+            "multiple_negatives_ranking",
             {"embeddings-b": "z.npy", "labels": "y.npy"},
-            "info_nce takes no labels or other targets, because row i of one tower belongs",
+            "multiple_negatives_ranking takes no labels or other targets, because row i of one tower belongs",
         ),
         ("info_nce", {"embeddings-b": "z.npy", "anchors": "y.npy"}, "--anchors: info_nce_loss has no argument anchors"),
         (

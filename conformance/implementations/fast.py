@@ -95,7 +95,7 @@ class FastTiled(Fast):
 
     name = "fast-tiled"
     alternates = BACKENDS
-    title = 'pairproof.fast, torch, backend="tiled", 4 rows per tile (64 above 130² similarities)'
+    title = 'pairproof.fast, torch, backend="tiled", tiles of 4 or 64 rows'
     backend = "tiled"
 
 

@@ -46,7 +46,7 @@ class Lightly(FilePeer):
     """``NTXentLoss`` of lightly, without distributed processes."""
 
     name = "lightly"
-    title = "lightly's NTXentLoss, ntx_ent_loss.py and its memory_bank.py"
+    title = "lightly's NTXentLoss and its memory bank"
     requirement = "lightly==1.6.0"
     files: ClassVar[Mapping[str, str]] = {
         "lightly/lightly/loss/ntx_ent_loss.py": "bae4e552c19f05747fdd7908eaa76c7aa14f611efcaaa28987ba6239d618c108",
@@ -100,7 +100,7 @@ class LightlyDecoupled(FilePeer):
     """``DCLLoss`` and ``DCLWLoss`` of lightly, without distributed processes."""
 
     name = "lightly-dcl"
-    title = "lightly's DCLLoss and DCLWLoss, dcl_loss.py"
+    title = "lightly's DCLLoss and DCLWLoss"
     requirement = "lightly==1.6.0"
     files: ClassVar[Mapping[str, str]] = {
         "lightly/lightly/loss/dcl_loss.py": "b7b62f81e96f937f2f51ff0a6c3ede3a4eb49c70d96845c092a6b9a82265cebb",

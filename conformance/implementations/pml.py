@@ -223,7 +223,7 @@ class Reducers(PytorchMetricLearning):
     """
 
     name = "pml-reducers"
-    title = "pytorch-metric-learning with the reducers that correspond to our reductions"
+    title = "pytorch-metric-learning with reducers"
     support = replace(
         SUPPORT,
         options={**SUPPORT.options, "no_positive": ("zero",)},
@@ -248,7 +248,7 @@ class SelfSupervised(PytorchMetricLearning):
     """``SelfSupervisedLoss`` around ``NTXentLoss``: symmetric for two views, not symmetric for two towers."""
 
     name = "pml-self-supervised"
-    title = "pytorch-metric-learning's SelfSupervisedLoss around NTXentLoss"
+    title = "pytorch-metric-learning's SelfSupervisedLoss"
     support = Support(
         losses=("nt_xent", "info_nce"),
         options={"reduction": ("mean",)},
@@ -267,7 +267,7 @@ class CrossBatchMemory(PytorchMetricLearning):
     """``CrossBatchMemory`` around both losses: a memory that holds the references and the rows of the batch."""
 
     name = "pml-cross-batch-memory"
-    title = "pytorch-metric-learning's CrossBatchMemory around both losses"
+    title = "pytorch-metric-learning's CrossBatchMemory"
     support = replace(SUPPORT, options=MEANS, also=(OWN_ROWS_ONLY, MEAN_OVER_PAIRS, PAIRS_FIT))
     deviations = (memory_is_detached, *DEVIATIONS)
 

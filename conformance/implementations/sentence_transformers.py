@@ -64,7 +64,7 @@ class SentenceTransformers(FilePeer):
     """``MultipleNegativesRankingLoss`` of sentence-transformers, without distributed processes and hardness weights."""
 
     name = "sentence-transformers"
-    title = "sentence-transformers' MultipleNegativesRankingLoss, multiple_negatives_ranking.py and its similarity.py"
+    title = "its MultipleNegativesRankingLoss"
     requirement = "sentence-transformers==6.2.0"
     files: ClassVar[Mapping[str, str]] = {
         "sentence-transformers/sentence_transformers/sentence_transformer/losses/multiple_negatives_ranking.py": (

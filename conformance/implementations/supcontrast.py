@@ -110,7 +110,7 @@ class SupContrast(_SupConCode, FilePeer):
     """The notebook's revision."""
 
     name = "supcontrast"
-    title = "the original SupCon code, in the notebook's revision (bioencoder 1.0.5, core/losses.py)"
+    title = "the original SupCon code, as in bioencoder 1.0.5"
     requirement = "bioencoder==1.0.5"
     files: ClassVar[Mapping[str, str]] = {
         "bioencoder/bioencoder/core/losses.py": "3715db82773bcecf3f6152fcf0f86858684913bf2e14e2aebf104d5b651db834"

@@ -289,7 +289,8 @@ def is_plain(batch: Batch, policy: Policy) -> bool:
     usual = policy.no_positive == policy.no_negative == "zero" and policy.base_temperature is None
     targets = batch.targets
     every = batch.anchors is None and targets.ignored is None and targets.ids is None
-    every = every and policy.anchor_weights is None and not targets.weighted
+    every = every and targets.positive_weights is None and targets.negative_weights is None
+    every = every and policy.anchor_weights is None
     return usual and policy.reduction in ("mean", "sum") and every
 
 
