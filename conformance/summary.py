@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -30,9 +31,10 @@ def _plain(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """Return a text as inline code. Markdown interprets only the bar in it, and only inside a table."""
-    ticks = "``" if "`" in text else "`"
-    return f"{ticks}{text.replace('|', chr(92) + '|')}{ticks}"
+    """Return a text as inline code, outside tables: between more backticks than it has in a row."""
+    ticks = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    space = " " * (text[:1] == "`" or text[-1:] == "`")
+    return f"{ticks}{space}{text}{space}{ticks}"
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

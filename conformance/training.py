@@ -18,7 +18,7 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from .suite.catalogue import Loss, find_loss
+from .suite.catalogue import IGNORED, REFERENCES, TOWER_TARGETS, WEIGHTS, Loss, find_loss
 
 Array = npt.NDArray[Any]
 
@@ -314,7 +314,7 @@ def diagnose(
             class_sizes is given.
     """
     entry = find_loss(loss)
-    unknown = [name for name in options if name not in entry.keywords or name in ARRAYS]
+    unknown = [name for name in options if name not in entry.keywords or name in REJECTED]
     if unknown:
         raise TypeError(f"{unknown[0]}: {entry.function} has no such option, or diagnose does not accept it")
     if options.get("reduction", "mean") != "mean":
@@ -331,7 +331,7 @@ def diagnose(
     rows = gradient = computed = None
     if embeddings is not None:
         rows = _rows(batch)
-        if not rows.not_finite and not (rows.zero and batch.option("similarity") == "cosine"):
+        if not rows.not_finite and not (rows.zero and batch.refuses_zero_rows):
             computed, gradient = _gradient(batch)
     value = computed if value is None else float(value)
     anchors = sum(count for _, _, count in kinds)
@@ -352,7 +352,10 @@ def diagnose(
     return replace(found, problems=tuple(_problems(found, batch)), hints=tuple(_hints(found, batch)))
 
 
-ARRAYS = ("ref_embeddings", "ref_labels", "self_rows", "negatives", "ignored", "positives", "anchors")
+REJECTED = (
+    *(*REFERENCES, *IGNORED, *WEIGHTS, *TOWER_TARGETS),
+    *("anchors", "negatives", "hard_negatives", "direction_weights"),
+)
 """Keywords that ``diagnose`` rejects, because the levels would not depend on the classes alone."""
 
 
@@ -377,6 +380,11 @@ class _Batch:
     def option(self, name: str) -> Any:
         """The value of an option, or its default."""
         return self.options.get(name, self.entry.default(name))
+
+    @property
+    def refuses_zero_rows(self) -> bool:
+        """Whether the loss of a row of zeros is undefined."""
+        return bool(self.option("similarity") == "cosine" and self.option("zero_row") != "zero")
 
     def loss(self, *matrices: Tensor) -> Tensor:
         """The loss of other matrices with the positives of this batch."""
@@ -581,7 +589,7 @@ def _problems(found: Diagnosis, batch: _Batch) -> Iterator[str]:
     levels, rows, gradient, value = found.levels, found.rows, found.gradient, found.value
     if rows is not None and rows.not_finite:
         yield "Some embeddings are NaN or infinite: look at the encoder's output and at the step before this one."
-    if rows is not None and rows.zero and batch.option("similarity") == "cosine":
+    if rows is not None and rows.zero and batch.refuses_zero_rows:
         yield "Some embeddings are zero, where cosine similarity is undefined: look for dead units in the last layer."
     if value is not None and math.isnan(value):
         yield "The value is NaN: run pairproof check on the function that printed it."

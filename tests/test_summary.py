@@ -17,7 +17,7 @@ from pairproof.conformance.judge.check import check_loss
 from pairproof.conformance.judge.options import Selection
 from pairproof.conformance.judge.results import Check, Status
 from pairproof.conformance.judge.verify import Report
-from pairproof.conformance.summary import SHOWN, write_badge, write_summary
+from pairproof.conformance.summary import SHOWN, _code, write_badge, write_summary
 
 ROOT = Path(__file__).resolve().parent.parent
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
@@ -90,6 +90,10 @@ def test_summary_of_a_run_escapes_texts(tmp_path: Path) -> None:
     assert "- and 2 more cases" in text
     assert "- fast/supcon: expected 3" in text
     assert json.loads((tmp_path / "badge.json").read_text())["message"] == "everything holds"
+
+
+def test_code_is_shown_as_it_is() -> None:
+    assert [_code(text) for text in ("a | b", "a`b", "a``b`")] == ["`a | b`", "``a`b``", "``` a``b` ```"]
 
 
 def act(folder: Path, targets: str) -> subprocess.CompletedProcess[str]:

@@ -194,6 +194,14 @@ def test_problems_of_embeddings(words: str) -> None:
     assert found.exit_code == 1
 
 
+def test_a_zero_row_that_is_allowed_has_a_value() -> None:
+    z, labels = batch()
+    z[2] = 0
+    found = diagnose(z, labels, temperature=0.5, zero_row="zero")
+    assert found.value == pytest.approx(float(fast.supcon_loss(z, labels, temperature=0.5, zero_row="zero")), rel=1e-12)
+    assert not any("zero" in problem for problem in found.problems)
+
+
 def test_values_that_cannot_be_right() -> None:
     z, labels = batch()
     (wrong,) = diagnose(z, labels, value=2.0, temperature=0.5).problems
@@ -227,6 +235,7 @@ def test_saturation_and_a_solved_batch() -> None:
         ({"class_sizes": [3], "loss": "nt_xent"}, ValueError, "class_sizes: expected 2 for every positive pair"),
         ({"class_sizes": [2], "reduction": "sum"}, ValueError, "reduction: expected 'mean'"),
         ({"class_sizes": [2], "negatives": None}, TypeError, "negatives: supcon_loss has no such option"),
+        ({"class_sizes": [2], "anchor_weights": [0.0]}, TypeError, "anchor_weights: supcon_loss has no such option"),
         ({"class_sizes": [2], "loss": "supkon"}, ValueError, "unknown loss 'supkon'"),
         ({"class_sizes": [2], "dim": 0}, ValueError, "dim: expected at least 1"),
         ({"embeddings": np.ones((4, 2))}, ValueError, "labels: expected with the embeddings of supcon_loss"),

@@ -240,7 +240,7 @@ def _with_targets(case: Case, claim: Claim, chance: random.Random) -> Case:
     """Add given positives to some batches of two towers, and weights of the directions to others.
 
     They are drawn after the batch, so that the batches of other targets do not depend on them. With given positives,
-    the second tower may have more or fewer rows. Additional rows repeat its rows with reversed entries.
+    the second tower may have more or fewer rows. Additional rows repeat its rows, first with reversed entries.
     """
     if not case.entry.two_towers or "negatives" in case.others:
         return case
@@ -253,7 +253,7 @@ def _with_targets(case: Case, claim: Claim, chance: random.Random) -> Case:
         return case
     n, b = case.n, case.others["embeddings_b"]
     m = max(1, n + chance.choice((-2, -1, 0, 0, 1, 3))) if way != "labels" or "ref_labels" in claim.passed else n
-    rows = np.concatenate([b, b[:, ::-1]])[:m]
+    rows = np.concatenate([b, b[:, ::-1], b])[:m]
     given: dict[str, Any] = {}
     if way == "partners":
         given["partners"] = [chance.randrange(m) for _ in range(n)]
