@@ -319,3 +319,23 @@ def test_usages_of_one_target_are_repeated_by_their_own_requests() -> None:
     assert len(calls) == 1
     assert ["--limit 30" in check.repeat for check in checks] == [True, False]
     assert ["--limit 40" in check.repeat for check in checks] == [False, True]
+
+
+def test_hard_negatives_share_the_memory_of_the_towers() -> None:
+    shared: list[bool] = []
+
+    def loss(
+        embeddings_a: torch.Tensor,
+        embeddings_b: torch.Tensor,
+        hard_negatives: torch.Tensor | None = None,
+        temperature: float = 0.05,
+    ) -> torch.Tensor:
+        if hard_negatives is not None:
+            every = (embeddings_a, embeddings_b, hard_negatives)
+            shared.append(len({rows.untyped_storage().data_ptr() for rows in every}) == 1)
+        return fast.multiple_negatives_ranking_loss(
+            embeddings_a, embeddings_b, hard_negatives=hard_negatives, temperature=temperature
+        )
+
+    assert check_loss(loss, "multiple_negatives_ranking", cases=("usage/shared-memory",)).verdict == "conforms"
+    assert any(shared)

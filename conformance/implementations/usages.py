@@ -167,8 +167,10 @@ def _shared(positional: list[Any], keywords: dict[str, Any]) -> Arguments:
     found = {
         k: x for k, x in [*enumerate(positional), *keywords.items()] if _is_rows(x) and (k in MATRICES or k in (0, 1))
     }
-    parts = iter(torch.tensor_split(torch.cat([*found.values()]), np.cumsum([len(x) for x in found.values()]).tolist()))
-    parted = {k: next(parts) for k in found}
+    # Hard negatives are [N, H, D].
+    rows = [x.flatten(0, -2) for x in found.values()]
+    parts = torch.cat(rows).split([len(each) for each in rows])
+    parted = {k: part.view(x.shape) for (k, x), part in zip(found.items(), parts, strict=True)}
     return [parted.get(k, x) for k, x in enumerate(positional)], {k: parted.get(k, x) for k, x in keywords.items()}
 
 
