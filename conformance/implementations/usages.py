@@ -169,7 +169,7 @@ def _shared(positional: list[Any], keywords: dict[str, Any]) -> Arguments:
     }
     # Hard negatives are [N, H, D].
     rows = [x.flatten(0, -2) for x in found.values()]
-    parts = torch.cat(rows).split([len(each) for each in rows])
+    parts = torch.tensor_split(torch.cat(rows), np.cumsum([len(each) for each in rows[:-1]]).tolist())
     parted = {k: part.view(x.shape) for (k, x), part in zip(found.items(), parts, strict=True)}
     return [parted.get(k, x) for k, x in enumerate(positional)], {k: parted.get(k, x) for k, x in keywords.items()}
 
