@@ -10,6 +10,7 @@ import argparse
 import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
@@ -134,12 +135,10 @@ def main(arguments: list[str] | None = None) -> int:
     for name in ("sphinx", "furo", "myst_parser"):
         if find_spec(name) is None:
             parser.error(f'{name} is not installed: pip install "pairproof[docs]"')
-    from sphinx.cmd.build import main as sphinx
-
     write_pages(ROOT, options.output / "source")
-    code = sphinx(
-        ["-W", "--keep-going", "-q", "-b", "html", str(options.output / "source"), str(options.output / "html")]
-    )
+    folders = [str(options.output / name) for name in ("source", "html")]
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", *folders]
+    code = subprocess.run(command, check=False).returncode
     if not code:
         print(f"docs: open {options.output / 'html/index.html'}")
     return code
