@@ -548,9 +548,9 @@ def _amplified(case: Case, truth: Truth, shares: Matrix, amplified: Matrix, dtyp
     # The growth of errors differs between anchors.
     within = len(case.matrices) == 1 and case.form not in ("mass", "weighted")
     errors, _ = _gross_weights(case, truth)
+    # The rounding error of a subnormal exponential is absolute, and its result may be 0.
+    errors = errors + shares[:, None] * (float(np.finfo(dtype).tiny) / unit_roundoff(dtype))
     if not within:
-        # The rounding error of a subnormal exponential is absolute, and its result may be 0.
-        errors = errors + shares[:, None] * (float(np.finfo(dtype).tiny) / unit_roundoff(dtype))
         for i in anchors if case.form not in ("sigmoid", "mass", "weighted") else ():
             # With the mean inside the logarithm, a share is a positive's part of a sum of exponentials: at most 1.
             if case.form == "mean":
