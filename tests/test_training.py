@@ -1,4 +1,4 @@
-"""``pairproof diagnose``: levels of a loss, bounds, and what is said of the embeddings of a batch."""
+"""``pairproof diagnose``: levels of a loss, bounds, and what it reports on the embeddings of a batch."""
 
 from __future__ import annotations
 
