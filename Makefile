@@ -148,7 +148,7 @@ format: $(VENV_STAMP) ## rewrite the layout of the code
 types: $(VENV_STAMP) ## check the types with mypy
 	@echo "types: mypy --strict on pairproof, tools/ and bench/"
 	@rm -rf .links && mkdir -p .links/pairproof
-	@for folder in conformance fast fixtures reference; do ln -s "../../$$folder" ".links/pairproof/$$folder"; done
+	@for folder in compat conformance fast fixtures reference; do ln -s "../../$$folder" ".links/pairproof/$$folder"; done
 	@for file in __init__.py py.typed; do ln -s "../../src/pairproof/$$file" ".links/pairproof/$$file"; done
 	@$(BIN)/mypy --package pairproof
 	@$(BIN)/mypy tools
@@ -185,4 +185,4 @@ wheel: $(VENV_STAMP) ## build the wheel and check which files it contains
 
 clean: ## remove everything that make has created
 	rm -rf $(VENV) .peers .links build dist report *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	find bench conformance fast fixtures reference src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+	find bench compat conformance fast fixtures reference src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
