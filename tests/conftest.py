@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests import snapshots
+
 LEFT_OUT = pytest.StashKey[int]()
 
 
@@ -43,6 +45,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_testnodedown(node: Any) -> None:
     """Take the number from a worker of pytest-xdist; any will do, because every worker collects all tests."""
     node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("slow", 0)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            for name, line in getattr(report, "user_properties", ()):
+                if name == snapshots.PROPERTY and report.when == "call":
+                    terminalreporter.write_line(line)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
