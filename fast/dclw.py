@@ -1,8 +1,8 @@
 """Weighted decoupled contrastive learning (DCLW): the denominator leaves out the positive, whose term is weighted.
 
 Let s_ij be the cosine of rows i and j divided by the temperature, p the positive of anchor i, c_i their cosine, and
-N(i) every row except i and p. With references, N(i) is every reference except p and row i itself. The loss of anchor i
-is
+N(i) every row except i and p. With references, N(i) is every reference except p and row i itself. Ignored pairs are
+left out of N(i). The loss of anchor i is
 
     log(sum over N(i) of e^s) - w_i s_ip
     w_i = 2 - m_i,  m_i = R softmax(c / sigma)_i over the R rows of the batch
@@ -29,6 +29,7 @@ from .checks import (
     check_choice,
     check_embeddings,
     check_flag,
+    check_ignored,
     check_options,
     check_partners,
     check_range,
@@ -48,6 +49,9 @@ def dclw_loss(
     anchors: Tensor | None = None,
     ref_embeddings: Tensor | None = None,
     self_rows: Tensor | None = None,
+    ignored: Tensor | None = None,
+    ignored_ids: Tensor | None = None,
+    ref_ignored_ids: Tensor | None = None,
     temperature: float | Tensor = 0.1,
     base_temperature: float | None = None,
     similarity: Cosine = "cosine",
@@ -76,6 +80,11 @@ def dclw_loss(
         ref_embeddings: floating ``[M, D]``, rows that anchors are contrasted with instead of the batch: a memory bank,
             a queue, or the gathered rows of all devices. None: the batch.
         self_rows: integers ``[N]``, the reference that is the anchor itself and is left out, or -1; None: all -1.
+        ignored: bool ``[N, N]``, with references ``[N, M]``: the pairs (row, column) that are left out of the sum
+            over the negatives, but never a row and its partner. May be asymmetric. The weights do not depend on them.
+        ignored_ids: integers ``[N]``; a pair of rows with equal ids is left out unless the column is the row's
+            partner. For duplicates among the negatives; needs no array of all pairs.
+        ref_ignored_ids: integers ``[M]``, the ids of the references; with references, both or neither are given.
         temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
             require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
@@ -109,6 +118,9 @@ def dclw_loss(
     targets = check_partners(embeddings, partners, references, validate=validate)
     if anchors is not None:
         check_anchors(embeddings, anchors)
+    if ignored is not None or ignored_ids is not None or ref_ignored_ids is not None:
+        left_out = ignored, ignored_ids, ref_ignored_ids
+        targets = check_ignored(embeddings, targets, references, *left_out, validate=validate)
 
     # The gradients of the sums and of the positives are added before they are rounded to a narrow dtype.
     returned, computing = dtypes_of(embeddings)

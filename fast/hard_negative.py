@@ -1,7 +1,7 @@
 """Hard negatives: NT-Xent whose negatives are weighted by their hardness, and corrected for hidden positives.
 
 Let s_ij be the cosine of rows i and j divided by the temperature, p the positive of anchor i and N(i) its n negatives:
-every row except i and p. With t = tau_plus and b = beta, the loss of anchor i is
+every row except i, p and those of ignored pairs. With t = tau_plus and b = beta, the loss of anchor i is
 
     log(1 + mass / e^s_ip)
     mass = max((n g - t n e^s_ip) / (1 - t), n e^(-1/temperature))
@@ -39,6 +39,7 @@ from .checks import (
     check_anchors,
     check_choice,
     check_embeddings,
+    check_ignored,
     check_options,
     check_partners,
     check_range,
@@ -61,6 +62,9 @@ def hard_negative_loss(
     anchors: Tensor | None = None,
     ref_embeddings: Tensor | None = None,
     self_rows: Tensor | None = None,
+    ignored: Tensor | None = None,
+    ignored_ids: Tensor | None = None,
+    ref_ignored_ids: Tensor | None = None,
     temperature: float | Tensor = 0.5,
     base_temperature: float | None = None,
     similarity: Cosine = "cosine",
@@ -89,6 +93,12 @@ def hard_negative_loss(
         ref_embeddings: floating ``[M, D]``, rows that anchors are contrasted with instead of the batch: a memory bank,
             a queue, or the gathered rows of all devices. None: the batch.
         self_rows: integers ``[N]``, the reference that is the anchor itself and is left out, or -1; None: all -1.
+        ignored: bool ``[N, N]``, with references ``[N, M]``: the pairs (row, column) that are not negatives: they
+            count neither in the weighted mean nor in the number n of negatives. Never a row and its partner. May be
+            asymmetric.
+        ignored_ids: integers ``[N]``; a pair of rows with equal ids is left out unless the column is the row's
+            partner. For duplicates among the negatives; needs no array of all pairs.
+        ref_ignored_ids: integers ``[M]``, the ids of the references; with references, both or neither are given.
         temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
             require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
@@ -120,6 +130,9 @@ def hard_negative_loss(
     targets = check_partners(embeddings, partners, references, validate=validate)
     if anchors is not None:
         check_anchors(embeddings, anchors)
+    if ignored is not None or ignored_ids is not None or ref_ignored_ids is not None:
+        left_out = ignored, ignored_ids, ref_ignored_ids
+        targets = check_ignored(embeddings, targets, references, *left_out, validate=validate)
 
     # The gradients of both sums and of the positives are added before they are rounded to a narrow dtype.
     returned, computing = dtypes_of(embeddings)

@@ -1,7 +1,8 @@
 """Sigmoid loss (SigLIP): the binary cross-entropy of every pair of a row of one tower and a row of the other.
 
 Let l_ij be the similarity of row i of a and row j of b, divided by the temperature, plus the bias. P(i) is the set of
-positives of row i among the rows of b, and N(i) the rest of the rows of b. The loss of anchor i is
+positives of row i among the rows of b, and N(i) the rest of the rows of b. Neither has ignored pairs. The loss of
+anchor i is
 
     sum over p in P(i) of softplus(-l_ip) + sum over n in N(i) of softplus(l_in)
 
@@ -20,7 +21,14 @@ from typing import Literal
 
 from torch import Tensor
 
-from .checks import PAIR_REDUCTIONS, check_bias, check_embeddings, check_options, check_pairs_of_towers
+from .checks import (
+    PAIR_REDUCTIONS,
+    check_bias,
+    check_embeddings,
+    check_ignored_of_towers,
+    check_options,
+    check_pairs_of_towers,
+)
 from .engine import Backend, Batch, Policy, References, Rule, Similarity, loss_of, pair_values
 
 PairReduction = Literal["mean", "sum", "none", "mean_pairs", "sum_pairs", "none_pairs"]
@@ -34,6 +42,9 @@ def sigmoid_loss(
     labels: Tensor | None = None,
     ref_labels: Tensor | None = None,
     positives: Tensor | None = None,
+    ignored: Tensor | None = None,
+    ignored_ids: Tensor | None = None,
+    ref_ignored_ids: Tensor | None = None,
     temperature: float | Tensor = 0.1,
     bias: float | Tensor = -10.0,
     base_temperature: float | None = None,
@@ -59,25 +70,32 @@ def sigmoid_loss(
         labels: integers or bool ``[N]``; the positives of a row of a are the rows of b with the same label.
         ref_labels: integers or bool ``[M]``, the labels of the rows of b; by default ``labels``, if M is N.
         positives: bool ``[N, M]``, the positives of each row of a.
+        ignored: bool ``[N, M]``, pairs that are left out, positives included. Without labels and positives, the one
+            positive of a row of a must not be ignored.
+        ignored_ids: integers ``[N]``, such as one number per caption; a pair of rows of a and b with equal ids is left
+            out unless the row of b is a positive. They need no array of all pairs.
+        ref_ignored_ids: integers ``[M]``, the ids of the rows of b; by default ``ignored_ids``, if M is N.
         temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
             require a gradient.
         bias: number from -1e10 to 1e10 that is added to similarity / temperature, or a 0-dimensional tensor, which may
             require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
-        reduction: "mean": the mean over the rows of a. "mean_pairs": the mean over all N M pairs. "sum" and
-            "sum_pairs": the sum, which is the same for both. "none": one value per row of a. "none_pairs": one value
-            per pair, ordered by row of a, then by row of b; ``reshape(N, M)`` puts the pair (i, j) at [i, j].
+        reduction: "mean": the sum of all values divided by N, the number of rows of a, also if pairs are ignored.
+            "mean_pairs": the mean over the pairs that are not ignored, without ignored pairs N M; 0 if all are ignored.
+            "sum" and "sum_pairs": the sum. "none": one value per row of a. "none_pairs": one value per pair that is not
+            ignored, ordered by row of a, then by row of b. Without ignored pairs, ``reshape(N, M)`` puts the pair
+            (i, j) at [i, j].
         validate: also check values on devices other than the CPU, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
 
     Returns:
-        A scalar, ``[N]`` under "none", or ``[N M]`` under "none_pairs"; float64 for float64 embeddings, else float32.
+        A scalar, ``[N]`` under "none", or ``[pairs]`` under "none_pairs"; float64 for float64 embeddings, else float32.
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
-        ValueError: an argument has the wrong shape, value or device, an option is unknown, or more than one of
-            partners, labels and positives is given.
+        ValueError: an argument has the wrong shape, value or device, or does not fit the others, or an option is
+            unknown.
 
     Source:
         SigLIP, arXiv 2303.15343, Algorithm 1.
@@ -90,9 +108,12 @@ def sigmoid_loss(
     shape = "[N, D]" if partners is labels is positives is None else "[M, D]"
     of_a, of_b = check(a, name="embeddings_a"), check(b, name="embeddings_b", shape=shape)
     targets = check_pairs_of_towers(a, b, partners, labels, ref_labels, positives, validate=validate)
+    targets = check_ignored_of_towers(a, b, targets, ignored, ignored_ids, ref_ignored_ids, validate=validate)
     batch = Batch(a, targets, rule, References(b, sizes=of_b), sizes=of_a)
     if reduction == "none_pairs":
         return pair_values(batch, policy, backend)
-    # An anchor's value is already the sum over its pairs.
+    if targets.omits:
+        return loss_of(batch, policy, backend)
+    # An anchor's value is already the sum over its pairs, of which all anchors have the same number.
     loss = loss_of(batch, replace(policy, reduction=reduction.removesuffix("_pairs")), backend)
     return loss / b.shape[0] if reduction == "mean_pairs" else loss

@@ -1,8 +1,8 @@
 """Weighted decoupled contrastive learning (DCLW): the denominator leaves out the positive, whose term is weighted.
 
 Let s_ij = similarity(z_i, z_j) / temperature, where the similarity is the cosine. A(i) is every column except i. With
-references, A(i) is every reference except the one that is row i itself. P(i) = {p}, and N(i) is the rest of A(i). The
-loss of anchor i is
+references, A(i) is every reference except the one that is row i itself. Ignored pairs are left out of A(i). P(i) = {p},
+and N(i) is the rest of A(i). The loss of anchor i is
 
     dclw_loss  L_i = -w_i s_ip + log Σ_{n∈N(i)} e^s_in
         w_i  = 2 - e^(c_i / σ) / (1/R Σ_k e^(c_k / σ)),  c_i = similarity(z_i, z_p)
@@ -64,6 +64,9 @@ def dclw_loss(
     anchors: npt.ArrayLike | None = None,
     ref_embeddings: npt.ArrayLike | None = None,
     self_rows: npt.ArrayLike | None = None,
+    ignored: npt.ArrayLike | None = None,
+    ignored_ids: npt.ArrayLike | None = None,
+    ref_ignored_ids: npt.ArrayLike | None = None,
     temperature: float = 0.1,
     base_temperature: float | None = None,
     similarity: str = "cosine",
@@ -89,6 +92,10 @@ def dclw_loss(
         ref_embeddings: [M, D], rows that anchors are contrasted with instead of the batch: a memory bank, a queue, or
             the gathered rows of all devices. N may then be 1.
         self_rows: [N] integers, the row of ref_embeddings that is anchor i and is left out, or -1; -1 by default.
+        ignored: bool [N, N], with ref_embeddings [N, M]: the pairs (row, column) that are left out of the sum over
+            the negatives, but never a row and its partner. May be asymmetric. The weights do not depend on them.
+        ignored_ids: [N] integers; a pair of rows with equal ids is left out unless the column is the row's partner.
+        ref_ignored_ids: [M] integers, the ids of the references; with ref_embeddings, both or neither are given.
         temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: only "cosine", because the weights are defined for unit vectors.

@@ -1,8 +1,8 @@
 """Hard negatives: NT-Xent whose negatives are weighted by their hardness, and corrected for hidden positives.
 
 Let s_ij = similarity(z_i, z_j) / temperature, where the similarity is the cosine. A(i) is every column except i (with
-references, every reference except the one that is i), P(i) = {p}, and N(i) the n other columns of A(i). The loss of
-anchor i is
+references, every reference except the one that is i) and those of ignored pairs, P(i) = {p}, and N(i) the n other
+columns of A(i). The loss of anchor i is
 
     hard_negative_loss  L_i = -log( e^s_ip / (e^s_ip + M_i) )
         M_i  = max( (n g_i - τ n e^s_ip) / (1 - τ), n e^(-1/temperature) )
@@ -86,6 +86,9 @@ def hard_negative_loss(
     anchors: npt.ArrayLike | None = None,
     ref_embeddings: npt.ArrayLike | None = None,
     self_rows: npt.ArrayLike | None = None,
+    ignored: npt.ArrayLike | None = None,
+    ignored_ids: npt.ArrayLike | None = None,
+    ref_ignored_ids: npt.ArrayLike | None = None,
     temperature: float = 0.5,
     base_temperature: float | None = None,
     similarity: str = "cosine",
@@ -111,6 +114,11 @@ def hard_negative_loss(
         ref_embeddings: [M, D], rows that anchors are contrasted with instead of the batch: a memory bank, a queue, or
             the gathered rows of all devices. N may then be 1.
         self_rows: [N] integers, the row of ref_embeddings that is anchor i and is left out, or -1; -1 by default.
+        ignored: bool [N, N], with ref_embeddings [N, M]: the pairs (row, column) that are not negatives: they count
+            neither in the weighted mean nor in the number n of negatives. Never a row and its partner. May be
+            asymmetric.
+        ignored_ids: [N] integers; a pair of rows with equal ids is left out unless the column is the row's partner.
+        ref_ignored_ids: [M] integers, the ids of the references; with ref_embeddings, both or neither are given.
         temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine"; the floor is the exponential of its lowest logit, so there is no other.

@@ -474,6 +474,9 @@ def sigmoid_loss(
     labels: npt.ArrayLike | None = None,
     ref_labels: npt.ArrayLike | None = None,
     positives: npt.ArrayLike | None = None,
+    ignored: npt.ArrayLike | None = None,
+    ignored_ids: npt.ArrayLike | None = None,
+    ref_ignored_ids: npt.ArrayLike | None = None,
     temperature: float = 0.1,
     bias: float = -10.0,
     base_temperature: float | None = None,
@@ -487,8 +490,9 @@ def sigmoid_loss(
     mat = _mat(embeddings_a, similarity, temperature, embeddings_b)
     target = _target(mat, partners, labels, ref_labels, positives)
     cost = -log_expit(np.where(target, 1, -1) * (mat + bias))
-    pairs = cost, np.ones_like(target), np.full(len(mat), mat.shape[1])
-    return _values(cost.sum(axis=1), None, temperature, base_temperature, reduction, pairs=pairs)
+    kept = ~_ignored(target, ignored, ignored_ids, ref_ignored_ids)
+    pairs = cost, kept, kept.sum(axis=1)
+    return _values(cost.sum(axis=1, where=kept), None, temperature, base_temperature, reduction, pairs=pairs)
 
 
 def hard_negative_loss(
@@ -498,6 +502,9 @@ def hard_negative_loss(
     anchors: npt.ArrayLike | None = None,
     ref_embeddings: npt.ArrayLike | None = None,
     self_rows: npt.ArrayLike | None = None,
+    ignored: npt.ArrayLike | None = None,
+    ignored_ids: npt.ArrayLike | None = None,
+    ref_ignored_ids: npt.ArrayLike | None = None,
     temperature: float = 0.5,
     base_temperature: float | None = None,
     similarity: str = "cosine",
@@ -514,9 +521,9 @@ def hard_negative_loss(
     """
     mat = _mat(embeddings, similarity, temperature, ref_embeddings)
     others = _others(mat, ref_embeddings is not None, self_rows)
-    place = np.arange(len(mat))
-    positive = mat[place, np.asarray(partners, dtype=np.int64)]
-    others[place, np.asarray(partners, dtype=np.int64)] = False
+    is_positive = np.arange(mat.shape[1]) == np.asarray(partners, dtype=np.int64)[:, None]
+    positive = mat[is_positive]
+    others &= ~is_positive & ~_ignored(is_positive, ignored, ignored_ids, ref_ignored_ids)
     number = others.sum(axis=1)
     some = others | (number == 0)[:, None]
     log_weights = log_softmax(np.where(some, beta * mat, -np.inf), axis=1)
@@ -604,6 +611,9 @@ def dclw_loss(
     anchors: npt.ArrayLike | None = None,
     ref_embeddings: npt.ArrayLike | None = None,
     self_rows: npt.ArrayLike | None = None,
+    ignored: npt.ArrayLike | None = None,
+    ignored_ids: npt.ArrayLike | None = None,
+    ref_ignored_ids: npt.ArrayLike | None = None,
     temperature: float = 0.1,
     base_temperature: float | None = None,
     similarity: str = "cosine",
@@ -621,6 +631,10 @@ def dclw_loss(
     cosines = _mat(embeddings, similarity, 1.0, ref_embeddings)[rows, columns]
     weights = 2 - np.exp(np.log(len(mat)) + log_softmax(cosines / sigma))
     others[rows, columns] = False
+    if ignored is not None:
+        others &= ~np.array(ignored, dtype=bool)
+    if ignored_ids is not None:
+        others &= np.not_equal.outer(ignored_ids, ignored_ids if ref_ignored_ids is None else ref_ignored_ids)
     number = others.sum(axis=1)
     negatives = np.where(others | (number == 0)[:, None], mat, -np.inf)
     each = np.where(number > 0, logsumexp(negatives, axis=1) - weights * mat[rows, columns], 0.0)

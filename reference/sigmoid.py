@@ -1,9 +1,10 @@
 """Sigmoid loss (SigLIP): the binary cross-entropy of every pair of a row of one tower and a row of the other.
 
 Let l_ij = similarity(a_i, b_j) / temperature + bias, z_ij = 1 if row j of b is a positive of row i of a, else -1, and
-σ(x) = 1 / (1 + e^-x). Anchors are the rows of a; P(i) and N(i) are the positives and the other rows of b:
+σ(x) = 1 / (1 + e^-x). Anchors are the rows of a. A(i) is every row of b, except those of ignored pairs. P(i) and N(i)
+are the positives and the other rows in A(i):
 
-    sigmoid_loss  L_i = -Σ_j log σ(z_ij l_ij) = Σ_{p∈P(i)} -log σ(l_ip) + Σ_{n∈N(i)} -log σ(-l_in)
+    sigmoid_loss  L_i = -Σ_{j∈A(i)} log σ(z_ij l_ij) = Σ_{p∈P(i)} -log σ(l_ip) + Σ_{n∈N(i)} -log σ(-l_in)
 
 The loss is the mean over the N anchors. The formula and the sign of the bias are those of the paper's Algorithm 1, of
 big_vision and of open_clip. The equation in Section 3.2 of the paper prints log 1 / (1 + e^(z_ij (-t x_i·y_j + b))), in
@@ -37,6 +38,9 @@ def sigmoid_loss(
     labels: npt.ArrayLike | None = None,
     ref_labels: npt.ArrayLike | None = None,
     positives: npt.ArrayLike | None = None,
+    ignored: npt.ArrayLike | None = None,
+    ignored_ids: npt.ArrayLike | None = None,
+    ref_ignored_ids: npt.ArrayLike | None = None,
     temperature: float = 0.1,
     bias: float = -10.0,
     base_temperature: float | None = None,
@@ -58,21 +62,26 @@ def sigmoid_loss(
         labels: [N] integers or bools; rows of b with the same label are positives.
         ref_labels: [M] integers or bools, the labels of the rows of b; by default ``labels``, if M is N.
         positives: bool [N, M], the positives of each row of a.
+        ignored: bool [N, M], pairs that are left out, positives included. Without labels and positives, the one
+            positive of a row of a must not be ignored.
+        ignored_ids: [N] integers, such as one number per caption; a pair of rows of a and b with equal ids is left out
+            unless the row of b is a positive.
+        ref_ignored_ids: [M] integers, the ids of the rows of b; by default ``ignored_ids``, if M is N.
         temperature: number from 1e-10 to 1e10; similarities are divided by it.
         bias: number from -1e10 to 1e10, added to the quotients.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
-        reduction: "mean" over the rows of a, "mean_pairs" over all N M pairs, "sum" or "sum_pairs", the same number,
-            "none" (a list, one value per row of a), or "none_pairs" (a list, one value per pair, ordered by row of a,
-            then by row of b).
+        reduction: "mean": the sum of all values divided by N, the number of rows of a, also if pairs are ignored.
+            "mean_pairs": the mean over the pairs that are not ignored, without ignored pairs N M; 0 if all are ignored.
+            "sum" or "sum_pairs": the sum. "none": a list, one value per row of a. "none_pairs": a list, one value per
+            pair that is not ignored, ordered by row of a, then by row of b.
 
     Returns:
         The loss and its terms.
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
-        ValueError: an argument has the wrong shape or value, or more than one of partners, labels and positives is
-            given.
+        ValueError: an argument has the wrong shape or value, or does not fit the others.
 
     Source:
         SigLIP, arXiv 2303.15343, Algorithm 1.

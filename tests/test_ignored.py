@@ -40,6 +40,20 @@ def mask(count: int = N, columns: int = N, seed: int = 3) -> Tensor:
     return found
 
 
+def mask_without_partners() -> Tensor:
+    found = mask(N, N + 2)
+    found[torch.arange(N), PARTNERS] = False
+    return found
+
+
+REF_IDS = IDS[[*range(9), 0, 1]]
+OF_REFERENCES = {
+    "partners": PARTNERS,
+    "ref_embeddings": rows(N + 2, 1),
+    "ignored": mask_without_partners(),
+    "ignored_ids": IDS,
+    "ref_ignored_ids": REF_IDS,
+}
 Call = Callable[..., Tensor]
 
 CALLS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -53,10 +67,12 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
             "partners": PARTNERS,
             "ref_embeddings": rows(N + 2, 1),
             "ignored_ids": IDS,
-            "ref_ignored_ids": IDS[[*range(9), 0, 1]],
+            "ref_ignored_ids": REF_IDS,
         },
     ),
     "pairs": ("nt_bxent", {"positive_pairs": PAIRS, "ignored": mask(), "ignored_ids": IDS}),
+    "hard negatives": ("hard_negative", OF_REFERENCES),
+    "weighted positives": ("dclw", {**OF_REFERENCES, "detach_weights": False}),
 }
 
 

@@ -134,6 +134,120 @@ def test_every_way_of_giving_positives_agrees_with_the_pseudocode(
                 torch.testing.assert_close(own, right, rtol=1e-9, atol=1e-11)
 
 
+IDS, REF_IDS = torch.tensor([0, 1, 2, 0, 1]), torch.tensor([0, 1, 2, 3, 0, 1, 2])
+IGNORED = torch.tensor([[0, 1, 0, 1, 0, 0, 0], [1] * 7, [0, 0, 1, 1, 0, 0, 1], [0] * 7, [1, 0, 0, 0, 0, 0, 1]]).bool()
+EQUAL = IDS[:, None] == REF_IDS
+OF_PARTNERS = F.one_hot(PARTNERS, 7).bool()
+LEFT_OUT: dict[str, tuple[Mapping[str, Tensor], Tensor, Tensor]] = {
+    "mask": ({"positives": MASK, "ignored": IGNORED}, MASK, ~IGNORED),
+    "labels": (
+        {"labels": LABELS, "ref_labels": REF_LABELS, "ignored": IGNORED},
+        LABELS[:, None] == REF_LABELS,
+        ~IGNORED,
+    ),
+    "partners": (
+        {"partners": PARTNERS, "ignored": IGNORED & ~OF_PARTNERS},
+        OF_PARTNERS,
+        ~IGNORED | OF_PARTNERS,
+    ),
+    "ids of partners": (
+        {"partners": PARTNERS, "ignored_ids": IDS, "ref_ignored_ids": REF_IDS},
+        OF_PARTNERS,
+        ~EQUAL | OF_PARTNERS,
+    ),
+    "ids and a mask": (
+        {"positives": MASK, "ignored": IGNORED, "ignored_ids": IDS, "ref_ignored_ids": REF_IDS},
+        MASK,
+        ~IGNORED & (~EQUAL | MASK),
+    ),
+}
+"""The arguments, the positives, and the pairs that are not left out."""
+
+
+def reduced_without(each: Tensor, kept: Tensor, reduction: str) -> Tensor:
+    each = torch.where(kept, each, 0.0)
+    by_pairs = {"mean_pairs": each.sum() / kept.sum(), "sum_pairs": each.sum(), "none_pairs": each[kept]}
+    return by_pairs[reduction] if reduction in by_pairs else reduced(each, reduction)
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+@pytest.mark.parametrize("reduction", ["mean", "none", "mean_pairs", "sum_pairs", "none_pairs"])
+def test_ignored_pairs_are_left_out_of_every_reduction(name: str, reduction: str) -> None:
+    """The values and the gradients of all inputs, also of the temperature and the bias."""
+    given, positive, kept = LEFT_OUT[name]
+    assert not kept.all()
+    numbers = torch.tensor([0.5, -1.0], dtype=torch.float64)
+    leaves = [x.detach().clone().requires_grad_() for x in (A, B, *numbers)]
+    expected = reduced_without(plain(*leaves[:2], positive, *leaves[2:], "cosine"), kept, reduction)
+    upstream = torch.linspace(1, 2, expected.numel(), dtype=torch.float64).view_as(expected)
+    gradients = torch.autograd.grad(expected, leaves, upstream)
+    arrays = {key: value.numpy() for key, value in given.items()}
+    for package in (reference, scipy_losses):
+        found = package.sigmoid_loss(A.numpy(), B.numpy(), temperature=0.5, bias=-1.0, reduction=reduction, **arrays)
+        np.testing.assert_allclose(found.loss, expected.detach().numpy(), rtol=1e-12)
+    for backend in BACKENDS:
+        with tiles_of(2):
+            options: dict[str, Any] = {**given, "reduction": reduction, "backend": backend}
+            own = fast.sigmoid_loss(*leaves[:2], temperature=leaves[2], bias=leaves[3], **options)
+            torch.testing.assert_close(own, expected, rtol=1e-11, atol=1e-13)
+            for one, right in zip(torch.autograd.grad(own, leaves, upstream), gradients, strict=True):
+                torch.testing.assert_close(one, right, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "mean_pairs", "sum"])
+def test_all_pairs_ignored_gives_zero(reduction: str) -> None:
+    z, options = A.clone().requires_grad_(), {"positives": MASK, "ignored": torch.ones(5, 7, dtype=torch.bool)}
+    for backend in BACKENDS:
+        loss = fast.sigmoid_loss(z, B, reduction=reduction, backend=backend, **options)  # type: ignore[arg-type]
+        assert loss.item() == 0
+        assert not torch.autograd.grad(loss, z)[0].any()
+    none: Any = {**options, "reduction": "none_pairs"}
+    assert fast.sigmoid_loss(z, B, **none).shape == (0,)
+    assert reference.sigmoid_loss(A.numpy(), B.numpy(), **{k: v.numpy() for k, v in options.items()}).loss == 0
+
+
+def test_product_of_an_ignored_pair_may_overflow() -> None:
+    """The logit of the ignored pair is 1e20 in float32, and the other logits are small."""
+    a, b = torch.tensor([[1e10, 0.0], [0.0, 1.0]]).requires_grad_(), torch.tensor([[0.0, 1.0], [1e10, 0.0]])
+    ignored = torch.tensor([[False, True], [False, False]])
+    loss = fast.sigmoid_loss(a, b, positives=~ignored, ignored=ignored, similarity="dot", bias=-2.0, temperature=1.0)
+    losses = [math.log1p(math.exp(-logit)) for logit in (-2.0, -1.0, -2.0)]
+    assert float(loss.detach()) == pytest.approx(sum(losses) / 2, rel=1e-6)
+    assert bool(torch.autograd.grad(loss, a)[0].isfinite().all())
+
+
+@pytest.mark.parametrize("name", ["ids of partners", "mask"])
+@pytest.mark.parametrize("reduction", ["mean", "mean_pairs", "none_pairs"])
+def test_second_derivatives_do_not_contain_ignored_pairs(name: str, reduction: str) -> None:
+    def loss(a: Tensor, temperature: Tensor, bias: Tensor) -> Tensor:
+        options: dict[str, Any] = {**LEFT_OUT[name][0], "reduction": reduction}
+        return fast.sigmoid_loss(a, B, temperature=temperature, bias=bias, **options)
+
+    leaves = [x.clone().requires_grad_() for x in (A, torch.tensor(0.5).double(), torch.tensor(-1.0).double())]
+    assert torch.autograd.gradcheck(loss, leaves, fast_mode=True)
+    assert torch.autograd.gradgradcheck(loss, leaves, fast_mode=True)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_ignored_pairs_compile_as_one_graph() -> None:
+    def loss(a: Tensor, bias: Tensor) -> Tensor:
+        options: dict[str, Any] = {**LEFT_OUT["ids of partners"][0], "reduction": "mean_pairs"}
+        return fast.sigmoid_loss(a, B, bias=bias, **options)
+
+    found = []
+    for call in (torch.compile(loss, fullgraph=True, backend="aot_eager"), loss):
+        leaves = [x.clone().requires_grad_() for x in (A, torch.tensor(-3.0).double())]
+        value = call(*leaves)
+        found.append([value.detach(), *torch.autograd.grad(value, leaves)])
+    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-12)
+
+
+def test_ids_of_the_first_tower_are_those_of_both_towers_of_equal_length() -> None:
+    both = fast.sigmoid_loss(A, B[:5], ignored_ids=IDS, ref_ignored_ids=IDS)
+    assert torch.equal(fast.sigmoid_loss(A, B[:5], ignored_ids=IDS), both)
+    assert not torch.equal(fast.sigmoid_loss(A, B[:5]), both)
+
+
 def test_default_positive_is_the_row_of_the_same_number() -> None:
     for given in ({"partners": torch.arange(5)}, {"labels": torch.arange(5)}, {"positives": torch.eye(5).bool()}):
         assert torch.equal(fast.sigmoid_loss(A, B[:5]), fast.sigmoid_loss(A, B[:5], **given))  # type: ignore[arg-type]
@@ -241,7 +355,11 @@ def test_bias_may_have_another_dtype(dtype: torch.dtype) -> None:
     assert bias.grad.dtype == dtype
 
 
-@pytest.mark.parametrize("given", [{}, {"labels": torch.arange(3000) // 7}], ids=["matching rows", "labels"])
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"labels": torch.arange(3000) // 7}, {"ignored_ids": torch.arange(3000) // 3}],
+    ids=["matching rows", "labels", "ignored ids"],
+)
 def test_memory_is_linear_in_the_rows(given: Mapping[str, Tensor]) -> None:
     """At a low temperature too, no tensor has as many entries as there are pairs."""
     z, w = (torch.randn(3000, 4, generator=torch.Generator().manual_seed(k)).requires_grad_() for k in (0, 1))

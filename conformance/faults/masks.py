@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from . import parts
@@ -236,3 +237,83 @@ def multiple_negatives_ranking_hardness_of_all_hard_negatives(given: dict[str, A
         return found
 
     return parts.ranking(**given, harder=harder)
+
+
+@fault("sigmoid", level="policies")
+def sigmoid_ignored_pairs_with_a_logit_of_zero(
+    view_a: Tensor, view_b: Tensor, *, temperature: float, bias: float = -10.0, ignored: Tensor | None = None
+) -> parts.Batch:
+    """The logits of ignored pairs are multiplied by 0, not left out: each adds log 2 to the value of its anchor."""
+    batch = parts.across(view_a, view_b, temperature=temperature, bias=bias)
+    return batch if ignored is None else batch._replace(s=batch.s.masked_fill(ignored, 0))
+
+
+@fault("sigmoid", level="policies", reduction="mean_pairs")
+def sigmoid_mean_over_ignored_pairs(
+    view_a: Tensor, view_b: Tensor, *, temperature: float, bias: float = -10.0, ignored: Tensor | None = None
+) -> Tensor:
+    """The mean over pairs divides by the number of all pairs, the ignored ones included."""
+    batch = parts.across(view_a, view_b, temperature=temperature, bias=bias)
+    batch = batch if ignored is None else batch._replace(other=~ignored)
+    return parts.anchors("sigmoid", batch).sum() / batch.s.numel()
+
+
+@fault("sigmoid", level="policies")
+def sigmoid_ignored_ids_of_positives(
+    view_a: Tensor, view_b: Tensor, *, temperature: float, bias: float = -10.0, ignored_ids: Tensor | None = None
+) -> parts.Batch:
+    """All pairs of rows with equal ids are left out, the positives too: row k of both towers has the same id."""
+    batch = parts.across(view_a, view_b, temperature=temperature, bias=bias)
+    return batch if ignored_ids is None else batch._replace(other=ignored_ids[:, None] != ignored_ids)
+
+
+@fault("hard_negative", level="policies")
+def hard_negative_ignored_pairs_in_the_number(
+    embeddings: Tensor, labels: Tensor, *, temperature: float, ignored: Tensor | None = None
+) -> Tensor:
+    """The number of negatives, a factor of the mass and of its floor, includes the ignored pairs."""
+    batch = parts.cosines(embeddings, labels, temperature)
+    if ignored is None:
+        return parts.hard_values(batch, temperature)
+    kept = batch._replace(other=batch.other & ~ignored)
+    value = parts.hard_values(kept, temperature)
+    log_ratio = value + torch.log(-torch.expm1(-value))
+    more = batch.negative.sum(dim=1) / kept.negative.sum(dim=1).clamp(min=1)
+    return -F.logsigmoid(-log_ratio - more.log())
+
+
+@fault("hard_negative", level="policies")
+def hard_negative_ignored_ids_of_the_partner(
+    embeddings: Tensor, labels: Tensor, *, temperature: float, ignored_ids: Tensor | None = None
+) -> Tensor:
+    """A negative is left out if it has the id of the anchor's partner, whatever the id of the anchor."""
+    batch = parts.cosines(embeddings, labels, temperature)
+    if ignored_ids is not None:
+        of_partner = ignored_ids[batch.positive.int().argmax(dim=1)]
+        batch = batch._replace(other=batch.positive | (batch.other & (of_partner[:, None] != ignored_ids)))
+    return parts.hard_values(batch, temperature)
+
+
+@fault("dclw", level="policies")
+def dclw_ignored_pairs_with_a_logit_of_zero(
+    embeddings: Tensor, labels: Tensor, *, temperature: float, ignored: Tensor | None = None
+) -> Tensor:
+    """The logits of ignored pairs are multiplied by 0, not left out: each adds 1 to the sum over the negatives."""
+    batch = parts.cosines(embeddings, labels, temperature)
+    weights = parts.decoupled_weights(batch, temperature).detach()
+    return parts.decoupled_values(
+        batch if ignored is None else batch._replace(s=batch.s.masked_fill(ignored, 0)), weights
+    )
+
+
+@fault("dclw", level="policies")
+def dclw_weights_of_the_rows_that_are_not_ignored(
+    embeddings: Tensor, labels: Tensor, *, temperature: float, ignored: Tensor | None = None
+) -> Tensor:
+    """The softmax of the weights is multiplied by the number of rows without the anchor's ignored pairs."""
+    batch = parts.cosines(embeddings, labels, temperature)
+    weights = parts.decoupled_weights(batch, temperature).detach()
+    if ignored is not None:
+        batch = batch._replace(other=batch.other & ~ignored)
+        weights = 2 - (2 - weights) * (1 - ignored.sum(dim=1, keepdim=True) / len(ignored))
+    return parts.decoupled_values(batch, weights)

@@ -613,6 +613,36 @@ def decoupled(
     return Decoupled(Rows(rows @ rows.T / temperature, stacked(len(rows))), temperature, sigma, detach_weights)
 
 
+def hard_values(batch: Batch, temperature: float) -> Tensor:
+    """[N], the values of the loss with hard negatives."""
+    return LOSSES["hard_negative"].baseline(batch.s, batch.other, batch.positive, lowest=-1 / temperature)
+
+
+def decoupled_weights(batch: Batch, temperature: float, sigma: float = 0.5) -> Tensor:
+    """[N, 1], the weights of the weighted decoupled loss."""
+    closeness = batch.s[batch.positive][:, None] * (temperature / sigma)
+    return 2 - len(closeness) * closeness.softmax(dim=0)
+
+
+def decoupled_values(batch: Batch, weights: Tensor) -> Tensor:
+    """[N], the values of the weighted decoupled loss."""
+    return LOSSES["dclw"].baseline(batch.s, batch.other, batch.positive, weights=weights)
+
+
+def hard_of_items(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+    """The values of the loss with hard negatives, where the two rows of an item have the same label."""
+    return hard_values(cosines(embeddings, labels, temperature), temperature)
+
+
+def decoupled_of_items(
+    embeddings: Tensor, labels: Tensor, *, temperature: float, sigma: float = 0.5, detach_weights: bool = True
+) -> Tensor:
+    """The values of the weighted decoupled loss, where the two rows of an item have the same label."""
+    batch = cosines(embeddings, labels, temperature)
+    weights = decoupled_weights(batch, temperature, sigma)
+    return decoupled_values(batch, weights.detach() if detach_weights else weights)
+
+
 def diagonal(logits: Tensor) -> Rows:
     """Logits [B, B] with the positives on the diagonal."""
     return Rows(logits, torch.arange(len(logits)))
@@ -675,5 +705,7 @@ RIGHT: Mapping[tuple[str, str], Function] = {
     ("hard_negative", "views"): composed("hard_negative", hard),
     ("multiple_negatives_ranking", "views"): composed("multiple_negatives_ranking", ranking),
     ("dclw", "views"): composed("dclw", decoupled),
+    ("hard_negative", "labels"): composed("hard_negative", hard_of_items),
+    ("dclw", "labels"): composed("dclw", decoupled_of_items),
 }
 """The correct implementation of every loss, for every call that some fault uses."""

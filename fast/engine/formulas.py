@@ -332,8 +332,12 @@ def reduced(found: AnchorValues, batch: Batch, policy: Policy) -> Tensor:
             result = values.mean(dtype=wide)
         else:
             if policy.reduction in ("mean_pairs", "sum_pairs"):
-                values = values * positives
-                weights = positives if weights is None else weights * positives
+                number = positives
+                if rule.terms == "sigmoid":  # a value is already the sum over its pairs
+                    number = positives + negatives
+                else:
+                    values = values * positives
+                weights = number if weights is None else weights * number
             if rows is not None:
                 weights = torch.where(rows, 1 if weights is None else weights, 0)
             result = values.sum(dtype=wide)

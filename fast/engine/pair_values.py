@@ -35,24 +35,26 @@ class _Pairs(NamedTuple):
     """Pairs of a row and a column in row-major order.
 
     Attributes:
-        rows: int64 ``[P]``; empty if the pairs are all pairs.
-        columns: int64 ``[P]``.
+        rows: int64 ``[P]``; empty if the pairs are all pairs, ``every``.
+        columns: int64 ``[P]``, or empty.
         ends: for each panel, the number of pairs of its rows and of the rows before.
         height: the rows of a panel.
+        every: whether these are all pairs.
     """
 
     rows: Tensor
     columns: Tensor
     ends: list[int]
     height: int
+    every: bool = False
 
 
 def pair_values(batch: Batch, policy: Policy, backend: Backend) -> Tensor:
     """Return the value of every pair, times temperature / base_temperature, in row-major order.
 
-    Under the terms "sigmoid", these are all pairs. Otherwise they are the positive pairs of the anchors. The value of a
-    positive pair is -log(e^s / (e^s + sum over N of e^s)), times the weights of the pair and of its anchor. An anchor
-    without positives has no entry, whatever the policy.
+    Under the terms "sigmoid", these are all pairs that are not ignored. Otherwise they are the positive pairs of the
+    anchors. The value of a positive pair is -log(e^s / (e^s + sum over N of e^s)), times the weights of the pair and of
+    its anchor. An anchor without positives has no entry, whatever the policy.
 
     Args:
         batch: the batch, already checked.
@@ -76,12 +78,12 @@ def pair_values(batch: Batch, policy: Policy, backend: Backend) -> Tensor:
     rows, others = rows.to(computing), None if others is None else others.to(computing)
     references = replace(batch.references, embeddings=others)
     batch = replace(batch, embeddings=rows, references=references, storage=batch.embeddings.dtype)
-    all_pairs = batch.rule.terms == "sigmoid"
-    pairs, positive = _all_pairs(batch, backend) if all_pairs else (_positive_pairs(batch, backend), None)
+    binary = batch.rule.terms == "sigmoid"
+    pairs, positive = (_all_pairs if binary and not batch.targets.omits else _some_pairs)(batch, backend)
     logits = _logits(batch, pairs)
     if needed == "exact" and not bool(logits.detach().isfinite().all()):
         raise ValueError(OVERFLOW)
-    if positive is not None:
+    if binary:
         values = -F.logsigmoid(torch.where(positive, logits, -logits))
     else:
         rule = replace(batch.rule, terms="lse", denominator="only_negatives")
@@ -119,23 +121,26 @@ def _all_pairs(batch: Batch, backend: Backend) -> tuple[_Pairs, Tensor]:
     stops = [min(start + height, count) for start in range(0, count, height)]
     signs = [marked(batch.targets, slice(*ends), count, width).view(-1) for ends in pairwise((0, *stops))]
     none = torch.empty(0, dtype=torch.int64, device=batch.embeddings.device)
-    return _Pairs(none, none, [stop * width for stop in stops], height), torch.cat(signs)
+    return _Pairs(none, none, [stop * width for stop in stops], height, every=True), torch.cat(signs)
 
 
-def _positive_pairs(batch: Batch, backend: Backend) -> _Pairs:
-    """Return the positive pairs of the anchors."""
-    count, width, own, found = batch.embeddings.shape[0], _width(batch), own_columns(batch), []
+def _some_pairs(batch: Batch, backend: Backend) -> tuple[_Pairs, Tensor]:
+    """Return the positive pairs of the anchors, with "sigmoid" also the negative ones, and whether each is positive."""
+    count, width, own = batch.embeddings.shape[0], _width(batch), own_columns(batch)
+    found, signs = [], []
     height = panel_rows(batch, backend)
     for start in range(0, count, height):
         here = slice(start, min(start + height, count))
-        positive = masks_of(batch.targets, own, here, count, width)[0]
+        positive, negative, _ = masks_of(batch.targets, own, here, count, width)
+        chosen = positive | negative if batch.rule.terms == "sigmoid" else positive
         if batch.anchors is not None:
-            positive = positive & batch.anchors[here, None]
-        rows, columns = positive.nonzero(as_tuple=True)
+            chosen = chosen & batch.anchors[here, None]
+        rows, columns = chosen.nonzero(as_tuple=True)
         found.append(torch.stack((rows + start, columns)))
+        signs.append(positive[rows, columns])
     ends = torch.tensor([part.shape[1] for part in found]).cumsum(0).tolist()
     rows, columns = torch.cat(found, 1)
-    return _Pairs(rows, columns, ends, height)
+    return _Pairs(rows, columns, ends, height), torch.cat(signs)
 
 
 def _logits(batch: Batch, pairs: _Pairs) -> Tensor:
@@ -167,8 +172,8 @@ def _dense(batch: Batch, pairs: _Pairs) -> Tensor:
     rows = differentiable_rows(batch.embeddings, batch.rule)
     logits = rows @ (rows if others is None else differentiable_rows(others, batch.rule)).T
     if batch.rule.terms == "sigmoid":
-        return (logits + batch.rule.bias).view(-1)
-    return logits[pairs.rows, pairs.columns]
+        logits = logits + batch.rule.bias
+    return logits.view(-1) if pairs.every else logits[pairs.rows, pairs.columns]
 
 
 class _Logits(Reverse):
@@ -177,7 +182,6 @@ class _Logits(Reverse):
     @staticmethod
     def forward(batch: Batch, pairs: _Pairs, *inputs: Tensor | None) -> Tensor:
         batch = _with(batch, cast(Inputs, inputs))
-        every = batch.rule.terms == "sigmoid"
         with _without_autocast(batch.embeddings):
             scaled, columns = scale_both(batch)
             found, begin = scaled.rows.new_empty(pairs.ends[-1]), 0
@@ -185,9 +189,9 @@ class _Logits(Reverse):
                 start = place * pairs.height
                 panel = scaled.rows[start : start + pairs.height] @ columns.rows.T
                 here = slice(begin, end)
-                found[here] = (panel if every else panel[pairs.rows[here] - start, pairs.columns[here]]).view(-1)
+                found[here] = (panel if pairs.every else panel[pairs.rows[here] - start, pairs.columns[here]]).view(-1)
                 begin = end
-        return found.add_(batch.rule.bias) if every else found
+        return found.add_(batch.rule.bias) if batch.rule.terms == "sigmoid" else found
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -223,7 +227,7 @@ def _gradients(grad: Tensor, batch: Batch, pairs: _Pairs, *, frozen: bool) -> Gr
     def weighed() -> Iterator[tuple[slice, Tensor]]:
         for place, (begin, end) in enumerate(pairwise((0, *pairs.ends))):
             here = slice(place * pairs.height, min((place + 1) * pairs.height, count))
-            if batch.rule.terms == "sigmoid":
+            if pairs.every:
                 yield here, grad[begin:end].view(-1, width)
                 continue
             weight = grad.new_zeros((here.stop - here.start, width))

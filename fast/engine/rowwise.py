@@ -314,8 +314,9 @@ class _Row:
         return torch.where(mask, losses, 0.0).sum(1, keepdim=True) / number
 
     def sum_softplus(self) -> Tensor:
-        # Losses with these terms have no self pairs.
-        return _softplus(torch.where(self.panel.positive, -self.logits, self.logits)).sum(1, keepdim=True)
+        # The logits of pairs that do not count may overflow.
+        signed = torch.where(self.panel.own, 0.0, torch.where(self.panel.positive, -self.logits, self.logits))
+        return torch.where(self.panel.own, 0.0, _softplus(signed)).sum(1, keepdim=True)
 
     def guarded(self, star: Tensor) -> tuple[Tensor, Tensor]:
         """Return e^(s - max) and that plus epsilon, ``[b, M]`` each and 0 at self pairs.

@@ -252,6 +252,19 @@ def _calls() -> dict[str, Call]:
             (w,),
         ),
         "ids of pairs": Call(partial(nt_bxent_loss, positive_pairs=pairs_of(ROWS), ignored_ids=ids), z),
+        "ids of labels in the sigmoid loss": Call(
+            partial(sigmoid_loss, bias=-2.5, ignored_ids=ids, ref_ignored_ids=ref_ids, **both_labels), z, (w,)
+        ),
+        "ids of partners in the sigmoid loss": Call(
+            lambda z, w, **o: sigmoid_loss(
+                z, w, partners=place % len(w), ignored_ids=ids, ref_ignored_ids=ref_ids, reduction="mean_pairs", **o
+            ),
+            z,
+            (w,),
+        ),
+        "hard negatives ids": Call(
+            partial(hard_negative_loss, partners=stacked_partners(even), ignored_ids=ids[:even]), normal(even)
+        ),
         "ids pairwise": Call(partial(nt_xent_pairwise_loss, labels=labels, ignored_ids=ids), z),
     }
     for loss in (supcon_loss, supcon_in_loss):

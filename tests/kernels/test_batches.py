@@ -163,7 +163,7 @@ def with_ids(
         given, others = batch(rows, labels, dtype)
         given["ignored_ids"] = ids_of(len(rows))
         if others:
-            given["ref_ignored_ids"] = ids_of(len(others["ref_embeddings"]))[::-1]
+            given["ref_ignored_ids"] = ids_of(len(next(iter(others.values()))))[::-1]
         return given, others
 
     return found
@@ -202,6 +202,7 @@ FORMULAS = {
     "queue": Formula("info_nce", {"direction": "a_to_b"}, with_queue),
     "sigmoid": Formula("sigmoid", {}, with_towers),
     "sigmoid labels": Formula("sigmoid", {"bias": -1.5}, with_labelled_towers),
+    "sigmoid ids": Formula("sigmoid", {"bias": -1.5}, with_ids(with_labelled_towers)),
     **{f"out {d} ids": Formula("supcon", {"denominator": d}, with_ids(by_labels)) for d in DENOMINATORS},
     "in ids": Formula("supcon_in", {}, with_ids(by_labels)),
     "in one_positive ids": Formula("supcon_in", {"denominator": "one_positive"}, with_ids(by_labels)),

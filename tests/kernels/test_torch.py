@@ -174,7 +174,7 @@ def test_gradient_of_a_learned_temperature_equals_the_exact_one(turn: int, call:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["sigmoid", "sigmoid labels", "sigmoid mask"])
+@pytest.mark.parametrize("name", ["sigmoid", "sigmoid labels", "sigmoid mask", "ids of labels in the sigmoid loss"])
 def test_gradient_of_a_learned_bias_equals_the_exact_one(name: str, dtype: torch.dtype, calls: dict[str, Any]) -> None:
     call, found = calls[name], []
     for backend, wide in (("triton", dtype), ("exact", torch.float64)):
