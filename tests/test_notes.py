@@ -831,6 +831,15 @@ RULES: list[Rule] = [
     (r"a row (?:without|of each has no) positives? (?:and )?is left out", lambda c: c.option("no_positive") == "drop"),
     (r"every row of both towers has a partner", lambda c: sorted(c.given["partners"]) == list(range(c.n))),
     (r"the first and the third row have the same id", lambda c: c.given["ignored_ids"][0] == c.given["ignored_ids"][2]),
+    (
+        r"the third row has only ignored pairs, and the value 0",
+        lambda c: all(c.given["ignored"][2]) and c.golden.expected.loss[2] == 0,
+    ),
+    (r"All pairs are ignored, and their mean is 0", lambda c: not any(c.case.members()) and c.loss == 0),
+    (
+        r"[Aa]ll negatives of the second row are ignored, and its value is 0",
+        lambda c: c.negatives[1] == 0 and c.golden.expected.loss[1] == 0,
+    ),
     (r"that is not symmetric", lambda c: (np.array(c.given["ignored"]) != np.transpose(c.given["ignored"])).any()),
     (rf"bias {REAL}", lambda c, x: c.option("bias") == real(x)),
     (rf"beta {REAL}", lambda c, x: c.option("beta") == real(x)),
