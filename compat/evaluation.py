@@ -1,0 +1,42 @@
+"""The choice between the engine and straightforward torch code, shared by the losses of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from torch import Tensor, nn
+
+EvaluatedBy = Literal["", "engine", "plain"]
+"""What evaluated the last call of a loss; empty before the first call."""
+
+
+def evaluate(loss: nn.Module, engine: Callable[[], Tensor], plain: Callable[[], Tensor], *, wanted: bool) -> Tensor:
+    """Return the value of the engine, or of the plain form if the engine is not wanted or rejects the arguments.
+
+    The engine rejects, for example, embeddings that contain NaN, for which the libraries return NaN.
+
+    Args:
+        loss: the module whose attribute ``evaluated_by`` is set.
+        engine: a call of a loss of `pairproof.fast`.
+        plain: the same loss in straightforward torch code.
+        wanted: whether the engine evaluates this configuration, and is faster for this size.
+    """
+    if wanted:
+        try:
+            value = engine()
+        except (TypeError, ValueError):
+            pass
+        else:
+            loss.evaluated_by = "engine"
+            return value
+    loss.evaluated_by = "plain"
+    return plain()
+
+
+def large(rows: Tensor, columns: Tensor, least: int) -> bool:
+    """Return whether two towers have at least ``least`` pairs, or are on an accelerator.
+
+    For fewer pairs, dispatching the operations of the engine on a CPU takes longer than the plain form.
+    """
+    return not rows.is_cpu or rows.shape[0] * columns.shape[0] >= least
