@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 
 EvaluatedBy = Literal["", "engine", "plain"]
 """What evaluated the last call of a loss; empty before the first call."""
 
 
-def evaluate(loss: nn.Module, engine: Callable[[], Tensor], plain: Callable[[], Tensor], *, wanted: bool) -> Tensor:
+class Evaluated(Protocol):
+    """A loss that records what evaluated it."""
+
+    evaluated_by: EvaluatedBy
+
+
+def evaluate(loss: Evaluated, engine: Callable[[], Tensor], plain: Callable[[], Tensor], *, wanted: bool) -> Tensor:
     """Return the value of the engine, or of the plain form if the engine is not wanted or rejects the arguments.
 
     The engine rejects, for example, embeddings that contain NaN, for which the libraries return NaN.

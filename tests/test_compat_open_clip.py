@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import math
 from collections.abc import Iterator
 from itertools import product
@@ -17,6 +18,7 @@ from pairproof.conformance.implementations.base import Unavailable
 from pairproof.conformance.implementations.files import load_file
 from pairproof.conformance.implementations.open_clip import OpenClip
 from tests.ranks import on_ranks
+from tests.snapshots import check_own_tests
 
 EXACT = 1e-11
 """Relative bound on differences in float64 from evaluations in another order."""
@@ -137,6 +139,12 @@ def test_chunks_may_have_more_images_than_texts(form: str) -> None:
         ours.SigLipLoss()._loss(images, texts[:4], 5.0, -2.0)
 
 
+def test_examples_of_the_documentation() -> None:
+    failed, attempted = doctest.testmod(ours)
+    assert failed == 0
+    assert attempted > 0
+
+
 def test_half_precision_and_mixed_dtypes(theirs: Any, form: str) -> None:
     images, texts = towers(30, dtype=torch.bfloat16)
     scale, bias = torch.tensor(10.0), torch.tensor(-5.0)
@@ -243,7 +251,9 @@ def test_compiled_loss_equals_eager(name: str, engine_always: None) -> None:
     loss = getattr(ours, name)()
     scalars = torch.tensor(10.0), torch.tensor(-5.0)
     eager = result(loss, *towers(20, dtype=torch.float32), *scalars)
-    compiled = result(torch.compile(loss, fullgraph=True, backend="aot_eager"), *towers(20, dtype=torch.float32), *scalars)
+    compiled = result(
+        torch.compile(loss, fullgraph=True, backend="aot_eager"), *towers(20, dtype=torch.float32), *scalars
+    )
     assert_equal(compiled, eager, 1e-5)
     assert loss.evaluated_by == "engine"
 
@@ -348,3 +358,28 @@ def test_single_process_group_gathers_its_own_rows(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ours, "dist_fcol", None)
     monkeypatch.setattr(torch.distributed.nn, "all_gather", lambda given: (given, 3 * given))
     assert torch.equal(ours._all_gather_with_grad(rows), torch.cat([rows, 3 * rows]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("file", "replaced"),
+    [
+        # The first file tests functions of the module.
+        ("tests/test_loss.py", {"open_clip:loss": "pairproof.compat:open_clip"}),
+        ("tests/test_siglip_chunked_loss.py", {"open_clip.loss:SigLipLoss": "pairproof.compat.open_clip:SigLipLoss"}),
+    ],
+)
+def test_own_tests_of_open_clip_pass(file: str, replaced: dict[str, str], tmp_path: Path, record_property: Any) -> None:
+    check_own_tests(
+        "open_clip",
+        [file],
+        replaced,
+        tmp_path,
+        record_property,
+        environment={"PAIRPROOF_SNAPSHOT_PACKAGES": "open_clip:loss"},
+        plugins=["snapshots_packages", "pairproof.compat.open_clip"],  # the second is only imported
+        path=["src"],
+        limit=120,
+        # They call `_loss` and functions of the module, but no instance of our classes.
+        unused=True,
+    )
