@@ -29,7 +29,8 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(path for path in folder.iterdir() if path.is_dir())
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
+# A compilation takes seconds.
+@pytest.mark.parametrize("language", ["js", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cpp", "rs"))])
 def test_a_program_recomputes_every_case(unpacked: Path, tmp_path: Path, language: str) -> None:
     tool, install, build = LANGUAGES[language]
     if shutil.which(tool) is None:

@@ -336,6 +336,7 @@ def test_a_step_that_cannot_be_captured_has_a_row_with_the_reason(monkeypatch: p
     assert captured["reason"] == "RuntimeError: operation not permitted when stream is capturing"
 
 
+@pytest.mark.slow
 def test_the_error_of_the_gradient_can_be_measured_on_some_rows() -> None:
     found = []
     for count in (None, 16):
@@ -365,7 +366,7 @@ def test_an_implementation_that_is_wrong_in_the_measured_dtype_is_refused(monkey
     assert rows[1]["reason"] == "its loss in this dtype is wrong by 10%"
 
 
-@pytest.mark.parametrize("n", [40, 256])
+@pytest.mark.parametrize("n", [40, pytest.param(256, marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_compiled_peers_compute_the_loss_when_not_compiled(n: int) -> None:
     batch = forms.make(peers.NT_XENT, n, 32, "trained")

@@ -151,6 +151,7 @@ def test_rows_of_another_process_are_references(detach: bool) -> None:
     torch.testing.assert_close(of_references, whole, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiled_loss_is_the_same() -> None:
     compiled = torch.compile(fast.dclw_loss, fullgraph=True, backend="aot_eager")

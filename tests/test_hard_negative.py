@@ -161,6 +161,7 @@ def test_nan_reaches_the_loss_where_values_are_not_read(backend: str) -> None:
     assert torch.func.vmap(values)(rows).isnan().all(1).tolist() == [False, True]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiled_call_equals_the_eager_one() -> None:
     compiled = torch.compile(fast.hard_negative_loss, fullgraph=True, backend="aot_eager")

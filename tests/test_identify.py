@@ -294,6 +294,7 @@ def test_pytorch_metric_learning_is_identified():
     assert (anchors.loss, anchors.options) == ("nt_xent_pairwise", {})
 
 
+@pytest.mark.slow
 def test_original_supcon_code_is_identified():
     path = Path(os.environ.get("PAIRPROOF_PEERS", ".peers")) / next(iter(SupContrast.files))
     if not path.is_file():
@@ -372,6 +373,7 @@ def test_lightly_is_identified():
     assert identification.temperature == pytest.approx(0.1)
 
 
+@pytest.mark.slow
 def test_infonce_is_identified():
     package = pytest.importorskip("infonce", reason="infonce is not installed: make peers")
     stacked = found(package.InfoNCE(0.1), call="stacked")
@@ -512,12 +514,12 @@ WRONG = [
     (keeps_itself, "the anchor itself is kept in the denominator"),
     (leaks_one, "exp(0) of the diagonal leaks"),
     (forgets_to_divide, "not divided by their number"),
-    (divides_twice, "divided by their number twice"),
+    pytest.param(divides_twice, "divided by their number twice", marks=pytest.mark.slow),
     pytest.param(forgets_the_positive, "temperature is not applied to the numerator", marks=pytest.mark.slow),
     (squares_the_temperature, "the temperature is applied twice"),
     pytest.param(takes_columns, "rows are divided by norms over the batch", marks=pytest.mark.slow),
-    (takes_one_positive, "only the first positive of each anchor is used"),
-    (adds_epsilon, "epsilon of 1e-04 is added to the ratio"),
+    pytest.param(takes_one_positive, "only the first positive of each anchor is used", marks=pytest.mark.slow),
+    pytest.param(adds_epsilon, "epsilon of 1e-04 is added to the ratio", marks=pytest.mark.slow),
     (adds_two_epsilons, "an epsilon of 1e-06 is added to the numerator, and one of 1e-08 to the denominator"),
     (detaches_the_others, "no gradient flows into the rows that anchors are contrasted with"),
     (mixes_up_the_sign, "-1 times"),
@@ -539,7 +541,14 @@ def test_built_in_temperature_of_a_wrong_loss_is_recovered(function):
     assert identification.temperature == pytest.approx(0.2, rel=1e-6)
 
 
-@pytest.mark.parametrize(("above", "below"), [(1e-6, 1e-6), (3e-7, 1e-7), (1e-7, 3e-6), (0.3, 0.1)])
+@pytest.mark.parametrize(
+    ("above", "below"),
+    [
+        (1e-6, 1e-6),
+        (3e-7, 1e-7),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((1e-7, 3e-6), (0.3, 0.1))),
+    ],
+)
 def test_two_epsilons_are_named_or_left_unexplained(above, below):
     """Neither a temperature, nor another epsilon, nor the gradient is reported to be wrong."""
     identification = found(with_two_epsilons(above, below), call="labels", arrays="torch")

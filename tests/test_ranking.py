@@ -165,7 +165,9 @@ def test_small_loss_keeps_its_digits() -> None:
         assert float(found) == pytest.approx(expected, rel=1e-5), scope
 
 
-@pytest.mark.parametrize("scope", ["batch", "own", "own_only"])
+@pytest.mark.parametrize(
+    "scope", ["own", *(pytest.param(name, marks=pytest.mark.slow) for name in ("batch", "own_only"))]
+)
 def test_gradients_agree_with_finite_differences(scope: Any) -> None:
     inputs = tuple(z.clone().requires_grad_() for z in (QUERIES, DOCUMENTS, HARD, torch.tensor(T).double()))
 

@@ -110,6 +110,7 @@ def act(folder: Path, targets: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_action_checks_every_target(losses: Path) -> None:
     (losses / "page.md").write_text("earlier\n")
     options = f"--loss nt_xent --case '{CASES[0]}' --case {CASES[1]}"

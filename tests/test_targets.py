@@ -533,7 +533,7 @@ def test_missing_jax_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
         External(f"{LOSSES}:supcon", loss="supcon", arrays="jax")
 
 
-@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("reduction", ["mean", pytest.param("none", marks=pytest.mark.slow)])
 def test_jax_target_returns_values_and_gradients(reduction: str) -> None:
     jax = pytest.importorskip("jax", reason="jax is not installed")
 

@@ -287,6 +287,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert words in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_function_needs_no_optional_package() -> None:
     code = """
 import sys
