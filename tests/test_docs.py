@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import os
 import re
 import shlex
@@ -22,6 +24,13 @@ ROOT = Path(__file__).resolve().parent.parent
 RUN = ("start", "losses", "train")
 CALLS = (ROOT / "docs/calls.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n# (\w+\.py)\n(.*?)```\n\n```sh\n(.*?)```", CALLS, re.DOTALL)
+DOCTESTS = [
+    f"pairproof.{path.relative_to(ROOT).with_suffix('').as_posix().replace('/', '.')}"
+    for folder in ("compat", "conformance")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if ">>> " in path.read_text(encoding="utf-8")
+]
+"""The modules with examples in docstrings, apart from those that test_reference and test_fast_modules run."""
 COMMANDS = [(name, code, line) for name, code, lines in EXAMPLES for line in lines.splitlines()]
 
 
@@ -34,6 +43,13 @@ def test_the_examples_of_a_page_run(page: str) -> None:
     assert blocks
     for block in blocks:
         exec(compile(block, f"docs/{page}.md", "exec"), names)
+
+
+@pytest.mark.parametrize("name", DOCTESTS)
+def test_the_examples_of_a_docstring_run(name: str) -> None:
+    failed, attempted = doctest.testmod(importlib.import_module(name))
+    assert attempted
+    assert failed == 0
 
 
 def test_every_example_of_a_call_is_found() -> None:
