@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import runpy
 import subprocess
 import sys
 from itertools import product
@@ -87,7 +88,7 @@ CALLS = {name: CALLED[loss.positives_by] for name, loss in LOSSES.items()}
 
 
 @pytest.mark.parametrize("temperature", [0.07, pytest.param(0.5, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("loss", [loss for loss in LOSSES if loss != "multiple_negatives_ranking"])
+@pytest.mark.parametrize("loss", LOSSES)
 def test_variant_of_every_loss_has_the_value_and_gradient_of_the_reference(loss, temperature):
     call = CALLS[loss]
     n = {"views": 10, "pairs": 9, "labels": 9}[call]
@@ -116,6 +117,28 @@ def test_variant_of_every_loss_has_the_value_and_gradient_of_the_reference(loss,
                 assert np.linalg.norm(gradient.numpy() - right) <= 1e-12 * np.linalg.norm(right)
             compared += 1
     assert compared >= 6
+
+
+def test_variants_of_the_ranking_loss_with_hard_negatives_have_the_value_and_gradient_of_the_reference():
+    """Every third of them, so that each value of each option occurs."""
+    leaf = drawn(5, [0, 1, 2, 3] * 2, 0.4).requires_grad_()
+    hard = drawn(6, [0, 0, 1, 1, 2, 2, 3, 3], 0.4)
+    batch = Batch("mine", "hard", leaf, n_views=2, keywords={"hard_negatives": hard.unflatten(0, (4, 2))})
+    every = [variant for variant in known_losses("hard") if variant.loss == "multiple_negatives_ranking"][::3]
+    for name in ("directions", "partition", "hard_negatives_scope", "hardness_mode", "similarity"):
+        given = {dict(variant.options).get(name, LOSSES[variant.loss].default(name)) for variant in every}
+        assert given == {*LOSSES["multiple_negatives_ranking"].choices[name]}
+    for variant in every:
+        setting = POSITIVES[variant.positives].change(batch_setting(batch))
+        rows = leaf.detach().numpy()
+        others = {"embeddings_b": rows[4:], "hard_negatives": hard.numpy()}
+        keywords = {"temperature": 0.2, **dict(variant.options)}
+        true = truth(Case("mine", variant.loss, rows[:4], {}, keywords, others=others))
+        value = Evaluation(setting, 0.2).loss(variant)
+        np.testing.assert_allclose(value.detach().numpy(), true.values, rtol=1e-12)
+        (gradient,) = torch.autograd.grad(value.sum(), leaf)
+        right = np.concatenate([true.gradient, true.other_gradients["embeddings_b"]])
+        assert np.linalg.norm(gradient.numpy() - right) <= 1e-12 * np.linalg.norm(right)
 
 
 def test_wrong_variants_have_descriptions():
@@ -741,7 +764,7 @@ UNIT = (
 )
 MOCO = "computes info_nce with direction=a_to_b"
 ADDED = "the other keys of the batch are added to the negatives"
-WEIGHTS = "but the directions a_to_b and b_to_a have the weights 0.3 and 0.7, not 1/2 each"
+WEIGHTS = "computes info_nce with direction_weights=(0.3, 0.7)"
 PRECISE = "evidence: its values or gradients have the precision of"
 ODD = [
     (with_partners, "computes nt_xent; takes the temperature as an argument", ""),
@@ -770,8 +793,8 @@ ODD = [
     ),
     (refuses_rows_of_other_norms, "computes nt_xent, temperature 0.3 (built in, recovered)", UNIT),
     (nan_for_duplicates, "computes supcon; takes", "left out, because it returns NaN or infinity: duplicated rows"),
-    (weighted, "computes info_nce; takes the temperature as an argument", WEIGHTS),
-    (weighted_with_built_in_temperature, "computes info_nce, temperature 0.07 (built in, recovered)", WEIGHTS),
+    (weighted, f"{WEIGHTS}; takes the temperature as an argument", ""),
+    (weighted_with_built_in_temperature, f"{WEIGHTS}, temperature 0.07 (built in, recovered)", "but the values are 3"),
     (half_inside, "computes info_nce; takes the temperature as an argument", f"{PRECISE} float16"),
     (bfloat16_inside, "computes info_nce, temperature 0.07", f"{PRECISE} bfloat16"),
 ]
@@ -786,6 +809,93 @@ def test_unusual_arguments_and_answers_are_identified(function, computes, words)
     assert (identification.verdict == "wrong") == ("but " in text), text
     assert identification.equals == []
     assert identification.match.gradient_error <= (0.3 if PRECISE in words else 1e-6)
+
+
+# Published losses as small programs write them
+
+RANKING = "multiple_negatives_ranking"
+JOINT, EVERY = "query_to_doc+doc_to_query", "query_to_doc+query_to_query+doc_to_query+doc_to_doc"
+NAMED = {
+    "simclr": ("nt_xent", {}, "SimCLR"),
+    "dcl": ("supcon", {"denominator": "only_negatives"}, "DCL"),
+    "dclw": ("dclw", {}, "DCLW"),
+    "hcl": ("hard_negative", {}, "HCL"),
+    "debiased": ("hard_negative", {"beta": "0.0"}, "debiased"),
+    "sincere": ("nt_xent_pairwise", {}, "SINCERE"),
+    "suncet": ("supcon_in", {"inside_reduction": "sum"}, "SuNCEt"),
+    "n_pairs": ("info_nce", {"similarity": "dot", "direction": "a_to_b"}, "N-pairs"),
+    "simcse": ("info_nce", {"direction": "a_to_b"}, "SimCSE"),
+    "convirt": ("info_nce", {"direction_weights": "(0.75, 0.25)"}, "ConVIRT"),
+    "clip": ("info_nce", {}, "CLIP"),
+    "moco": ("info_nce", {"direction": "a_to_b"}, "MoCo"),
+    "siglip": ("sigmoid", {}, "SigLIP"),
+    "mnrl": ("info_nce", {"direction": "a_to_b"}, "MultipleNegativesRankingLoss"),
+    "symmetric": ("info_nce", {}, "MultipleNegativesSymmetricRankingLoss"),
+    "gte": (RANKING, {"directions": EVERY}, "GTE"),
+    "with_other_queries": (RANKING, {"directions": "query_to_doc+query_to_query"}, ""),
+    "mnrl_with_hard_negatives": (RANKING, {}, "MultipleNegativesRankingLoss"),
+    "symmetric_with_hard_negatives": (
+        *(RANKING, {"directions": JOINT, "partition": "per_direction"}),
+        "MultipleNegativesSymmetricRankingLoss",
+    ),
+    "own_hard_negatives": (RANKING, {"hard_negatives_scope": "own"}, ""),
+    "own_hard_negatives_only": (RANKING, {"hard_negatives_scope": "own_only"}, ""),
+    "hardened": (RANKING, {"hardness_mode": "in_batch_negatives", "hardness_strength": "9.0"}, ""),
+}
+"""By the name of a function in tests/targets/published.py: the loss, its options, and the published name, if any."""
+
+QUICK = ("convirt", "mnrl", "gte", "symmetric_with_hard_negatives", "own_hard_negatives")
+PUBLISHED_LOSSES = runpy.run_path(str(Path(__file__).parent / "targets/published.py"))
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in NAMED])
+def test_published_loss_is_identified_with_its_name(name):
+    identification = found(PUBLISHED_LOSSES[name])
+    loss, options, published = NAMED[name]
+    assert (identification.verdict, identification.loss, identification.options) == ("match", loss, options)
+    assert published in identification.names if published else not identification.names
+    assert identification.match.gradient_error < 1e-6
+    if name in ("mnrl", "simcse"):
+        assert identification.equals == ["multiple_negatives_ranking with its defaults"]
+
+
+def test_loss_is_not_called_by_the_name_of_another_temperature_or_option():
+    """N-pairs has dot products that are not divided, and a wrong loss has no name."""
+    at_half = found(lambda a, b: PUBLISHED_LOSSES["n_pairs"](a, b / 2), call="views", arrays="torch")
+    assert (at_half.options, at_half.names) == (NAMED["n_pairs"][1], [])
+
+    def keeps_itself(queries, documents, temperature=0.01):
+        cosines = [unit(x)[0] @ unit(y)[0].T for x, y in ((queries, documents), (queries, queries))]
+        documents = unit(documents)[0] @ unit(documents)[0].T
+        blocks = torch.cat([cosines[0], cosines[0].T, cosines[1], documents.fill_diagonal_(-torch.inf)], dim=1)
+        return ((blocks / temperature).logsumexp(dim=1) - cosines[0].diagonal() / temperature).mean()
+
+    wrong = found(keeps_itself)
+    assert (wrong.verdict, wrong.names) == ("wrong", [])
+
+
+def ignores_hard_negatives(anchors, positives, hard_negatives, temperature=0.1):
+    return ce_of(*unit(anchors, positives), temperature)
+
+
+def only_hard_negatives(anchors, positives, hard_negatives, temperature=0.1):
+    return moco(anchors, positives, hard_negatives.flatten(0, 1), temperature)
+
+
+@pytest.mark.parametrize(
+    ("function", "verdict", "words"),
+    [
+        pytest.param(
+            *(ignores_hard_negatives, "wrong", "the hard negatives that are passed have no effect"),
+            marks=pytest.mark.slow,
+        ),
+        (only_hard_negatives, "match", "all hard negatives of the batch, without the other documents"),
+    ],
+)
+def test_hard_negatives_without_documents_or_effect_are_reported(function, verdict, words):
+    identification = found(function)
+    assert (identification.verdict, identification.loss) == (verdict, "info_nce")
+    assert any(words in line for line in identification.lines())
 
 
 # Functions that are not contrastive losses

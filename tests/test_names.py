@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pairproof import fast
+from pairproof.conformance.diagnose.identify import PUBLISHED
+from pairproof.conformance.suite.catalogue import LOSSES
 
 TABLE = Path(__file__).parent.parent / "docs/names.md"
 ROWS = [line for line in TABLE.read_text(encoding="utf-8").splitlines() if line.startswith("| ") and "`" in line]
@@ -227,3 +229,20 @@ def test_call_computes_the_loss_of_the_paper(name: str) -> None:
 
 def test_every_name_has_a_formula() -> None:
     assert [*CALLS] == [*FORMULAS]
+
+
+@pytest.mark.parametrize("published", PUBLISHED, ids=lambda one: f"{one.name}-{one.call}")
+def test_names_that_identify_reports_are_those_of_the_table(published) -> None:
+    """The loss and the options of a name give the value of its call, which is at the temperature of the table."""
+    entry, call = LOSSES[published.loss], CALLS[published.name]
+    stated = re.search(r"temperature=([\d./ ]+)", call)
+    temperature = eval(stated[1]) if stated else LOSSES[call.partition("_loss(")[0]].keywords["temperature"]
+    assert published.temperature in (None, temperature)
+    given = {"views": (A, B), "queue": (A, B), "hard": (A, B), "labels": (Z, LABELS)}[published.call]
+    if not entry.two_towers and published.call == "views":
+        given = (Z, fast.stacked_partners(len(Z)) if entry.targets == "partners" else ITEMS)
+    more = {"queue": {"negatives": QUEUE}, "hard": {"hard_negatives": HARD}}.get(published.call, {})
+    value = entry.fast(*given, **more, **published.options, temperature=temperature)
+    if published.name.startswith("MultipleNegatives"):  # the call of the table may have hard negatives
+        call = call.replace(", hard_negatives=hard", "").replace("(a, b", "(a, b, **more")
+    assert float(value) == pytest.approx(float(eval(call, {**vars(fast), **GIVEN, "more": more})), rel=1e-12)

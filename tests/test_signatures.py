@@ -98,7 +98,9 @@ def test_signature_runs_without_a_wrapper(name: str) -> None:
     loss, options, note = RUN[name]
     found = settled(name, loss, **options)
     assert any(one.startswith(note) for one in found.notes) or name == "interleaved", found.notes
-    case = trial_case(loss, {"temperature": 0.5, **options.get("settings", {})}, queue="queue" in name)
+    case = trial_case(
+        loss, {"temperature": 0.5, **options.get("settings", {})}, ["negatives"] if "queue" in name else []
+    )
     assert ratio(found, case) <= 1
     if loss == "nt_xent":
         # Partners in another order.
@@ -116,7 +118,9 @@ def test_child_process_uses_the_call_that_was_chosen(name: str) -> None:
     try:
         assert any(one.startswith(note) for one in found.notes), found.notes
         assert found.claim.required == ({"negatives"} if name == "required_queue" else set())
-        case = trial_case(loss, {"temperature": 0.5, **options.get("settings", {})}, queue="queue" in name)
+        case = trial_case(
+            loss, {"temperature": 0.5, **options.get("settings", {})}, ["negatives"] if "queue" in name else []
+        )
         assert ratio(found, case) <= 1
     finally:
         found.close()
@@ -138,7 +142,7 @@ def test_whole_check_of_a_signature(name: str) -> None:
 
 def test_required_queue_is_judged_only_with_a_queue() -> None:
     found = settled("required_queue", "info_nce", **A_TO_B)
-    case = trial_case("info_nce", {"temperature": 0.5, "direction": "a_to_b"}, queue=False)
+    case = trial_case("info_nce", {"temperature": 0.5, "direction": "a_to_b"})
     assert found.refuses(case) == "has no negatives, which the target requires"
 
 
@@ -146,7 +150,7 @@ def test_direction_of_a_required_queue_is_a_to_b_unless_claimed() -> None:
     found = settled("required_queue", "info_nce")
     assert found.claim.settings == {"direction": "a_to_b"}
     assert "direction: a_to_b is claimed, the default with negatives, which the target requires" in found.notes
-    queue = trial_case("info_nce", {"temperature": 0.5}, queue=True)
+    queue = trial_case("info_nce", {"temperature": 0.5}, ["negatives"])
     assert queue.option("direction") == "a_to_b"
     assert ratio(found, queue) <= 1
     assert (
@@ -164,7 +168,7 @@ def test_default_direction_of_a_target_depends_on_the_queue() -> None:
     found = External(loss, loss="info_nce", temperature=0.5)
     found.settle()
     for queue, direction, other in ((False, "both", "a_to_b"), (True, "a_to_b", "both")):
-        case = trial_case("info_nce", {"temperature": 0.5}, queue=queue)
+        case = trial_case("info_nce", {"temperature": 0.5}, ["negatives"] if queue else [])
         assert ratio(found, case) <= 1
         stated, turned = (replace(case, keywords={**case.keywords, "direction": d}) for d in (direction, other))
         assert ratio(found, stated) <= 1
@@ -220,7 +224,7 @@ def test_several_results_that_may_be_the_loss_are_refused_with_the_choices() -> 
     with pytest.raises(TargetError, match=r"more than one may be the loss: 0 \(shape \[\]\), 1 .*--result NAME"):
         settled("ambiguous", "supcon")
     found = settled("ambiguous", "supcon", result="0")
-    assert ratio(found, trial_case("supcon", {"temperature": 0.5}, queue=False)) <= 1
+    assert ratio(found, trial_case("supcon", {"temperature": 0.5})) <= 1
     with pytest.raises(TargetError, match="returned no 7; its results are 0, 1"):
         settled("ambiguous", "supcon", result="7")
 

@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from ..implementations.callable import Answer, Batch, External, Target
 from ..implementations.child import load_target
 from ..implementations.sandbox import TargetError
 from ..suite.catalogue import LOSSES
-from .positives import FEATURES, LABELS, MIXED_UP, PARTNERS, QUEUE, VIEWS
+from .positives import FEATURES, HARD, LABELS, MIXED_UP, PARTNERS, QUEUE, QUEUE_ADDED, VIEWS
 from .search import (
     CLEARLY,
     CLOSE,
@@ -40,7 +41,7 @@ from .search import (
     read_as,
     relative,
 )
-from .variants import POLICIES, words_of
+from .variants import POLICIES, REDUCED_BY, words_of
 
 PUBLISHED_BASE = 0.07
 """The base temperature of the original SupCon code.
@@ -76,7 +77,8 @@ class Identification:
         faults: names of the known faults that return the same values.
         remarks: policies, behaviour near the ends of the range, and other observations.
         evidence: how closely the answers agree, and on how many probes.
-        equals: other names for the same function.
+        names: names under which the loss is published.
+        equals: other losses of the catalogue that are the same function.
         nearest: for "none", the nearest variant, and a probe on which it differs.
         notes: the guesses that were made, such as how to call the target.
         match: the variant of the loss that reproduces the answers; None if there is none.
@@ -94,6 +96,7 @@ class Identification:
     faults: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     evidence: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
     equals: list[str] = field(default_factory=list)
     nearest: str = ""
     notes: list[str] = field(default_factory=list)
@@ -117,7 +120,8 @@ class Identification:
         if self.verdict == "none":
             computes = "computes no loss of the catalogue and no known fault"
         found = {"nearest: ": [self.nearest], "but ": self.wrong, "known as the fault ": self.faults, "": self.remarks}
-        found |= {"the same function: ": self.equals, "evidence: ": self.evidence}
+        found |= {"also called ": [", ".join(self.names)], "the same function: ": self.equals}
+        found |= {"evidence: ": self.evidence}
         details = [f"  {prefix}{line}" for prefix, lines in found.items() for line in lines if line]
         return [f"{self.title}, called with {self.call}", *(f"  {note}" for note in self.notes), computes, *details]
 
@@ -268,6 +272,13 @@ def _unusable(search: Search) -> str:
 # A match
 
 
+OTHER_NEGATIVES: Mapping[tuple[str, str], str] = {
+    (HARD, "queue a_to_b"): "the negatives are all hard negatives of the batch, without the other documents",
+    (QUEUE, QUEUE_ADDED): "multiple_negatives_ranking has these negatives, if they are passed as its hard negatives",
+}
+"""Remarks on negatives that another loss has, by the call and the reading of the positives."""
+
+
 def _report_match(found: Identification, search: Search, good: list[Match]) -> None:
     closest = min(match.error for match in good)
     near = [search.with_gradient(match) for match in good if match.error <= max(closest * CLEARLY, 1e-12)]
@@ -276,6 +287,9 @@ def _report_match(found: Identification, search: Search, good: list[Match]) -> N
     found.options = {name: str(value) for name, value in match.variant.options}
     if search.call == QUEUE and match.variant.entry.two_towers:
         found.options.setdefault("direction", "both")  # the default with negatives is a_to_b
+    found.remarks += [
+        words for name, words in OTHER_NEGATIVES.items() if name == (search.call, match.variant.positives)
+    ]
     found.wrong += match.words()
     policy = _policy(found, search, match)
     if match.vector or match.count in match.variant.entry.choices["reduction"][1:]:
@@ -299,9 +313,69 @@ def _report_match(found: Identification, search: Search, good: list[Match]) -> N
     alike = [other for other in others if (len(other.words()), other.plainness[0]) == standing]
     # Only an exact explanation, not in a narrow dtype, shows that two losses are the same function.
     exact = not search.single and not search.inexactness(match)
-    others_found = (other.name for other in alike if other.variant.loss != found.loss and exact)
-    found.equals = list(dict.fromkeys(others_found))
+    others_found = [other for other in alike if other.variant.loss != found.loss and exact]
+    plain = " with its defaults"
+    found.equals = list(dict.fromkeys(one.name + plain * (one.name == one.variant.loss) for one in others_found))
+    if found.verdict == "match":
+        found.names = _published_names(found, search.call)
     _probe_range(found, search, match)
+
+
+class Published(NamedTuple):
+    """A loss under another name.
+
+    Attributes:
+        name: the name.
+        call: the call of the batches that identify it, which gives its positives and negatives.
+        loss: its name in the catalogue.
+        options: its options that differ from their defaults, apart from those of the reduction.
+        temperature: the temperature, if it is part of the definition.
+    """
+
+    name: str
+    call: str
+    loss: str
+    options: Mapping[str, Any] = MappingProxyType({})
+    temperature: float | None = None
+
+
+_RANKING = "multiple_negatives_ranking"
+_EVERY = "query_to_doc+query_to_query+doc_to_query+doc_to_doc"
+_BOTH = {"directions": "query_to_doc+doc_to_query", "partition": "per_direction"}
+
+PUBLISHED = (
+    Published("SimCLR", VIEWS, "nt_xent"),
+    Published("DCL", VIEWS, "supcon", {"denominator": "only_negatives"}),
+    Published("DCLW", VIEWS, "dclw"),
+    Published("SINCERE", LABELS, "nt_xent_pairwise"),
+    Published("SuNCEt", LABELS, "supcon_in", {"inside_reduction": "sum"}),
+    Published("debiased", VIEWS, "hard_negative", {"beta": 0.0}),
+    Published("HCL", VIEWS, "hard_negative"),
+    Published("CLIP", VIEWS, "info_nce"),
+    Published("ConVIRT", VIEWS, "info_nce", {"direction_weights": (0.75, 0.25)}),
+    Published("SimCSE", VIEWS, "info_nce", {"direction": "a_to_b"}),
+    Published("MoCo", QUEUE, "info_nce", {"direction": "a_to_b"}),
+    Published("MultipleNegativesRankingLoss", VIEWS, "info_nce", {"direction": "a_to_b"}),
+    Published("MultipleNegativesRankingLoss", HARD, _RANKING),
+    Published("MultipleNegativesSymmetricRankingLoss", VIEWS, "info_nce"),
+    Published("MultipleNegativesSymmetricRankingLoss", HARD, _RANKING, _BOTH),
+    Published("GTE", VIEWS, _RANKING, {"directions": _EVERY}),
+    Published("N-pairs", VIEWS, "info_nce", {"direction": "a_to_b", "similarity": "dot"}, 1.0),
+    Published("SigLIP", VIEWS, "sigmoid"),
+)
+"""The names of docs/names.md that the answers to probes determine."""
+
+
+def _published_names(found: Identification, call: str) -> list[str]:
+    """Return the names under which a loss is published; how it is reduced and scaled is not part of a name."""
+    reduced = (*REDUCED_BY, "base_temperature")
+    own = call, found.loss, {name: value for name, value in found.options.items() if name not in reduced}
+    return [
+        one.name
+        for one in PUBLISHED
+        if own == (one.call, one.loss, {name: str(value) for name, value in one.options.items()})
+        and (one.temperature is None or math.isclose(found.temperature or 0.0, one.temperature, rel_tol=CLOSE))
+    ]
 
 
 def _preference(match: Match, search: Search) -> tuple[Any, ...]:
@@ -311,7 +385,9 @@ def _preference(match: Match, search: Search) -> tuple[Any, ...]:
     # Without labels, the positive of a view is the other view of the same item.
     unlabelled = search.call == FEATURES and search.probes.alike[0].labels is None
     other_way = not (unlabelled and loss.positives_by == "partners")
-    tail = len(match.variant.options), list(LOSSES).index(loss.name), place
+    # The options of info_nce are fewer than those that give multiple_negatives_ranking the same pairs.
+    options = dict(match.variant.options).keys() - {"direction"}
+    tail = len(options), list(LOSSES).index(loss.name), place
     return gradient, len(match.words()), scaled, other_way, *tail
 
 
@@ -448,8 +524,12 @@ def _probe_range(found: Identification, search: Search, match: Match) -> None:
         embeddings = scale * torch.nn.functional.normalize(torch.tensor(rows, dtype=torch.float64))
         pairs = [(k, (k + n // 2) % n) for k in range(n)]
         labels = {LABELS: [k % 2 for k in range(n)], PARTNERS: [j for _, j in pairs]}.get(search.call)
-        n_views = 2 if search.call in (FEATURES, VIEWS, QUEUE) else 1
-        keywords = {"negatives": embeddings.flip(0)} if search.call == QUEUE else {}
+        n_views = 2 if search.call in (FEATURES, VIEWS, QUEUE, HARD) else 1
+        others = {
+            QUEUE: ("negatives", embeddings.flip(0)),
+            HARD: ("hard_negatives", embeddings[: n // 2, None].flip(0)),
+        }
+        keywords = dict([others[search.call]] if search.call in others else [])
         batch = Batch(name, search.call, embeddings, labels, pairs, n_views, keywords)
         probe = Probe(batch, temperature if passed else None)
         broken, expected = search.ask([batch], [probe.temperature]), match.predict(probe)
@@ -480,9 +560,9 @@ def _report_nearest(found: Identification, search: Search, matches: list[Match])
         found.nearest = f"{nearest.variant.describe()}{at}, which differs on {name}: {values}"
 
 
-CALLED = {QUEUE: VIEWS, PARTNERS: LABELS}
-"""The call of a target for those probes that have a different call: a queue is passed in addition to two views, and
-partners are passed in place of labels."""
+CALLED = {QUEUE: VIEWS, HARD: VIEWS, PARTNERS: LABELS}
+"""The call of a target for those probes that have a different call: a queue, or hard negatives, are passed in addition
+to two views, and partners are passed in place of labels."""
 
 
 def name_faults(found: Identification, search: Search, faults: Sequence[Any]) -> None:

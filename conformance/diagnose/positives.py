@@ -10,17 +10,19 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 
 import torch
 
 from ..implementations.base import stacked_order
 from ..implementations.callable import Batch
 from ..suite.cases import Case
+from ..suite.catalogue import LOSSES
 
 Tensor = torch.Tensor
 
 LABELS, FEATURES, VIEWS, PAIRS, CASE = "labels", "features", "views", "pairs", "case"
-PARTNERS, QUEUE = "partners", "queue"
+PARTNERS, QUEUE, HARD = "partners", "queue", "hard"
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +37,10 @@ class Setting:
         anchors: bool [M].
         items: [M], the item that a row is a view of.
         n_views: number of views of each item; the views are stacked.
-        queued: number of rows of a queue, which follow all views.
+        queued: number of rows of a queue, or of hard negatives, which follow all views.
         views: [M], which view of its item each row is, if the views are not stacked.
+        added: bool [M, M], the pairs of a row that are added to the denominators of the anchors whose positive it is.
+        harder: bool [M, M], the pairs whose exponentials are multiplied by e^(hardness_strength * similarity).
     """
 
     rows: Tensor
@@ -48,6 +52,8 @@ class Setting:
     n_views: int = 1
     queued: int = 0
     views: Tensor | None = None
+    added: Tensor | None = None
+    harder: Tensor | None = None
 
     @cached_property
     def negative(self) -> Tensor:
@@ -79,7 +85,9 @@ def same(labels: Tensor) -> Tensor:
 
 
 def batch_setting(batch: Batch, rows: Tensor | None = None) -> Setting:
-    """Return the setting of a batch, its positives read correctly; for a queue, without members and positives.
+    """Return the setting of a batch, its positives read correctly.
+
+    With a queue or hard negatives, it has no members and no positives.
 
     Args:
         batch: the batch.
@@ -87,8 +95,8 @@ def batch_setting(batch: Batch, rows: Tensor | None = None) -> Setting:
     """
     rows = batch.embeddings if rows is None else rows
     n = len(rows)
-    if batch.call == QUEUE:
-        queue = batch.keywords["negatives"]
+    if batch.call in (QUEUE, HARD):
+        queue = batch.keywords["negatives"] if batch.call == QUEUE else batch.keywords["hard_negatives"].flatten(0, 1)
         items = torch.cat([torch.arange(n // 2).repeat(2), torch.full((len(queue),), -1)])
         nothing = torch.zeros(len(items), len(items), dtype=torch.bool)
         # A way to read the positives chooses the members and the anchors.
@@ -209,7 +217,7 @@ def _towers(direction: str, *calls: str) -> Positives:
     return Positives(calls or (VIEWS, FEATURES), change)
 
 
-def _queue(direction: str, *, queue: bool = True, keys: bool = False) -> Positives:
+def _queue(direction: str, *calls: str, queue: bool = True, keys: bool = False) -> Positives:
     """Contrast the rows of one of two views with their positive, the queue, and the other rows of the other view."""
 
     def change(s: Setting) -> Setting:
@@ -219,7 +227,52 @@ def _queue(direction: str, *, queue: bool = True, keys: bool = False) -> Positiv
         member = (positive | (s.view == 2) & queue | other & keys) & anchors[:, None]
         return replace(s, member=member, positive=positive, anchors=anchors)
 
-    return Positives((QUEUE,), change)
+    return Positives(calls or (QUEUE,), change)
+
+
+RANKING_OPTIONS = ("directions", "partition", "hard_negatives_scope", "hardness_mode")
+"""The options of multiple_negatives_ranking that choose its pairs."""
+
+
+def ranking_reading(directions: str, partition: str, scope: str, mode: str) -> str:
+    """Return the name of the reading of two views, and of hard negatives, with values of ``RANKING_OPTIONS``."""
+    return f"ranking {directions}, {partition}, {scope}, {mode}"
+
+
+def _ranking(directions: str, partition: str, scope: str, mode: str) -> Positives:
+    """Contrast queries, the first views, with documents, the second ones, and with hard negatives."""
+    apart = partition == "per_direction"
+
+    def change(s: Setting) -> Setting | None:
+        if s.n_views != 2:
+            return None
+        n = (len(s.rows) - s.queued) // 2
+        # A hard negative belongs to the item of its query.
+        owners = torch.cat([torch.arange(n).repeat(2), torch.arange(s.queued) // max(s.queued // n, 1)])
+        query, document, hard = ((s.view == kind)[None] for kind in range(3))
+        own = same(owners)
+        every, nothing = torch.ones_like(own), torch.zeros_like(own)
+        # The columns of each direction, and the negatives that hardness may weight.
+        to_doc = document & (own if scope == "own_only" else every) | hard & (every if scope == "batch" else own)
+        columns = {
+            "query_to_query": query & ~own,
+            "doc_to_query": query & every,
+            "doc_to_doc": document & ~own | hard & ~own & torch.tensor(scope == "batch"),
+        }
+        chosen = {name: mask if name in directions else nothing for name, mask in columns.items()}
+        harder = {"in_batch_negatives": ~own, "hard_negatives": hard & own, "all_negatives": hard | ~own}
+        of_documents = document.T & (chosen["doc_to_query"] | chosen["doc_to_doc"])
+        of_queries = query.T & (to_doc | chosen["query_to_query"])
+        return replace(
+            s,
+            member=of_queries | of_documents if apart else of_queries,
+            positive=own & (query.T & document | document.T & query & torch.tensor(apart)),
+            anchors=s.view < (2 if apart else 1),
+            added=None if apart else of_documents,
+            harder=query.T & to_doc & harder.get(mode, nothing),
+        )
+
+    return Positives((VIEWS, HARD), change)
 
 
 def _one_view(rows: Callable[[Tensor], Tensor]) -> Positives:
@@ -257,6 +310,7 @@ INTERLEAVED_LABELS, STACKED_LABELS = (
 )
 
 MIXED_UP = "stacked views are read as interleaved"
+HARD_IGNORED = "the hard negatives that are passed have no effect"
 QUEUE_IGNORED = "the negatives that are passed are replaced by the other keys of the batch"
 QUEUE_ADDED = "the other keys of the batch are added to the negatives"
 
@@ -265,9 +319,15 @@ STACKED, ADJACENT = (
     for rows in ("k and k + N/2", "2k and 2k + 1")
 )
 
+_RANKING = {
+    ranking_reading(*options): _ranking(*options)
+    for options in product(*(LOSSES["multiple_negatives_ranking"].choices[name] for name in RANKING_OPTIONS))
+}
+
 RIGHT_POSITIVES = (
     *("meant", "views", "towers", "towers a_to_b", "towers b_to_a"),
     *("queue", "queue a_to_b", "queue b_to_a"),
+    *_RANKING,
 )
 """The readings that are right for some loss."""
 
@@ -278,8 +338,10 @@ POSITIVES: Mapping[str, Positives] = {
     "towers a_to_b": _towers("a_to_b"),
     "towers b_to_a": _towers("b_to_a"),
     "queue": _queue("both"),
-    "queue a_to_b": _queue("a_to_b"),
+    "queue a_to_b": _queue("a_to_b", QUEUE, HARD),
     "queue b_to_a": _queue("b_to_a"),
+    **_RANKING,
+    HARD_IGNORED: _queue("a_to_b", HARD, queue=False, keys=True),
     QUEUE_IGNORED: _queue("a_to_b", queue=False, keys=True),
     QUEUE_ADDED: _queue("a_to_b", keys=True),
     "rows of the first view are contrasted only with rows of the second view": _towers("a_to_b", VIEWS),

@@ -26,15 +26,18 @@ from ..suite.catalogue import LOSSES, Loss
 from .positives import (
     ADJACENT,
     FEATURES,
+    HARD,
     LABELS,
     PAIRS,
     PARTNERS,
     POSITIVES,
     QUEUE,
+    RANKING_OPTIONS,
     STACKED,
     VIEWS,
     Setting,
     batch_setting,
+    ranking_reading,
 )
 from .variants import (
     ALL_PAIRS,
@@ -143,9 +146,10 @@ def _batch(call: str, name: str, seed: int, items: str | Sequence[int], weight: 
         weight: of the class's centre; the larger it is, the closer the rows of a class are.
         given: ``n_views``, if not the default of the call; ``pairs``, each as anchor>positive; ``labels`` to pass in
             place of the classes; ``scale``, a factor for the rows; ``duplicates``, to make two rows of different
-            classes equal, and two of one class; ``queued``, the number of rows of the queue.
+            classes equal, and two of one class; ``queued``, the number of rows of the queue; ``hard``, that of the hard
+        negatives of each item.
     """
-    two_views = call in (FEATURES, VIEWS, QUEUE)
+    two_views = call in (FEATURES, VIEWS, QUEUE, HARD)
     classes, n_views = [int(item) for item in items], given.get("n_views", 2 if two_views else 1)
     rows = drawn(seed, classes * n_views, weight) * given.get("scale", 1.0)
     if "duplicates" in given:
@@ -157,6 +161,9 @@ def _batch(call: str, name: str, seed: int, items: str | Sequence[int], weight: 
         labels = [sum(k for k, other in enumerate(classes) if other == item) - row for row, item in enumerate(classes)]
     queue = [k % len(classes) for k in range(given.get("queued", 0))]
     keywords = {"negatives": drawn(seed + 500, queue, weight)} if queue else {}
+    if hard := given.get("hard"):
+        near = drawn(seed + 500, [item for item in classes for _ in range(hard)], weight)
+        keywords["hard_negatives"] = near.reshape(len(classes), hard, -1)
     return Batch(name, call, rows, labels, pairs, n_views, keywords)
 
 
@@ -165,7 +172,7 @@ def _with_unit_rows(probes: Probes) -> Probes:
     """The same batches with rows of norm 1."""
 
     def unit(batch: Batch) -> Batch:
-        keywords = {name: torch.nn.functional.normalize(rows) for name, rows in batch.keywords.items()}
+        keywords = {name: torch.nn.functional.normalize(rows, dim=-1) for name, rows in batch.keywords.items()}
         return replace(batch, embeddings=torch.nn.functional.normalize(batch.embeddings), keywords=keywords)
 
     found = ([unit(batch) for batch in batches] for batches in (probes.alike, probes.further, probes.edges))
@@ -238,6 +245,13 @@ PROBES = _probes(
     (QUEUE, "further", "9 items, a queue of 4 rows", 146, "012345678", {"queued": 4}),
     (QUEUE, "further", "3 items, a queue of 13 rows", 147, "012", {"queued": 13}),
     (QUEUE, "further", "5 items, a queue of 1 row", 148, "01234", {"queued": 1}),
+    (HARD, "alike", "6 items, 2 hard negatives each", 151, "012345", {"hard": 2}),
+    (HARD, "further", "9 items, 1 hard negative each", 156, "012345678", {"hard": 1}),
+    (HARD, "further", "3 items, 4 hard negatives each", 157, "012", {"hard": 4}),
+    (HARD, "further", "5 items, 3 hard negatives each", 158, "01234", {"hard": 3}),
+    (HARD, "alike", "6 items, 1 hard negative each", 161, "012345", {"hard": 1}),
+    (HARD, "further", "9 items, 1 hard negative each", 156, "012345678", {"hard": 1}),
+    (HARD, "further", "3 items, 1 hard negative each", 167, "012", {"hard": 1}),
     (PAIRS, "alike", "13 directed pairs of 9 rows", 71, "012012012", {"pairs": NINE_ROWS}),
     (PAIRS, "further", "18 directed pairs of 12 rows", 76, "012012012012", {"pairs": TWELVE_ROWS}),
     (PAIRS, "further", "each of 8 rows with one partner", 77, "01201201", {"pairs": "0>4 1>5 2>6 3>7 4>0 5>1 6>2 7>3"}),
@@ -302,7 +316,7 @@ READ_AS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "labels": dict.fromkeys((LABELS, FEATURES, PAIRS, VIEWS), ("meant",)),
     "partners": {VIEWS: ("meant",), FEATURES: ("views",), LABELS: (STACKED, ADJACENT), PARTNERS: ("meant",)},
     "pairs": dict.fromkeys((LABELS, FEATURES, VIEWS, PAIRS), ("meant",)),
-    "towers": {**dict.fromkeys((VIEWS, FEATURES), ("towers",)), QUEUE: ("queue",)},
+    "towers": {**dict.fromkeys((VIEWS, FEATURES), ("towers",)), QUEUE: ("queue",), HARD: ("queue",)},
 }
 """How a loss's positives may be read from the arguments of a call, by ``Loss.positives_by`` and the call."""
 
@@ -312,6 +326,7 @@ NUMBERS_TRIED: Mapping[str, tuple[float, ...]] = {
     "tau_plus": (0.1, 0.0),
     "beta": (1.0, 0.0, 0.5, 2.0),
     "sigma": (0.5, 0.1, 1.0),
+    "hardness_strength": (0.0, 9.0, 5.0, 2.0, 1.0),
 }
 """The values that are tried for an option that is a number, the default first."""
 
@@ -323,9 +338,10 @@ def known_losses(call: str, bias: float | None = None) -> list[Variant]:
         call: how the target is called.
         bias: the bias of losses that have one; None for the default one and for 0.
     """
-    found = []
+    found: list[Variant] = []
     for loss in LOSSES.values():
-        if "directions" in loss.keywords:  # as these calls express it, this is info_nce
+        if "directions" in loss.keywords:
+            found += _rankings(loss, call)
             continue
         choices: dict[str, tuple[Any, ...]] = {
             name: values for name, values in loss.choices.items() if name not in REDUCED_BY
@@ -340,13 +356,43 @@ def known_losses(call: str, bias: float | None = None) -> list[Variant]:
             variant = variant_of(loss, chosen)
             direction = dict(variant.options).get("direction", "a_to_b" if "direction" not in loss.keywords else "")
             direction = direction if loss.two_towers else ""
-            usable = call != QUEUE or "negatives" in loss.keywords
+            usable = call not in (QUEUE, HARD) or "negatives" in loss.keywords
+            usable = usable and (call != HARD or direction == "a_to_b")
             # With one positive each, losses by labels are the same as those by partners, except for DCL.
             dcl = loss.name == "supcon" and variant.denominator == "only_negatives"
             usable = usable and (call != VIEWS or loss.positives_by != "labels" or dcl)
             for positives in READ_AS[loss.positives_by].get(call, ()) if usable else ():
                 found.append(replace(variant, positives=f"{positives} {direction}" if direction else positives))
     return found
+
+
+RANKED = ("query_to_doc", "query_to_doc+doc_to_query", "query_to_doc+query_to_query+doc_to_query+doc_to_doc")
+"""The directions of MultipleNegativesRankingLoss, of its symmetric form, and of GTE."""
+
+
+def _rankings(loss: Loss, call: str) -> Iterator[Variant]:
+    """Yield multiple_negatives_ranking with the combinations of its options that a call can express.
+
+    Combinations that compute the same are yielded once, and those of info_nce are read as info_nce. Hardness is only
+    combined with the directions that losses with a name have; the others would take time.
+    """
+    if call not in (VIEWS, HARD):
+        return
+    names = ("similarity", *RANKING_OPTIONS)
+    for values in product(*(loss.choices[name] for name in names), NUMBERS_TRIED["hardness_strength"]):
+        chosen = dict(zip((*names, "hardness_strength"), values, strict=True))
+        directions, partition, scope, mode = (chosen[name] for name in RANKING_OPTIONS)
+        alone = call == VIEWS and (scope != "batch" or mode not in ("none", "in_batch_negatives"))
+        same = partition == "per_direction" and directions == "query_to_doc"
+        same = same or (scope == "own_only" and mode in ("in_batch_negatives", "all_negatives"))
+        matrices = {"hard_negatives": call} if call == HARD else {}
+        same = same or (mode != "none" and directions not in RANKED)
+        if alone or same or (mode == "none") != (values[-1] == 0) or loss.unfit({**chosen, **matrices}):
+            continue
+        towers = {"joint": "towers a_to_b", "per_direction": "towers"}[partition]
+        plain = call == VIEWS and mode == "none" and (partition != "joint" or directions == "query_to_doc")
+        reading = towers if plain else ranking_reading(directions, partition, scope, mode)
+        yield replace(variant_of(loss, chosen), positives=reading)
 
 
 def _levels(call: str, bias: float | None) -> Iterator[Sequence[Variant]]:
@@ -375,9 +421,20 @@ def _nonzero(variant: Variant) -> set[str]:
 
 @lru_cache
 def _wrong_variants(call: str, bias: float | None, losses: tuple[Loss, ...]) -> Sequence[Variant]:
-    # Of an option that is a number, mistakes are only combined with the default and with 0.
-    known = (variant for variant in known_losses(call, bias) if not {"beta", "sigma"} & _nonzero(variant))
+    known = (variant for variant in known_losses(call, bias) if _combined_with_mistakes(variant))
     return _unique(wrong for variant in known for wrong in variations(variant, call))
+
+
+def _combined_with_mistakes(variant: Variant) -> bool:
+    """Whether mistakes are tried in a right variant, which takes time.
+
+    Of an option that is a number, only the default and 0 are. The ranking loss only is with one option besides those
+    numbers, which may be the scope of hard negatives or all directions.
+    """
+    changed = _nonzero(variant)
+    if "directions" in variant.entry.keywords:
+        return changed <= {"hard_negatives_scope"} or dict(variant.options) == {"directions": RANKED[-1]}
+    return not {"beta", "sigma"} & changed
 
 
 @lru_cache
@@ -641,7 +698,7 @@ class Search:
         """Yield explanations in which the two directions of a loss of two towers have different weights."""
         batches, first = self.probes.alike, self.passed[0]
         for variant in known_losses(self.call, self.bias):
-            if "direction" not in variant.entry.keywords or dict(variant.options).get("direction"):
+            if "direction_weights" not in variant.entry.keywords or dict(variant.options).get("direction"):
                 continue
             sides = [replace(variant, positives=f"{variant.positives} {side}") for side in ("a_to_b", "b_to_a")]
 
@@ -661,12 +718,14 @@ class Search:
                 numbers = np.array([[len(batch.embeddings) / 2] for batch in batches])
                 columns = totals(sides, batches, [at])[:, :, 0] / numbers
                 (a, b), *_ = np.linalg.lstsq(columns, self.given(batches, [first])[:, 0, 0], rcond=None)
-                if a + b:
+                if a * b > 0:
                     share = a / (a + b)
                     simple = float(Fraction(share).limit_denominator(20))
                     share = simple if math.isclose(share, simple, rel_tol=1e-6) else float(share)
                     share = round(share, 2) if self.dtype in CLOSE_HALF else share
-                    yield from self.explain(replace(variant, share=share), temperatures)
+                    weights = "direction_weights", (round(share, 6), round(1 - share, 6))
+                    weighted = replace(variant, share=share, options=(*variant.options, weights))
+                    yield from self.explain(weighted, temperatures)
 
     def _as_passed(self, tried: Sequence[Variant]) -> Iterator[Match]:
         """Yield explanations that use the temperature that is passed."""
@@ -741,6 +800,7 @@ class Search:
         counts.remove("sum_pairs")  # found as the sum of a variant that sums over the pairs
         for count in ["sum"] if variant.form == "pooled" else counts:
             number = np.array([[_number(setting, count, variant.form)] for setting in settings.values()])
+            number = number * variant.mean_of(count)
             usable = (value != 0) & np.isfinite(value) & (number > 0)
             if not usable.any(axis=0).all():
                 continue

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from ..suite.catalogue import LOSSES, Loss
-from .positives import POSITIVES, QUEUE, QUEUE_ADDED, QUEUE_IGNORED, RIGHT_POSITIVES, Setting, same
+from .positives import HARD, HARD_IGNORED, POSITIVES, QUEUE, QUEUE_ADDED, QUEUE_IGNORED, RIGHT_POSITIVES, Setting, same
 
 Tensor = torch.Tensor
 
@@ -445,7 +445,7 @@ class Variant:
     Attributes:
         loss: its name in the catalogue.
         options: the options that differ from their defaults, except ``REDUCED_BY``; the direction, if it is not "both".
-        share: the weight of the direction a_to_b, if the loss has two directions; the weights of both add up to 1.
+        share: the weight of the direction a_to_b, the first of ``direction_weights``, which add up to 1.
     """
 
     loss: str
@@ -470,6 +470,10 @@ class Variant:
         """Whether numerator, denominator, guard and form describe the loss; otherwise its baseline is evaluated."""
         return bool(self.entry.variant)
 
+    def mean_of(self, reduction: str) -> float:
+        """The part of the anchors that the mean divides by: half of them, if the means of both towers are added."""
+        return 0.5 if reduction == "mean" and self.share != 0.5 else 1.0
+
     @property
     def binary(self) -> bool:
         """Whether every pair is classified, so that there are no numerators, denominators and guards."""
@@ -483,7 +487,8 @@ class Variant:
     @property
     def numbers(self) -> tuple[float, ...]:
         """The options that are numbers or flags and change the pairs; 0 for a loss without them."""
-        return tuple(float(self.number(name)) for name in ("bias", "tau_plus", "beta", "sigma", "detach_weights"))
+        names = ("bias", "tau_plus", "beta", "sigma", "detach_weights", "hardness_strength")
+        return tuple(float(self.number(name)) for name in names)
 
     def number(self, name: str) -> float:
         """An option that is a number; 0 for a loss without it."""
@@ -504,8 +509,7 @@ class Variant:
         """What is wrong, one sentence for each part that no loss of the catalogue has."""
         guard = "" if self.guard in [loss.variant.get("guard") for loss in LOSSES.values()] else self.guard
         parts = (self.positives, self.similarity, self.tempering, self.numerator, self.denominator)
-        weights = "" if self.share == 0.5 else weights_words(self.share, 1 - self.share)
-        return list(filter(None, (*map(words_of, (*parts, guard, self.form, self.flow)), weights)))
+        return list(filter(None, map(words_of, (*parts, guard, self.form, self.flow))))
 
     def describe(self, reduction: str = "mean") -> str:
         """The loss, its options and what is wrong with it, in one line."""
@@ -573,7 +577,7 @@ class Evaluation:
         each = FORMS[variant.form](pairs) if variant.in_parts else pairs.baseline()
         if variant.share != 0.5:
             first = self.setting.first_half.double()
-            each = each * (2 * variant.share * first + 2 * (1 - variant.share) * (1 - first))
+            each = each * (variant.share * first + (1 - variant.share) * (1 - first))
         return torch.where(pairs.some, each, 0.0)
 
     def loss(self, variant: Variant, reduction: str = "mean", policy: str = "zero") -> Tensor:
@@ -597,7 +601,9 @@ class Evaluation:
         values = (each.masked_fill(empty, math.nan) if policy == "nan" else each)[counted]
         if reduction == "none":
             return values
-        number = float(counted.sum() if reduction == "mean" else COUNTS[reduction](setting))
+        number = float(counted.sum() if reduction == "mean" else COUNTS[reduction](setting)) * variant.mean_of(
+            reduction
+        )
         return values.sum(dim=0, keepdim=True) / (number if reduction in WRONG_COUNTS else max(number, 1.0))
 
 
@@ -620,7 +626,7 @@ class Pairs:
         setting = self.setting
         self.divisor = TEMPERINGS[variant.tempering](evaluation.temperature)
         self.similarities = evaluation.once(self._similarities, variant, "similarity", "flow")
-        self.bias, self.tau_plus, self.beta, self.sigma, self.detach_weights = variant.numbers
+        self.bias, self.tau_plus, self.beta, self.sigma, self.detach_weights, strength = variant.numbers
         self.logits = self.similarities / self.divisor + self.bias
         dtype, also = ROUNDED.get(variant.similarity, ("", False))
         if also:
@@ -629,6 +635,8 @@ class Pairs:
             self.logits = (divided + self.bias).to(getattr(torch, dtype)).double()
         untempered = self.similarities.expand_as(self.logits)
         self.above, self._inner = NUMERATORS[variant.numerator](untempered, self.logits, self.divisor)
+        if strength and setting.harder is not None:
+            self._inner = self._inner + (strength * self.similarities.detach()).where(setting.harder, 0.0)
         if variant.flow == "numerator":
             self.above = self.above.detach()
         self.some = setting.counts > 0 if variant.in_parts and not variant.binary else setting.anchors
@@ -759,12 +767,18 @@ class Pairs:
     @cached_property
     def below(self) -> Tensor:
         """[T, M, M], log D_ip."""
-        parts = ("similarity", "tempering", "numerator", "denominator", "flow")
+        parts = ("similarity", "tempering", "numerator", "denominator", "flow", "numbers")
         return self.evaluation.once(self._below, self.variant, *parts).expand_as(self.logits)
 
     def _below(self) -> Tensor:
         kind, s, numerator = DENOMINATORS[self.variant.denominator], self._inner, self.variant.numerator
-        below = kind.combine(s, kind.summed(self.setting), self.setting, self.divisor)
+        columns = kind.summed(self.setting)
+        if self.setting.added is not None and kind.combine is not _over_the_anchors:
+            partner = self.setting.positive.int().argmax(dim=1)
+            columns = torch.cat([columns, self.setting.added[partner] & self.setting.anchors[:, None]], dim=1)
+            s = torch.cat([s, s[:, partner]], dim=2)
+        below = kind.combine(s, columns, self.setting, self.divisor)
+        s = s[..., : len(self.setting.rows)]
         if numerator == _UNTEMPERED and kind.columns is _member and kind.with_positive == 0:
             below = torch.logaddexp(_less(below, s), self.above)
         elif kind.with_positive == 1:
@@ -918,6 +932,8 @@ def variations(variant: Variant, call: str, kept: Collection[str] = ()) -> Itera
         kept: parts that do not change.
     """
     others: dict[str, Iterable[Any]] = {"similarity": [x for x in SIMILARITIES if x != QUEUE_NOT_NORMALISED]}
+    if call == HARD:
+        others["positives"] = (HARD_IGNORED,)
     if call == QUEUE and variant.positives == "queue a_to_b":
         others = {"similarity": SIMILARITIES, "positives": (QUEUE_IGNORED, QUEUE_ADDED)}
     if variant.in_parts and not variant.by_form:

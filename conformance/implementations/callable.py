@@ -59,6 +59,12 @@ Tensor = torch.Tensor
 PROBED_AS = {"stacked": "views", "interleaved": "views", "towers": "views"}
 """The call of the batches that identify a target, by the target's own call, if the two differ."""
 
+REQUIRED: Mapping[str, tuple[str, str]] = {
+    "queue": ("info_nce", "negatives"),
+    "hard": ("multiple_negatives_ranking", "hard_negatives"),
+}
+"""For the call of batches with a matrix in addition to two views: a loss with this matrix, and the matrix."""
+
 LATE = 3
 """Number of calls of one kind that may exceed the time limit; further cases or usages of this kind are not run."""
 
@@ -233,6 +239,8 @@ class Target:
             self.probed_as = "partners"
         elif self.probed_as == "views" and self.signature.requires("negatives"):
             self.probed_as = "queue"
+        elif self.probed_as == "views" and self.signature.requires("hard_negatives"):
+            self.probed_as = "hard"
         takes = self.signature.keyword
         numbers = [values for name, values in TRIAL_NUMBERS.items() if takes(name)]
         self.trial_keywords = {name: x for values in numbers for name, x in values.items() if takes(name)}
@@ -278,7 +286,7 @@ class Target:
             try:
                 with _NoTransposedVector():
                     values = attempt(index) if attempt else self._try(limit)
-                trial = trial_case("supcon", {}, queue=False)
+                trial = trial_case("supcon", {})
                 # One value, one per anchor, or one per pair of pairwise NT-Xent or of the sigmoid loss.
                 pairs = {"labels": len(trial.pairs()), "views": (trial.n // 2) ** 2}.get(self.probed_as)
                 if len(values) > trial.n and len(values) != pairs:
@@ -304,14 +312,15 @@ class Target:
 
     def _try(self, limit: float | None) -> Tensor:
         """Return the values for a small batch that fits the call."""
-        case = trial_case("nt_bxent", {}, queue=False)
-        n_views = 2 if self.probed_as in ("features", "views", "queue") else 1
+        case = trial_case("nt_bxent", {})
+        n_views = 2 if self.probed_as in ("features", "views", "queue", "hard") else 1
         loss = {"labels": "supcon", "partners": "nt_xent"}.get(self.probed_as)
-        labels = next(iter(trial_case(loss, {}, queue=False).arguments.values())) if loss else None
+        labels = next(iter(trial_case(loss, {}).arguments.values())) if loss else None
         keywords: dict[str, Any] = {"temperature": TRIAL_TEMPERATURE} if self.takes_temperature else {}
         keywords |= self.trial_keywords
-        if self.probed_as == "queue":
-            keywords["negatives"] = torch.tensor(trial_case("info_nce", {}, queue=True).others["negatives"])
+        if self.probed_as in REQUIRED:
+            loss, name = REQUIRED[self.probed_as]
+            keywords[name] = torch.tensor(called(trial_case(loss, {}, [name]).matrices)[name])
         pairs = case.arguments["positive_pairs"]
         # Some losses raise an error if the rows are not normalised.
         rows = torch.nn.functional.normalize(torch.tensor(case.embeddings)).requires_grad_()
@@ -646,7 +655,7 @@ class External(Implementation):
         def attempt(_: int) -> Tensor:
             self._complete()
             options = {name: values[0] for name, values in self.support.options.items()}
-            case = trial_case(self.claim.loss, {"temperature": TRIAL_TEMPERATURE, **options}, "negatives" in required)
+            case = trial_case(self.claim.loss, {"temperature": TRIAL_TEMPERATURE, **options}, required)
             errors = []
             for dtype in self.dtypes:
                 with within(self.limit):

@@ -7,7 +7,7 @@ never chosen by the value that the target returns, because that would hide a wro
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -152,22 +152,23 @@ def _guessed(signature: Signature, loss: str) -> list[tuple[str, str]]:
 # A small ordinary batch
 
 _ROWS_OF_TRIAL = np.random.default_rng(20).normal(size=(8, 3)).round(2)
+_MATRICES_OF_TRIAL = {"negatives": 7, "hard_negatives": 8}
+"""The number of rows of each optional matrix."""
 _LABELS_OF_TRIAL = [0, 1, 0, 2, 1, 0, 2, 0]
 
 
-def trial_case(loss: str, options: Mapping[str, Any], queue: bool) -> Case:
+def trial_case(loss: str, options: Mapping[str, Any], matrices: Collection[str] = ()) -> Case:
     """Return a small ordinary batch: eight rows, or four in each of two towers, and every anchor has a positive.
 
     Args:
         loss: short name in the catalogue.
         options: values of options, such as the temperature.
-        queue: whether it has negatives from a queue, if the loss has this keyword.
+        matrices: the optional matrices that it has, such as "negatives".
     """
     entry, rows = LOSSES[loss], _ROWS_OF_TRIAL
     half = len(rows) // 2
     others: dict[str, Any] = {"embeddings_b": rows[half:]} if entry.two_towers else {}
-    if queue and "negatives" in entry.keywords:
-        others["negatives"] = rows[:7] + 1
+    others |= {name: rows[:number] + 1 for name, number in _MATRICES_OF_TRIAL.items() if name in matrices}
     partners = [(k + half) % len(rows) for k in range(len(rows))]
     arguments: dict[str, Any] = {
         "labels": _LABELS_OF_TRIAL,

@@ -40,6 +40,10 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "base_temperature": ("base_temperature", "base_temp"),
     "bias": ("bias", "logit_bias"),
     "labels": ("labels", "label", "targets", "target", "y", "classes", "class_labels", "y_true", "ids"),
+    "hard_negatives": (
+        *("hard_negatives", "hard_negs", "hard_negative_embeddings", "hard_negatives_embeddings"),
+        *("hard_neg_embeddings", "embeddings_hard"),
+    ),
     "negatives": (
         *("negatives", "queue", "memory_bank", "memory", "bank", "negs", "negative_keys", "negative_key"),
         *("neg_keys", "queue_features", "queue_feats"),
@@ -137,7 +141,8 @@ class Signature:
     def places(self) -> list[inspect.Parameter]:
         """The parameters of the call for embeddings, labels and the like: those that no option or fact takes."""
         taken = [self.keyword(name) for name in ("temperature", *SCALARS)]
-        names = {*self.init, *(p.name for p in taken if p), *chain(*FACTS.values()), *ALIASES["negatives"]}
+        names = {*self.init, *(p.name for p in taken if p), *chain(*FACTS.values())}
+        names |= {*ALIASES["negatives"], *ALIASES["hard_negatives"]}
         return [p for p in self.named if p.name not in names]
 
     @property

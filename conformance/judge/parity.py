@@ -33,7 +33,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..implementations.base import gradients_of, one_thread, unusable
-from ..implementations.callable import Batch, Target
+from ..implementations.callable import REQUIRED, Batch, Target
 from ..implementations.child import CannotFork, Child, Served
 from ..implementations.sandbox import TargetError, TargetMisused, copy_of, find, within, within_memory
 from .options import CouldNotRun, ParityRequest, UsageError, meant, takes
@@ -283,8 +283,8 @@ class _Subject:
         if choice is None:
             try:
                 self.target.settle(limit=self.limit)
-                if self.target.probed_as == "queue":
-                    raise TargetError("it requires negatives, and parity passes none")
+                if required := REQUIRED.get(self.target.probed_as):
+                    raise TargetError(f"it requires {required[1]}, and parity passes none")
             except TargetError as error:
                 return {"failed": str(error).splitlines()}
             return self.facts()

@@ -186,8 +186,9 @@ def _case(claim: Claim, similarity: str) -> Case:
     unit = 1 if similarity == "cosine" else UNIT
     rows = ROWS / unit
     if loss.two_towers:
-        queue = {"negatives": QUEUE / unit} if "negatives" in claim.required else {}
-        return Case("range/towers", claim.loss, rows[:4], {}, keywords, {"embeddings_b": rows[4:], **queue})
+        more = {"negatives": QUEUE / unit, "hard_negatives": np.tile(QUEUE, (2, 1)) / unit}
+        more = {name: matrix for name, matrix in more.items() if name in claim.required}
+        return Case("range/towers", claim.loss, rows[:4], {}, keywords, {"embeddings_b": rows[4:], **more})
     given = {"labels": list(LABELS), "partners": list(PARTNERS), "positive_pairs": list(enumerate(PARTNERS))}
     return Case("range/rows", claim.loss, rows, {loss.targets: given[loss.targets]}, keywords)
 
