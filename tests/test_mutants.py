@@ -122,6 +122,15 @@ def fast_judge() -> Any:
     return judge
 
 
+def test_survey_of_some_files_records_their_lines_alone(reference_judge: Any) -> None:
+    judge = tool.Judge("reference", lambda name: "/two-rows" in name or name == "golden/errors/temperature-zero/supcon")
+    judge.survey(["reference/terms.py"])
+    assert judge.hits == {
+        place: hits for place, hits in reference_judge.hits.items() if place[0] == "reference/terms.py"
+    }
+    assert len(judge.hits) > 20
+
+
 VALUE = "value=(top - s[p]) + np.log1p(rest),"
 
 

@@ -334,13 +334,16 @@ class Judge:
             if takes(f"golden/{error.id}"):
                 self.checks.append(Check(f"golden/{error.id} {package}", partial(_refused, error), covers=True))
 
-    def survey(self) -> None:
+    def survey(self, traced: Iterable[str] = ()) -> None:
         """Run every check on the unchanged code, record its time and lines, and drop optional checks that fail.
+
+        Args:
+            traced: the files whose lines are recorded, to save time; all files by default.
 
         Raises:
             RuntimeError: another check fails.
         """
-        ours = {str(ROOT / file): file for file in files()}
+        ours = {str(ROOT / file): file for file in traced or files()}
         executed: set[tuple[str, int]] = set()
 
         def line(frame: Any, *_: object) -> Any:
@@ -562,7 +565,7 @@ def judge_all(package: str, work: Sequence[Mutant], processes: int) -> Iterator[
     """Judge mutants of one package, several at a time, and print the outcomes."""
     print(f"{package}: computing true values and bounds, then running every check once", flush=True)
     judge = Judge(package)
-    judge.survey()
+    judge.survey({mutant.file for mutant in work})
     print(f"{package}: {len(judge.checks)} checks, {len(work)} mutants", flush=True)
     gc.freeze()  # otherwise a garbage collection in a child would copy the pages of all objects
     with ThreadPoolExecutor(processes) as pool:
