@@ -7,6 +7,7 @@ the range in which values and gradients are correct.
 from __future__ import annotations
 
 from . import kernels
+from .caching import cached_backward
 from .dclw import dclw_loss
 from .engine.spec import register
 from .hard_negative import hard_negative_loss
@@ -45,6 +46,7 @@ __all__ = [
     "SupConEpsilonLoss",
     "SupConInLoss",
     "SupConLoss",
+    "cached_backward",
     "dclw_loss",
     "flatten_views",
     "gist_masks",
