@@ -1,0 +1,393 @@
+"""Drop-in replacements for `SupConLoss` and `NTXentLoss` of pytorch-metric-learning 2.9.
+
+The signatures, the distances, the reducers, the regularizers and the miners are the library's; only the import changes:
+
+    from pairproof.compat.pytorch_metric_learning import NTXentLoss, SupConLoss
+
+The engine evaluates dot products and cosine similarities, normalised by the library's distance. Other distances,
+autocast, and the batches on which the library's arithmetic differs visibly from the exact value (see the options of the
+classes) are evaluated in torch from the library's matrix of distances.
+
+Source: KevinMusgrave/pytorch-metric-learning, version 2.9.0.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+try:
+    from pytorch_metric_learning.distances import CosineSimilarity, DotProductSimilarity
+    from pytorch_metric_learning.losses.generic_pair_loss import GenericPairLoss
+    from pytorch_metric_learning.reducers import AvgNonZeroReducer, MeanReducer, MultipleReducers
+    from pytorch_metric_learning.utils import common_functions as c_f
+    from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
+except ImportError as error:
+    raise ImportError(
+        'pairproof.compat.pytorch_metric_learning needs pytorch-metric-learning: pip install "pairproof[pml]"'
+    ) from error
+
+from ..fast import nt_xent_pairwise_loss, supcon_loss
+from ..fast.checks import LOWEST
+
+__all__ = ["NTXentLoss", "SupConLoss"]
+
+Losses = dict[str, dict[str, Any]]
+Lists = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Anchors and positives of the positive pairs, and anchors and negatives of the negative pairs."""
+
+LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+ROUNDING = 4
+"""A loss below this multiple of the rounding error of its logits may be 0 in the library's arithmetic."""
+
+
+class _Pairs(NamedTuple):
+    """The batch as the engine takes it.
+
+    Attributes:
+        rows: ``[N, D]``, normalised by the distance.
+        keywords: references, and labels or masks.
+        some: whether there is a positive pair, and whether there is a negative one.
+        negatives: an upper bound on the number of an anchor's negatives.
+        listed: anchors and positives ``[P]``, if a miner has listed pairs.
+        distinct: whether no positive pair is listed twice.
+    """
+
+    rows: Tensor
+    keywords: dict[str, Any]
+    some: tuple[bool, bool]
+    negatives: int
+    listed: tuple[Tensor, Tensor] | None = None
+    distinct: bool = True
+
+
+class _PairLoss(GenericPairLoss):  # type: ignore[misc]
+    """Evaluates a loss by the engine if possible, else by `_compute_loss` from the matrix of distances.
+
+    Attributes:
+        evaluated_by: "engine" or "plain", for the last call; None before the first.
+    """
+
+    evaluated_by: str | None = None
+
+    def __init__(self, *, mat_based_loss: bool, temperature: Any, zero_for_single_pair: bool, **kwargs: Any) -> None:
+        super().__init__(mat_based_loss=mat_based_loss, **kwargs)
+        self.temperature = temperature
+        self.zero_for_single_pair = zero_for_single_pair
+        self.add_to_recordable_attributes(list_of_names=["temperature"], is_stat=False)
+
+    def get_default_distance(self) -> Any:
+        """Return the distance if none is given."""
+        return CosineSimilarity()
+
+    def compute_loss(
+        self, embeddings: Tensor, labels: Tensor | None, indices_tuple: Any, ref_emb: Tensor, ref_labels: Tensor | None
+    ) -> Losses:
+        """Return the losses, with their indices and the kind of reduction, as the library's reducers take them."""
+        c_f.labels_or_indices_tuple_required(labels, indices_tuple)
+        lists = None if indices_tuple is None else lmu.convert_to_pairs(indices_tuple, labels, ref_labels)
+        found: Losses | None = None
+        if self._is_for_engine(embeddings, labels, lists, ref_emb, ref_labels):
+            pairs = self._pairs(embeddings, labels, lists, ref_emb, ref_labels)
+            try:
+                found = None if pairs is None else self._by_engine(pairs, embeddings.dtype)
+            except ValueError:  # NaN, infinity, or products that exceed the range of the dtype
+                found = None
+        self.evaluated_by = "plain" if found is None else "engine"
+        if found is not None:
+            return found
+        lists = lmu.convert_to_pairs(indices_tuple, labels, ref_labels) if lists is None else lists
+        if self.zero_for_single_pair and all(len(part) <= 1 for part in lists):
+            return self._zero()
+        found = self.loss_method(self.distance(embeddings, ref_emb), lists)
+        return cast(Losses, found)
+
+    def _zero(self) -> Losses:
+        return cast(Losses, self.zero_losses())
+
+    def _by_engine(self, pairs: _Pairs, dtype: torch.dtype) -> Losses | None:
+        """Return the losses as the engine evaluates them, or None if the library's arithmetic differs visibly."""
+        raise NotImplementedError
+
+    def _is_for_engine(
+        self, embeddings: Tensor, labels: Tensor | None, lists: Lists | None, ref_emb: Tensor, ref_labels: Tensor | None
+    ) -> bool:
+        """Return whether the engine has this configuration. Only the ends of a tensor of temperature are read."""
+        distance, temperature = self.distance, self.temperature
+        if type(distance) not in (CosineSimilarity, DotProductSimilarity) or distance.power != 1:
+            return False
+        if isinstance(temperature, Tensor):
+            if temperature.ndim or not temperature.is_floating_point():
+                return False
+        elif isinstance(temperature, bool) or not isinstance(temperature, (int, float)):
+            return False
+        if not LOWEST <= _number(temperature) <= 1 / LOWEST or torch.is_autocast_enabled(embeddings.device.type):
+            return False
+        if embeddings.ndim != 2 or ref_emb.ndim != 2 or not embeddings.is_floating_point():
+            return False
+        alike = ref_emb.dtype == embeddings.dtype and ref_emb.device == embeddings.device
+        if not alike or ref_emb.shape[1] != embeddings.shape[1] or not embeddings.shape[1]:
+            return False
+        if lists is not None:
+            return any(len(part) > 1 for part in lists) and (ref_emb is not embeddings or embeddings.shape[0] > 1)
+        if ref_emb is embeddings and ref_labels is labels:
+            return embeddings.shape[0] > 1 and labels is not None and labels.dtype in LABEL_DTYPES
+        # Without labels of their own, the library counts references as the rows of the batch.
+        if labels is None or ref_labels is None or ref_labels is labels:
+            return False
+        return labels.dtype == ref_labels.dtype in LABEL_DTYPES and labels.shape[0] * ref_labels.shape[0] > 2
+
+    def _pairs(
+        self, embeddings: Tensor, labels: Tensor | None, lists: Lists | None, ref_emb: Tensor, ref_labels: Tensor | None
+    ) -> _Pairs | None:
+        """Return the batch as the engine takes it, or None if a kind is empty or a pair is of both kinds."""
+        distance = self.distance
+        distance.reset_stats()
+        rows = distance.maybe_normalize(embeddings)
+        columns = rows if ref_emb is embeddings else distance.maybe_normalize(ref_emb)
+        distance.set_default_stats(embeddings, ref_emb, rows, columns)
+        if lists is None:
+            assert labels is not None
+            if ref_labels is labels:
+                return _Pairs(rows, {"labels": labels}, _kinds(labels, None), len(columns))
+            keywords = {"labels": labels, "ref_embeddings": columns, "ref_labels": ref_labels}
+            return _Pairs(rows, keywords, _kinds(labels, ref_labels), len(columns))
+        a1, p, a2, n = lists
+        if not len(a1) or not len(a2):
+            return None
+        size = rows.shape[0], columns.shape[0]
+        positive = torch.zeros(size, dtype=torch.bool, device=rows.device)
+        negative = torch.zeros_like(positive)
+        positive[a1, p] = True
+        negative[a2, n] = True
+        if bool(negative[a1, p].any()):
+            return None
+        references = {} if ref_emb is embeddings else {"ref_embeddings": columns}
+        if not references and bool(positive.diagonal().any() | negative.diagonal().any()):
+            references = {"ref_embeddings": columns}  # a row may then be contrasted with itself
+        masks = {"positives": positive, "ignored": (positive | negative).logical_not_()}
+        distinct = int(positive.count_nonzero()) == len(a1)
+        if self.counts_multiplicities and int(negative.count_nonzero()) < len(a2):
+            dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
+            weights = torch.zeros(size, dtype=dtype, device=rows.device)
+            masks["negative_weights"] = weights.index_put_((a2, n), weights.new_ones(()), accumulate=True)
+        return _Pairs(rows, {**masks, **references}, (True, True), len(a2), (a1, p), distinct)
+
+    counts_multiplicities = False
+    """Whether a pair that is listed twice counts twice."""
+
+    def _options(self, pairs: _Pairs) -> dict[str, Any]:
+        """Return the keywords of a loss of the engine."""
+        temperature = self.temperature
+        if isinstance(temperature, Tensor):
+            temperature = temperature.to(torch.promote_types(temperature.dtype, pairs.rows.dtype))
+        return {"temperature": temperature, "similarity": "dot", **pairs.keywords}
+
+    def _bound(self, pairs: _Pairs) -> float:
+        """Return an upper bound on the difference of two logits."""
+        largest = 1.0
+        if not (self.distance.normalize_embeddings and self.distance.p == 2):
+            others = pairs.keywords.get("ref_embeddings")
+            norms = [rows.detach().norm(dim=1).max() for rows in (pairs.rows, others) if rows is not None]
+            largest = float(norms[0] * norms[-1])
+        return 2 * largest / _number(self.temperature)
+
+    def _may_round_to_zero(self, losses: Tensor, pairs: _Pairs) -> bool:
+        """Return whether a loss is so small that the library may compute 0, which reducers can leave out."""
+        if type(self._reducer()) is MeanReducer:
+            return False
+        smallest = ROUNDING * torch.finfo(pairs.rows.dtype).eps * (1 + self._bound(pairs))
+        sizes = losses.detach().abs()
+        return bool(((sizes > 0) & (sizes < smallest)).any())
+
+    def _reducer(self) -> Any:
+        """Return the reducer of the loss itself; with a regularizer, there is one for each part."""
+        reducer = self.reducer
+        if type(reducer) is MultipleReducers:
+            named = dict(reducer.reducers.items())
+            return named.get("loss", reducer.default_reducer)
+        return reducer
+
+
+def _number(temperature: float | Tensor) -> float:
+    return float(temperature.detach() if isinstance(temperature, Tensor) else temperature)
+
+
+def _kinds(labels: Tensor, columns: Tensor | None) -> tuple[bool, bool]:
+    """Return whether labels give a positive pair, and whether they give a negative one."""
+    if columns is not None:
+        differ = (labels != labels[0]).any() | (columns != labels[0]).any()
+        return bool(torch.isin(labels, columns).any()), bool(differ)
+    ordered = labels.sort().values
+    equal = ordered[1:] == ordered[:-1]
+    return bool(equal.any()), not bool(equal.all())
+
+
+class SupConLoss(_PairLoss):
+    """pytorch-metric-learning's ``SupConLoss``.
+
+    Example:
+        >>> import torch
+        >>> from pairproof.compat.pytorch_metric_learning import SupConLoss
+        >>> z = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]])
+        >>> loss = SupConLoss(temperature=0.5)
+        >>> print(f"{loss(z, torch.tensor([0, 0, 1, 1])):.4f}", loss.evaluated_by)
+        0.4302 engine
+
+    Args:
+        temperature: what similarities are divided by.
+        zero_without_negatives: whether a batch without a negative pair has the loss 0, as in the library, or the value
+            of its formula.
+        zero_for_single_pair: whether the loss is 0, as in the library, if there is at most one positive pair and at
+            most one negative one.
+        **kwargs: distance, reducer, embedding_regularizer, embedding_reg_weight and collect_stats, as in the library.
+            The default reducer averages over the anchors whose loss is not 0, so an anchor with a loss below the
+            rounding error leaves the mean; ``reducer=MeanReducer()`` averages over all rows.
+
+    Source:
+        pytorch-metric-learning 2.9.0, losses/supcon_loss.py; Khosla et al. 2020, arXiv 2004.11362, equation 2.
+    """
+
+    def __init__(
+        self,
+        temperature: Any = 0.1,
+        *,
+        zero_without_negatives: bool = True,
+        zero_for_single_pair: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            mat_based_loss=True, temperature=temperature, zero_for_single_pair=zero_for_single_pair, **kwargs
+        )
+        self.zero_without_negatives = zero_without_negatives
+
+    def get_default_reducer(self) -> Any:
+        """Return the reducer if none is given."""
+        return AvgNonZeroReducer()
+
+    def _by_engine(self, pairs: _Pairs, dtype: torch.dtype) -> Losses | None:
+        some_positive, some_negative = pairs.some
+        if not some_positive or (self.zero_without_negatives and not some_negative):
+            return None
+        losses = supcon_loss(pairs.rows, reduction="none", **self._options(pairs))
+        return None if self._may_round_to_zero(losses, pairs) else _of_anchors(losses.to(dtype))
+
+    def _compute_loss(self, mat: Tensor, pos_mask: Tensor, neg_mask: Tensor) -> Losses:
+        if not bool(pos_mask.any()) or (self.zero_without_negatives and not bool(neg_mask.any())):
+            return self._zero()
+        logits = (mat if self.distance.is_inverted else -mat) / self.temperature
+        # Small losses depend on this shift: a loss below the rounding error of the shifted logits becomes 0.
+        logits = logits - logits.detach().amax(dim=1, keepdim=True)
+        lowest = torch.finfo(logits.dtype).min
+        sums = logits.masked_fill((pos_mask + neg_mask) == 0, lowest).logsumexp(dim=1, keepdim=True)
+        totals = (pos_mask * (sums - logits)).sum(dim=1)
+        return _of_anchors(totals / pos_mask.sum(dim=1).clamp_min(1))
+
+
+def _of_anchors(losses: Tensor) -> Losses:
+    indices = torch.arange(len(losses), device=losses.device)
+    return {"loss": {"losses": losses, "indices": indices, "reduction_type": "element"}}
+
+
+class NTXentLoss(_PairLoss):
+    """pytorch-metric-learning's ``NTXentLoss``.
+
+    Example:
+        >>> import torch
+        >>> from pairproof.compat.pytorch_metric_learning import NTXentLoss
+        >>> z = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]])
+        >>> loss = NTXentLoss(temperature=0.5)
+        >>> print(f"{loss(z, torch.tensor([0, 0, 0, 1])):.4f}", loss.evaluated_by)
+        0.5777 engine
+
+    Args:
+        temperature: what similarities are divided by.
+        saturates: whether the smallest normal number is added to each ratio, as in the library. A pair's loss is then
+            at most 87.34 in float32 (9.70 in float16, 708.40 in float64), and its gradient vanishes there. If False,
+            the loss is exact.
+        zero_for_single_pair: whether the loss is 0, as in the library, if there is at most one positive pair and at
+            most one negative one.
+        **kwargs: distance, reducer, embedding_regularizer, embedding_reg_weight and collect_stats, as in the library.
+
+    Source:
+        pytorch-metric-learning 2.9.0, losses/ntxent_loss.py.
+    """
+
+    counts_multiplicities = True
+
+    def __init__(
+        self,
+        temperature: Any = 0.07,
+        *,
+        saturates: bool = True,
+        zero_for_single_pair: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            mat_based_loss=False, temperature=temperature, zero_for_single_pair=zero_for_single_pair, **kwargs
+        )
+        self.saturates = saturates
+
+    def _by_engine(self, pairs: _Pairs, dtype: torch.dtype) -> Losses | None:
+        if not all(pairs.some) or (self.saturates and dtype == torch.float16):
+            return None
+        numbers = torch.finfo(dtype)
+        # Below this loss, the number that is added to the ratio is less than the rounding error of the ratio.
+        limit = math.log(numbers.eps) - math.log(numbers.tiny) if self.saturates else math.inf
+        largest = self._bound(pairs) + math.log1p(pairs.negatives)
+        reducer = self._reducer()
+
+        if type(reducer) is MeanReducer and not reducer.collect_stats and pairs.distinct and largest < limit:
+            mean = nt_xent_pairwise_loss(pairs.rows, reduction="mean_pairs", **self._options(pairs)).to(dtype)
+            return {"loss": {"losses": mean, "indices": None, "reduction_type": "already_reduced"}}
+        losses = nt_xent_pairwise_loss(pairs.rows, reduction="none_pairs", **self._options(pairs))
+        if (largest >= limit and float(losses.detach().max()) >= limit) or self._may_round_to_zero(losses, pairs):
+            return None
+        anchors, others = pairs.listed or _positives(pairs)
+        if pairs.listed is not None:
+            positive = pairs.keywords["positives"]
+            numbered = torch.empty_like(positive, dtype=torch.int64)
+            numbered[positive] = torch.arange(len(losses), device=losses.device)
+            losses = losses[numbered[anchors, others]]
+        return _of_pairs(losses.to(dtype), anchors, others)
+
+    def _compute_loss(self, pos_pairs: Tensor, neg_pairs: Tensor, indices_tuple: Lists) -> Losses:
+        a1, p, a2, _ = indices_tuple
+        if not len(a1) or not len(a2):
+            return self._zero()
+        sign = 1 if self.distance.is_inverted else -1
+        positive, negative = sign * pos_pairs / self.temperature, sign * neg_pairs / self.temperature
+        # The sums over the negatives of an anchor are computed once, not for each of its positives.
+        first = min(int(a1.min()), int(a2.min()))
+        a1, a2 = a1 - first, a2 - first
+        number = 1 + max(int(a1.max()), int(a2.max()))
+        highest = negative.new_full((number,), torch.finfo(negative.dtype).min)
+        highest = highest.scatter_reduce(0, a2, negative.detach(), "amax")
+        exponentials = (negative - highest[a2]).exp()
+        sums = exponentials.new_zeros(number).index_add(0, a2, exponentials)
+        maximum = torch.maximum(positive.detach(), highest[a1])
+        shifted = positive - maximum
+        numerator = shifted.exp()
+        denominator = (highest[a1] - maximum).exp() * sums[a1] + numerator
+        if self.saturates:
+            losses = -(numerator / denominator + torch.finfo(neg_pairs.dtype).tiny).log()
+        else:
+            losses = denominator.log() - shifted
+        return _of_pairs(losses, a1 + first, p)
+
+
+def _of_pairs(losses: Tensor, anchors: Tensor, positives: Tensor) -> Losses:
+    return {"loss": {"losses": losses, "indices": (anchors, positives), "reduction_type": "pos_pair"}}
+
+
+def _positives(pairs: _Pairs) -> tuple[Tensor, Tensor]:
+    """Return the anchors and positives of all positive pairs of the labels, in row-major order."""
+    labels, columns = pairs.keywords["labels"], pairs.keywords.get("ref_labels")
+    equal = labels[:, None] == (labels if columns is None else columns)
+    if columns is None:
+        equal.fill_diagonal_(False)
+    anchors, positives = equal.nonzero(as_tuple=True)
+    return anchors, positives

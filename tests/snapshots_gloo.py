@@ -1,0 +1,30 @@
+"""A pytest plugin for pytorch-metric-learning's tests of its distributed wrapper: gloo on the CPU, and another loss.
+
+The tests need CUDA devices, and use `ContrastiveLoss`. Without them they return at once; with this plugin, they run on
+2 processes with the loss that ``PAIRPROOF_SNAPSHOT_LOSS`` names.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+PROCESSES = 2
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[Any]:
+    from pytorch_metric_learning import losses
+
+    module, loss = item.module, getattr(losses, os.environ["PAIRPROOF_SNAPSHOT_LOSS"])  # type: ignore[attr-defined]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "ContrastiveLoss", loss)
+        if item.name != "test_single_proc":
+            # The test compares its device with torch.device("cpu"), which the string is not.
+            patch.setattr(module, "TEST_DEVICE", "cpu")
+            patch.setattr(torch.cuda, "device_count", lambda: PROCESSES)
+        return (yield)
