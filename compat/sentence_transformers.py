@@ -248,7 +248,7 @@ class MultipleNegativesRankingLoss(nn.Module):
             if len(documents) == 1 and others is queries and documents[0].shape == queries.shape:
                 return info_nce_loss(queries, documents[0], direction="both" if both else "a_to_b", **options)
             place = torch.arange(first, first + count, device=queries.device)
-            contrast = partial(info_nce_loss, partners=place, direction="a_to_b", **options)
+            contrast: Callable[..., Tensor] = partial(info_nce_loss, partners=place, direction="a_to_b", **options)
             loss = contrast(queries, torch.cat(documents))
             return (loss + contrast(answers, others)) / 2 if both else loss
 
@@ -323,8 +323,8 @@ def _above(rows: Tensor, columns: Tensor, limits: Tensor) -> Tensor:
     """
     smallest = SMALLEST_NORM["gist"]
     a, b = (each / torch.linalg.vector_norm(each, dim=1, keepdim=True).clamp_min(smallest) for each in (rows, columns))
-    differences = a @ b.T - limits
-    found = differences > 0
+    differences: Tensor = a @ b.T - limits
+    found: Tensor = differences > 0
     bound = 2 * (rows.shape[1] + 4) * torch.finfo(rows.dtype).eps
     i, j = (differences.abs() <= bound).nonzero(as_tuple=True)
     found[i, j] = F.cosine_similarity(rows[i], columns[j]) > limits[i, 0]

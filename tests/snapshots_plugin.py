@@ -36,7 +36,7 @@ def settings() -> dict[str, Any]:
 
 
 def replace(theirs: str, ours: str) -> None:
-    """Put our class in every module of the library that has theirs. Both are "module:name"."""
+    """Put our class, or our module, in every module of the library that has theirs. Both are "module:name"."""
     original, replacement = found(theirs), found(ours)
     if original is replacement:
         raise ValueError(f"{theirs} is replaced with itself")
@@ -51,7 +51,8 @@ def replace(theirs: str, ours: str) -> None:
         if isinstance(module, replacement):
             CALLS[getattr(module, "evaluated_by", None) or "unknown"] += 1
 
-    torch.nn.modules.module.register_module_forward_hook(count)
+    if isinstance(replacement, type):
+        torch.nn.modules.module.register_module_forward_hook(count)
 
 
 def found(name: str) -> Any:
