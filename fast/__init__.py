@@ -9,6 +9,7 @@ from __future__ import annotations
 from . import kernels
 from .caching import cached_backward
 from .dclw import dclw_loss
+from .distributed import gather_rows
 from .engine.spec import register
 from .hard_negative import hard_negative_loss
 from .info_nce import info_nce_loss
@@ -49,6 +50,7 @@ __all__ = [
     "cached_backward",
     "dclw_loss",
     "flatten_views",
+    "gather_rows",
     "gist_masks",
     "hard_negative_loss",
     "info_nce_loss",

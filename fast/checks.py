@@ -265,7 +265,7 @@ def check_embeddings(
         raise ValueError(f"{name}: expected at least {least} {rows}, got shape {_shape(embeddings)}")
     if embeddings.shape[1] < 1:
         raise ValueError(f"{name}: expected at least 1 column, got shape {_shape(embeddings)}")
-    sizes = measure(embeddings) if device.may_read(embeddings, validate) else None
+    sizes = measure(embeddings) if device.may_read(embeddings, validate) and embeddings.shape[0] else None
     # A row's size is NaN or infinite if any of its entries is, and zero only for a zero row.
     if sizes is None or (sizes.low > 0 and sizes.high < math.inf):
         return sizes
@@ -328,7 +328,13 @@ def check_hard_negatives(hard_negatives: object, embeddings: Tensor) -> Tensor:
 
 
 def check_ignored_blocks(
-    ignored: object, embeddings: Tensor, widths: dict[str, int], positives: Sequence[str], *, validate: bool
+    ignored: object,
+    embeddings: Tensor,
+    widths: dict[str, int],
+    positives: Sequence[str],
+    place: Tensor,
+    *,
+    validate: bool,
 ) -> dict[str, Tensor | None]:
     """Check a mask of ignored pairs, and return that of each block of its columns.
 
@@ -336,7 +342,8 @@ def check_ignored_blocks(
         ignored: bool ``[N, C]``.
         embeddings: ``[N, D]``, for its length and device.
         widths: the number of columns of each block, by name, in order.
-        positives: the blocks whose diagonal is that of the positives, which must not be ignored.
+        positives: the blocks with the positives, which must not be ignored.
+        place: int64 ``[N]``, the column of each row's positive in these blocks.
         validate: whether to read values on an accelerator too.
 
     Raises:
@@ -347,7 +354,7 @@ def check_ignored_blocks(
     mask = _given("ignored", ignored, embeddings, [count, columns], "one flag per pair", "bool")
     found = dict(zip(widths, torch.split(mask, list(widths.values()), dim=1), strict=True))
     for name in positives:
-        own = found[name].diagonal()
+        own = found[name].gather(1, place[:, None])[:, 0]
         if device.may_read(mask, validate) and bool(own.any()):
             expected = "ignored: expected False for every row and its positive"
             raise ValueError(f"{expected}, got True in row {_first(own)}")
@@ -391,11 +398,18 @@ def check_alike(name: str, tensor: Tensor, other: str, model: Tensor) -> None:
 
 
 def check_labels_or_positives(
-    embeddings: Tensor, labels: Tensor | None, positives: object, references: References, ref_labels: Tensor | None
+    embeddings: Tensor,
+    labels: Tensor | None,
+    positives: object,
+    references: References,
+    ref_labels: Tensor | None,
+    *,
+    shared: bool = False,
 ) -> Targets:
     """Check that exactly one of labels ``[N]`` and positives ``[N, M]`` is given, and ref_labels ``[M]`` with labels.
 
-    Without references M is N, and ref_labels must be None.
+    Without references M is N, and ref_labels must be None. If ``shared``, the columns of positives are the rows of all
+    ranks, whose number is checked later.
 
     Raises:
         TypeError: an argument is not a tensor, labels are neither integers nor bool, or positives are not bool.
@@ -410,6 +424,7 @@ def check_labels_or_positives(
     if labels is None:
         if ref_labels is not None:
             raise ValueError("ref_labels: expected labels with it, got positives")
+        columns = _columns(positives, columns, shared)
         return Targets(
             "mask", _given("positives", positives, embeddings, [count, columns], "one flag per pair", "bool")
         )
@@ -451,10 +466,12 @@ def check_ignored(
     ref_ignored_ids: Tensor | None = None,
     *,
     validate: bool,
+    shared: bool = False,
 ) -> Targets:
     """Return targets with ignored pairs: bool ``[N, M]``, and ids, integers ``[N]`` and of the references ``[M]``.
 
-    If each row has exactly one positive, the pair of the two must not be ignored; it is checked if values are read.
+    If each row has exactly one positive, the pair of the two must not be ignored; it is checked if values are read. If
+    ``shared``, the columns of ignored are the rows of all ranks; their number and their positives are checked later.
 
     Raises:
         TypeError: an argument is not a tensor, ignored is not bool, or ids are not integers.
@@ -464,9 +481,10 @@ def check_ignored(
     rows, count = references.embeddings, embeddings.shape[0]
     columns = count if rows is None else rows.shape[0]
     if ignored is not None:
-        flags = _given("ignored", ignored, embeddings, [count, columns], "one flag per pair", "bool")
+        width = _columns(ignored, columns, shared)
+        flags = _given("ignored", ignored, embeddings, [count, width], "one flag per pair", "bool")
         targets = replace(targets, ignored=flags)
-        if targets.kind == "partners":
+        if targets.kind == "partners" and not shared:
             alone = flags.gather(1, targets.given[:, None])[:, 0].to(torch.int64)
             targets = replace(targets, given=_checked("ignored", targets.given, alone, columns, validate))
     if ref_ignored_ids is not None and (rows is None or ignored_ids is None):
@@ -493,6 +511,7 @@ def check_weights(
     references: References | None = None,
     *,
     validate: bool,
+    shared: bool = False,
 ) -> Tensor | None:
     """Check weights of pairs ``[N, M]`` or, without references, of anchors ``[N]``; if values are read, in range.
 
@@ -503,6 +522,7 @@ def check_weights(
         references: the columns of the pairs, also if these are the rows of the batch; None: the weights are those of
             anchors.
         validate: whether to read values on an accelerator too.
+        shared: whether the columns of pairs are the rows of all ranks, whose number is checked later.
 
     Returns:
         The weights.
@@ -522,14 +542,15 @@ def check_weights(
     shape, meaning = [count], "one weight per embedding"
     if references is not None:
         rows = references.embeddings
-        shape, meaning = [count, count if rows is None else rows.shape[0]], "one weight per pair"
+        columns = _columns(weights, count if rows is None else rows.shape[0], shared)
+        shape, meaning = [count, columns], "one weight per pair"
     if weights.shape != torch.Size(shape):
         raise ValueError(f"{name}: expected {meaning}, shape {shape}, got shape {_shape(weights)}")
     if weights.device != embeddings.device:
         raise ValueError(f"{name}: expected the embeddings' device, {embeddings.device}, got {weights.device}")
     if weights.requires_grad:
         raise ValueError(f"{name}: expected a tensor without gradient, as weights are constants; pass {name}.detach()")
-    if device.may_read(weights, validate):
+    if device.may_read(weights, validate) and weights.numel():
         low, high = (end.item() for end in torch.aminmax(weights))
         if not 0 <= low <= high <= 1 / LOWEST:
             outside = ~((weights >= 0) & (weights <= 1 / LOWEST))
@@ -585,7 +606,15 @@ def _refuse_partners(partners: Tensor, own: Tensor | None, columns: int, *, mutu
 
 
 def check_pairs_of_towers(
-    a: Tensor, b: Tensor, partners: object, labels: object, ref_labels: object, positives: object, *, validate: bool
+    a: Tensor,
+    b: Tensor,
+    partners: object,
+    labels: object,
+    ref_labels: object,
+    positives: object,
+    *,
+    validate: bool,
+    shared: bool = False,
 ) -> Targets:
     """Check the positives of the rows of a ``[N, D]`` among the rows of b ``[M, D]``.
 
@@ -613,7 +642,8 @@ def check_pairs_of_towers(
         return check_partners(a, partners, references, validate=validate)
     if labels is not None and ref_labels is None and a.shape[0] == b.shape[0]:
         ref_labels = labels
-    return check_labels_or_positives(a, cast("Tensor | None", labels), positives, references, cast(Any, ref_labels))
+    own = cast("Tensor | None", labels)
+    return check_labels_or_positives(a, own, positives, references, cast(Any, ref_labels), shared=shared)
 
 
 def check_ignored_of_towers(
@@ -625,6 +655,7 @@ def check_ignored_of_towers(
     ref_ignored_ids: Tensor | None,
     *,
     validate: bool,
+    shared: bool = False,
 ) -> Targets:
     """Return targets with ignored pairs of a row of a ``[N, D]`` and a row of b ``[M, D]``; see `check_ignored`.
 
@@ -634,7 +665,8 @@ def check_ignored_of_towers(
         return targets
     if ref_ignored_ids is None and a.shape[0] == b.shape[0]:
         ref_ignored_ids = ignored_ids
-    return check_ignored(a, targets, References(b), ignored, ignored_ids, ref_ignored_ids, validate=validate)
+    given = ignored, ignored_ids, ref_ignored_ids
+    return check_ignored(a, targets, References(b), *given, validate=validate, shared=shared)
 
 
 def check_no_queue(given: Sequence[str]) -> None:
@@ -647,8 +679,10 @@ def check_no_queue(given: Sequence[str]) -> None:
         raise ValueError(f"{given[0]}: expected no negatives with it, which take the place of the other tower")
 
 
-def check_positive_pairs(embeddings: Tensor, positive_pairs: object, *, validate: bool) -> Targets:
-    """Check positive pairs: integers ``[M, 2]``; if values are read, in range.
+def check_positive_pairs(
+    embeddings: Tensor, positive_pairs: object, *, validate: bool, shared: bool = False
+) -> Targets:
+    """Check positive pairs: integers ``[M, 2]``; if values are read, in range. If ``shared``, it is checked later.
 
     Raises:
         TypeError: positive_pairs are not a tensor, or not integers.
@@ -658,7 +692,7 @@ def check_positive_pairs(embeddings: Tensor, positive_pairs: object, *, validate
     tensor = _given("positive_pairs", positive_pairs, embeddings)
     if tensor.ndim != 2 or tensor.shape[1] != 2:
         raise ValueError(f"positive_pairs: expected shape [M, 2], got shape {_shape(tensor)}")
-    return Targets("pairs", _checked("positive_pairs", tensor, None, count, validate))
+    return Targets("pairs", tensor if shared else _checked("positive_pairs", tensor, None, count, validate))
 
 
 def _checked(kind: str, rows: Tensor, own: Tensor | None, columns: int, validate: bool) -> Tensor:
@@ -751,6 +785,11 @@ def _given(
         return value
     # Reading uint64 as int64 keeps equality of labels, and only equality matters.
     return value.view(torch.int64) if value.dtype == torch.uint64 else value.to(torch.int64)
+
+
+def _columns(value: object, columns: int, shared: bool) -> int:
+    """Return the expected number of columns of a mask: if ``shared``, those that it has."""
+    return value.shape[1] if shared and isinstance(value, Tensor) and value.ndim == 2 else columns
 
 
 def _first(flags: Tensor) -> int | None:

@@ -35,6 +35,7 @@ from .checks import (
     check_range,
     check_references,
 )
+from .distributed import Group, across_ranks, ranks_of
 from .engine import Backend, Batch, Policy, Rule, anchor_values, pair_logits, partner_rows, precision, reduced
 from .engine.device import dtypes_of, traced
 
@@ -42,6 +43,7 @@ Cosine = Literal["cosine"]
 Reduction = Literal["mean", "sum", "none"]
 
 
+@across_ranks
 def dclw_loss(
     embeddings: Tensor,
     partners: Tensor,
@@ -60,6 +62,7 @@ def dclw_loss(
     reduction: Reduction = "mean",
     validate: bool = False,
     backend: Backend = "auto",
+    group: Group = None,
 ) -> Tensor:
     """Decoupled contrastive learning, positive terms weighted by 2 - N softmax(cosine / sigma) over the rows (DCLW).
 
@@ -95,6 +98,8 @@ def dclw_loss(
         reduction: "mean" or "sum" over the anchors, or "none": one value per anchor, in row order.
         validate: also check values on devices other than the CPU, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
+        group: the processes that have the other rows of the batch: a process group of torch.distributed, or "world";
+            None: this process has all rows. See `pairproof.fast.distributed`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32. An anchor without
@@ -112,7 +117,9 @@ def dclw_loss(
     check_options(rule, policy, backend, validate=validate)
     check_range("sigma", sigma)
     check_flag("detach_weights", detach_weights)
-    least = 2 if ref_embeddings is None else 1
+    ranks = ranks_of(group)
+    shared = ranks is not None and ref_embeddings is None
+    least = 0 if ranks is not None else 2 if ref_embeddings is None else 1
     sizes = check_embeddings(embeddings, similarity=similarity, validate=validate, least=least)
     references = check_references(embeddings, ref_embeddings, None, self_rows, similarity=similarity, validate=validate)
     targets = check_partners(embeddings, partners, references, validate=validate)
@@ -120,7 +127,7 @@ def dclw_loss(
         check_anchors(embeddings, anchors)
     if ignored is not None or ignored_ids is not None or ref_ignored_ids is not None:
         left_out = ignored, ignored_ids, ref_ignored_ids
-        targets = check_ignored(embeddings, targets, references, *left_out, validate=validate)
+        targets = check_ignored(embeddings, targets, references, *left_out, validate=validate, shared=shared)
 
     # The gradients of the sums and of the positives are added before they are rounded to a narrow dtype.
     returned, computing = dtypes_of(embeddings)
@@ -134,9 +141,15 @@ def dclw_loss(
     if references.embeddings is not None:
         references = replace(references, embeddings=references.embeddings.to(computing))
     batch = Batch(rows, targets, rule, references, anchors, storage=embeddings.dtype, sizes=sizes)
+    if ranks is not None:
+        batch, policy = ranks.shared(batch, policy)
     found = anchor_values(batch, backend)
     cosines = pair_logits(rows, partner_rows(batch), replace(rule, temperature=1.0))
     weighing = (cosines.detach() if detach_weights else cosines) / sigma
-    excess = len(rows) * torch.softmax(weighing, dim=0) - 1
+    if ranks is None:
+        excess = len(rows) * torch.softmax(weighing, dim=0) - 1
+    else:
+        share = ranks.first
+        excess = share.total * torch.softmax(share.rows(weighing), dim=0)[share.here] - 1
     values = torch.where(found.negatives > 0, found.values + excess * (cosines / temperature), 0.0)
     return reduced(found._replace(values=values), batch, policy).to(returned)

@@ -45,6 +45,7 @@ from .checks import (
     check_range,
     check_references,
 )
+from .distributed import Group, across_ranks, ranks_of
 from .engine import Backend, Batch, Policy, Rule, anchor_values, pair_logits, partner_rows, precision, reduced
 from .engine.device import dtypes_of, traced
 
@@ -55,6 +56,7 @@ NEGLIGIBLE_BETA = 1e-30
 """Below it, all weights are 1 in float64, as the size of a logit is at most 1e10."""
 
 
+@across_ranks
 def hard_negative_loss(
     embeddings: Tensor,
     partners: Tensor,
@@ -73,6 +75,7 @@ def hard_negative_loss(
     reduction: Reduction = "mean",
     validate: bool = False,
     backend: Backend = "auto",
+    group: Group = None,
 ) -> Tensor:
     """NT-Xent with negatives weighted by their hardness and corrected for hidden positives (HCL; debiased if beta=0).
 
@@ -108,6 +111,8 @@ def hard_negative_loss(
         reduction: "mean" or "sum" over the anchors, or "none": one value per anchor, in row order.
         validate: also check values on devices other than the CPU, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
+        group: the processes that have the other rows of the batch: a process group of torch.distributed, or "world";
+            None: this process has all rows. See `pairproof.fast.distributed`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
@@ -124,7 +129,9 @@ def hard_negative_loss(
     check_options(rule, policy, backend, validate=validate)
     check_range("tau_plus", tau_plus)
     check_range("beta", beta)
-    least = 2 if ref_embeddings is None else 1
+    ranks = ranks_of(group)
+    shared = ranks is not None and ref_embeddings is None
+    least = 0 if ranks is not None else 2 if ref_embeddings is None else 1
     sizes = check_embeddings(embeddings, similarity=similarity, validate=validate, least=least)
     references = check_references(embeddings, ref_embeddings, None, self_rows, similarity=similarity, validate=validate)
     targets = check_partners(embeddings, partners, references, validate=validate)
@@ -132,7 +139,7 @@ def hard_negative_loss(
         check_anchors(embeddings, anchors)
     if ignored is not None or ignored_ids is not None or ref_ignored_ids is not None:
         left_out = ignored, ignored_ids, ref_ignored_ids
-        targets = check_ignored(embeddings, targets, references, *left_out, validate=validate)
+        targets = check_ignored(embeddings, targets, references, *left_out, validate=validate, shared=shared)
 
     # The gradients of both sums and of the positives are added before they are rounded to a narrow dtype.
     returned, computing = dtypes_of(embeddings)
@@ -147,6 +154,8 @@ def hard_negative_loss(
         columns = columns.to(computing)
         references = replace(references, embeddings=columns)
     batch = Batch(rows, targets, cold, references, anchors, storage=embeddings.dtype, sizes=sizes)
+    if ranks is not None:
+        batch, policy = ranks.shared(batch, policy)
     found = anchor_values(batch, backend)
     log_number = found.negatives.clamp(min=1).to(found.values.dtype).log()
     if beta < NEGLIGIBLE_BETA:

@@ -37,6 +37,7 @@ from .checks import (
     check_options,
     check_pairs_of_towers,
 )
+from .distributed import Group, across_ranks, ranks_of
 from .engine import (
     AnchorValues,
     Backend,
@@ -62,6 +63,7 @@ Inside = Literal["none", "mean", "sum"]
 Reduction = Literal["mean", "sum", "none"]
 
 
+@across_ranks
 def info_nce_loss(
     embeddings_a: Tensor,
     embeddings_b: Tensor,
@@ -84,6 +86,7 @@ def info_nce_loss(
     reduction: Reduction = "mean",
     validate: bool = False,
     backend: Backend = "auto",
+    group: Group = None,
 ) -> Tensor:
     """InfoNCE of two towers: by default row k of one tower is the only positive of row k of the other.
 
@@ -130,6 +133,8 @@ def info_nce_loss(
             counts, those of a before those of b.
         validate: also check values on devices other than the CPU, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
+        group: the processes that have the other rows of the batch: a process group of torch.distributed, or "world";
+            None: this process has all rows. See `pairproof.fast.distributed`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
@@ -151,12 +156,15 @@ def info_nce_loss(
     policy = Policy(reduction, base_temperature, no_positive)
     check_options(rule, policy, backend, validate=validate, direction=direction)
     weights = check_direction_weights(direction_weights, direction)
-    check = partial(check_embeddings, similarity=similarity, validate=validate, least=1)
+    ranks = ranks_of(group)
+    check = partial(check_embeddings, similarity=similarity, validate=validate, least=1 if ranks is None else 0)
     a, b = embeddings_a, embeddings_b
     named = [value for value in (partners, labels, positives) if value is not None]
     of_a, of_b = check(a, name="embeddings_a"), check(b, name="embeddings_b", shape="[M, D]" if named else "[N, D]")
-    targets = check_pairs_of_towers(a, b, partners, labels, ref_labels, positives, validate=validate)
-    targets = check_ignored_of_towers(a, b, targets, ignored, ignored_ids, ref_ignored_ids, validate=validate)
+    shared = ranks is not None and negatives is None
+    options: dict[str, bool] = {"validate": validate, "shared": shared}
+    targets = check_pairs_of_towers(a, b, partners, labels, ref_labels, positives, **options)
+    targets = check_ignored_of_towers(a, b, targets, ignored, ignored_ids, ref_ignored_ids, **options)
     of_negatives = None
     if negatives is not None:
         pairs = {"partners": partners, "labels": labels, "positives": positives}
@@ -164,6 +172,9 @@ def info_nce_loss(
         check_no_queue([name for name, value in pairs.items() if value is not None])
         of_negatives = check(negatives, name="negatives", shape="[K, D]")
         check_alike("negatives", negatives, "embeddings_a", a)
+    if ranks is not None:
+        ranks.meet(a, b, least=1)
+        policy = replace(policy, ranks=ranks)
     storage, (returned, wide) = a.dtype, dtypes_of(a)
     measured = (of_a, of_b) if negatives is None else (of_a, of_b, of_negatives)
     needed = "" if backend == "triton" or traced(a) else precision(rule, a, measured)
@@ -177,7 +188,12 @@ def info_nce_loss(
         # Every row has exactly one positive, so the policy has no effect. With "zero", small batches are faster.
         policy = replace(policy, no_positive="zero")
     batch = Batch(a, targets, rule, References(b, sizes=of_b), storage=storage, sizes=of_a)
-    if not named and not targets.omits and negatives is None:
+    if ranks is not None and shared:
+        chosen = ranks.towers(batch, direction, alike=not named)
+        if len(chosen) == 1:
+            return loss_of(chosen[0], policy, backend).to(returned)
+        sides = [anchor_values(side, backend) for side in chosen]
+    elif not named and not targets.omits and negatives is None:
         # Each row of both towers is the other's only positive.
         if direction == "b_to_a":
             a, b, of_a, of_b = b, a, of_b, of_a

@@ -26,6 +26,7 @@ from .checks import (
     check_temperature,
 )
 from .dclw import dclw_loss
+from .distributed import Group
 from .engine import Backend, Denominator, InsideReduction, Similarity, WeightsDivisor, ZeroRow
 from .hard_negative import Cosine, hard_negative_loss
 from .info_nce import Direction, Inside, info_nce_loss
@@ -100,6 +101,7 @@ class LossModule(nn.Module):
     similarity: Similarity = "cosine"
     validate: bool = False
     backend: Backend = "auto"
+    group: Group = None
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         """Initialise `nn.Module` first, because one of the options may be a parameter."""

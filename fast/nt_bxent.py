@@ -17,12 +17,14 @@ from typing import Literal
 from torch import Tensor
 
 from .checks import check_anchors, check_embeddings, check_ignored, check_options, check_positive_pairs
+from .distributed import Group, across_ranks, ranks_of
 from .engine import Backend, Batch, Policy, References, Rule, Similarity, loss_of
 
 Reduction = Literal["mean", "sum", "none"]
 NoNegative = Literal["zero", "nan"]
 
 
+@across_ranks
 def nt_bxent_loss(
     embeddings: Tensor,
     positive_pairs: Tensor,
@@ -37,6 +39,7 @@ def nt_bxent_loss(
     reduction: Reduction = "mean",
     validate: bool = False,
     backend: Backend = "auto",
+    group: Group = None,
 ) -> Tensor:
     """Binary cross-entropy of every pair, with separate means over the positives and the negatives of each row.
 
@@ -65,6 +68,8 @@ def nt_bxent_loss(
         reduction: "mean" or "sum" over the anchors, or "none": one value per anchor, in row order.
         validate: also check values on devices other than the CPU, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
+        group: the processes that have the other rows of the batch: a process group of torch.distributed, or "world";
+            None: this process has all rows. See `pairproof.fast.distributed`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
@@ -79,11 +84,16 @@ def nt_bxent_loss(
     rule = Rule("binary", similarity, temperature)
     policy = Policy(reduction, base_temperature, no_negative=no_negative)
     check_options(rule, policy, backend, validate=validate)
-    sizes = check_embeddings(embeddings, similarity=similarity, validate=validate)
-    targets = check_positive_pairs(embeddings, positive_pairs, validate=validate)
+    ranks = ranks_of(group)
+    shared = ranks is not None
+    sizes = check_embeddings(embeddings, similarity=similarity, validate=validate, least=0 if shared else 2)
+    targets = check_positive_pairs(embeddings, positive_pairs, validate=validate, shared=shared)
     if anchors is not None:
         check_anchors(embeddings, anchors)
     if ignored is not None or ignored_ids is not None:
-        targets = check_ignored(embeddings, targets, References(), ignored, ignored_ids, validate=validate)
+        left_out = ignored, ignored_ids
+        targets = check_ignored(embeddings, targets, References(), *left_out, validate=validate, shared=shared)
     batch = Batch(embeddings, targets, rule, References(), anchors, sizes=sizes)
+    if ranks is not None:
+        batch, policy = ranks.shared(batch, policy)
     return loss_of(batch, policy, backend)

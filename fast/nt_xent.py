@@ -28,6 +28,7 @@ from .checks import (
     check_references,
     check_weights,
 )
+from .distributed import Group, across_ranks, ranks_of
 from .engine import Backend, Batch, Policy, Rule, Similarity, WeightsDivisor, ZeroRow, loss_of
 from .supcon import labelled_loss
 
@@ -36,6 +37,7 @@ PairReduction = Literal["mean", "sum", "none", "mean_pairs", "sum_pairs", "none_
 NoPositive = Literal["zero", "drop", "nan"]
 
 
+@across_ranks
 def nt_xent_loss(
     embeddings: Tensor,
     partners: Tensor,
@@ -54,6 +56,7 @@ def nt_xent_loss(
     reduction: Reduction = "mean",
     validate: bool = False,
     backend: Backend = "auto",
+    group: Group = None,
 ) -> Tensor:
     """NT-Xent with exactly one positive per anchor: the cross-entropy of each row of logits.
 
@@ -91,6 +94,8 @@ def nt_xent_loss(
         reduction: "mean" or "sum" over the anchors, or "none": one value per anchor, in row order.
         validate: also check values on devices other than the CPU, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
+        group: the processes that have the other rows of the batch: a process group of torch.distributed, or "world";
+            None: this process has all rows. See `pairproof.fast.distributed`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
@@ -104,8 +109,11 @@ def nt_xent_loss(
     """
     rule, policy = Rule("out", similarity, temperature, zero_row=zero_row), Policy(reduction, base_temperature)
     check_options(rule, policy, backend, validate=validate)
+    ranks = ranks_of(group)
+    shared = ranks is not None and ref_embeddings is None
+    least = 0 if ranks is not None else 2 if ref_embeddings is None else 1
     # As for dot products, rows of zeros are then valid.
-    least, checked = 2 if ref_embeddings is None else 1, "dot" if rule.zero_row == "zero" else rule.similarity
+    checked = "dot" if rule.zero_row == "zero" else rule.similarity
     sizes = check_embeddings(embeddings, similarity=checked, validate=validate, least=least)
     references = check_references(embeddings, ref_embeddings, None, self_rows, similarity=checked, validate=validate)
     targets = check_partners(embeddings, partners, references, validate=validate)
@@ -117,11 +125,14 @@ def nt_xent_loss(
         )
     if ignored is not None or ignored_ids is not None or ref_ignored_ids is not None:
         left_out = ignored, ignored_ids, ref_ignored_ids
-        targets = check_ignored(embeddings, targets, references, *left_out, validate=validate)
+        targets = check_ignored(embeddings, targets, references, *left_out, validate=validate, shared=shared)
     batch = Batch(embeddings, targets, rule, references, anchors, sizes=sizes)
+    if ranks is not None:
+        batch, policy = ranks.shared(batch, policy)
     return loss_of(batch, policy, backend)
 
 
+@across_ranks
 def nt_xent_pairwise_loss(
     embeddings: Tensor,
     labels: Tensor | None = None,
@@ -145,6 +156,7 @@ def nt_xent_pairwise_loss(
     reduction: PairReduction = "mean",
     validate: bool = False,
     backend: Backend = "auto",
+    group: Group = None,
 ) -> Tensor:
     """NT-Xent of every positive pair: each denominator sums that one positive and the anchor's negatives.
 
@@ -196,6 +208,8 @@ def nt_xent_pairwise_loss(
             else by that of the anchors' weights.
         validate: also check values on devices other than the CPU, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
+        group: the processes that have the other rows of the batch: a process group of torch.distributed, or "world";
+            None: this process has all rows. See `pairproof.fast.distributed`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none", or ``[pairs]`` under "none_pairs"; float64 for float64 embeddings, else
@@ -213,4 +227,4 @@ def nt_xent_pairwise_loss(
     references, left_out = (ref_embeddings, ref_labels, self_rows), (ignored, ignored_ids, ref_ignored_ids)
     given = embeddings, labels, positives, anchors, references, left_out
     weights = positive_weights, negative_weights, anchor_weights
-    return labelled_loss(rule, policy, *given, validate, backend, PAIR_REDUCTIONS, weights)
+    return labelled_loss(rule, policy, *given, validate, backend, group, PAIR_REDUCTIONS, weights)

@@ -47,6 +47,7 @@ from .checks import (
     check_options,
     check_range,
 )
+from .distributed import Group, across_ranks, ranks_of
 from .engine import (
     AnchorValues,
     Backend,
@@ -80,6 +81,7 @@ HardnessMode = Literal["none", "in_batch_negatives", "hard_negatives", "all_nega
 Reduction = Literal["mean", "sum", "none"]
 
 
+@across_ranks
 def multiple_negatives_ranking_loss(
     embeddings_a: Tensor,
     embeddings_b: Tensor,
@@ -97,6 +99,7 @@ def multiple_negatives_ranking_loss(
     reduction: Reduction = "mean",
     validate: bool = False,
     backend: Backend = "auto",
+    group: Group = None,
 ) -> Tensor:
     """InfoNCE of queries and documents, with hard negatives and up to four directions (MNRL; GTE with all four).
 
@@ -143,6 +146,8 @@ def multiple_negatives_ranking_loss(
             With "per_direction" and doc_to_query, they are the N queries and then the N documents.
         validate: also check values on devices other than the CPU, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
+        group: the processes that have the other rows of the batch: a process group of torch.distributed, or "world";
+            None: this process has all rows. See `pairproof.fast.distributed`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
@@ -161,7 +166,8 @@ def multiple_negatives_ranking_loss(
     check_options(rule, policy, backend, validate=validate)
     check_choice("hardness_mode", hardness_mode, HARDNESS_MODES)
     check_range("hardness_strength", hardness_strength)
-    check = partial(check_embeddings, similarity=similarity, validate=validate, least=1)
+    ranks = ranks_of(group)
+    check = partial(check_embeddings, similarity=similarity, validate=validate, least=1 if ranks is None else 0)
     a, b = embeddings_a, embeddings_b
     of_a, of_b = check(a, name="embeddings_a"), check(b, name="embeddings_b")
     if a.shape != b.shape:
@@ -185,51 +191,64 @@ def multiple_negatives_ranking_loss(
         backend = "exact"
     # The gradients of all blocks are added before they are rounded to a narrow dtype.
     a, b, hard = a.to(computing), b.to(computing), None if hard is None else hard.to(computing)
-    place, positives = torch.arange(a.shape[0], device=a.device), pair_logits(a, b, rule, (of_a, of_b))
-    of_queries, of_documents = (a, of_a), (b, of_b)
+    local, number = torch.arange(a.shape[0], device=a.device), 0 if hard_negatives is None else hard_negatives.shape[1]
+    positives = pair_logits(a, b, rule, (of_a, of_b))
+    of_queries, of_documents, of_negatives = (a, of_a), (b, of_b), (hard, of_hard)
+    every_query, every_document, place, total = of_queries, of_documents, local, a.shape[0]
+    if ranks is not None:
+        ranks.meet(a, least=1)
+        policy, share = replace(policy, ranks=ranks), ranks.first
+        place, total = share.place(a), share.total
+        # The columns are the rows of all ranks.
+        every_document = share.rows(b).to(computing), None
+        if chosen != ["query_to_doc"]:
+            every_query = share.rows(a).to(computing), None
+        if hard is not None and hard_negatives_scope == "batch":
+            of_negatives = share.rows(hard.view(len(a), number, a.shape[1])).flatten(0, 1).to(computing), None
     evaluate = partial(_log_sum, rule=rule, storage=storage, backend=backend)
-    shared = [(hard, of_hard)] if hard is not None and hard_negatives_scope == "batch" else []
-    widths = _widths(a.shape[0], 0 if hard is None else hard.shape[0], chosen, hard_negatives_scope)
+    shared = [of_negatives] if hard is not None and hard_negatives_scope == "batch" else []
+    widths = _widths(total, number * total, chosen, hard_negatives_scope)
     masks = dict.fromkeys(widths)
     if ignored is not None:
         with_positives = ["query_to_doc"] if partition == "joint" else chosen
-        masks = check_ignored_blocks(ignored, a, widths, with_positives, validate=validate)
+        check_masks = partial(check_ignored_blocks, ignored, a, widths, with_positives, place, validate=validate)
+        masks = check_masks() if ranks is None else ranks.check(check_masks)
 
     in_batch = hardness_strength if hardness_mode in ("in_batch_negatives", "all_negatives") else 0.0
     own = hardness_strength if hardness_mode in ("hard_negatives", "all_negatives") else 0.0
     queries, documents = [], []
     apart = hard is not None and (not shared or in_batch != own)  # whether the own hard negatives are a separate sum
-    owners = place.repeat_interleave(0 if hard is None else hard.shape[0] // place.shape[0])
+    owners = torch.arange(total, device=a.device).repeat_interleave(number)
     if hard is not None and apart:
-        repeated = a.index_select(0, owners)
-        logits = pair_logits(repeated, hard, rule).view(a.shape[0], -1)
+        repeated = a.index_select(0, local.repeat_interleave(number))
+        logits = pair_logits(repeated, hard, rule).view(a.shape[0], number)
         logits = logits + (logits * (own * temperature)).detach()
         if masks["hard"] is not None:
-            kept = ~masks["hard"].view(*logits.shape[:1], -1, logits.shape[1])[place, place]
+            kept = ~masks["hard"].view(a.shape[0], -1, number)[local, place]
             queries.append(_log_sum_where(logits, kept) - positives)
         else:
             queries.append(logits.logsumexp(1) - positives)
     if hard_negatives_scope != "own_only":
         options: dict[str, Any] = {"ignored": _beside(masks["query_to_doc"], masks["hard"] if shared else None)}
         if shared and apart:
-            options["ids"] = place, torch.cat([torch.full_like(place, -1), owners])
-        columns = [of_documents, *shared]
+            options["ids"] = place, torch.cat([owners.new_full((total,), -1), owners])
+        columns = [every_document, *shared]
         if in_batch:
             queries.append(evaluate(of_queries, columns, own=place, strength=in_batch, **options) - positives)
         else:
             queries.append(evaluate(of_queries, columns, partners=place, **options))
     if "query_to_query" in chosen:
-        queries.append(evaluate(of_queries, [of_queries], own=place, ignored=masks["query_to_query"]) - positives)
+        queries.append(evaluate(of_queries, [every_query], own=place, ignored=masks["query_to_query"]) - positives)
     if "doc_to_query" in chosen and partition == "per_direction":
-        documents.append(evaluate(of_documents, [of_queries], partners=place, ignored=masks["doc_to_query"]))
+        documents.append(evaluate(of_documents, [every_query], partners=place, ignored=masks["doc_to_query"]))
     elif "doc_to_query" in chosen:
-        queries.append(evaluate(of_documents, [of_queries], ignored=masks["doc_to_query"]) - positives)
+        queries.append(evaluate(of_documents, [every_query], ignored=masks["doc_to_query"]) - positives)
     if "doc_to_doc" in chosen and shared:
-        ids = place, torch.cat([place, owners])
+        ids = place, torch.cat([torch.arange(total, device=a.device), owners])
         left_out = _beside(masks["doc_to_doc"], masks["doc_to_hard"])
-        queries.append(evaluate(of_documents, [of_documents, *shared], ids=ids, ignored=left_out) - positives)
+        queries.append(evaluate(of_documents, [every_document, *shared], ids=ids, ignored=left_out) - positives)
     elif "doc_to_doc" in chosen:
-        queries.append(evaluate(of_documents, [of_documents], own=place, ignored=masks["doc_to_doc"]) - positives)
+        queries.append(evaluate(of_documents, [every_document], own=place, ignored=masks["doc_to_doc"]) - positives)
 
     values = torch.cat([_cross_entropy(parts) for parts in (queries, documents) if parts])
     ones = torch.ones_like(values, dtype=torch.int64)

@@ -29,11 +29,13 @@ from .checks import (
     check_options,
     check_pairs_of_towers,
 )
+from .distributed import Group, across_ranks, ranks_of
 from .engine import Backend, Batch, Policy, References, Rule, Similarity, loss_of, pair_values
 
 PairReduction = Literal["mean", "sum", "none", "mean_pairs", "sum_pairs", "none_pairs"]
 
 
+@across_ranks
 def sigmoid_loss(
     embeddings_a: Tensor,
     embeddings_b: Tensor,
@@ -52,6 +54,7 @@ def sigmoid_loss(
     reduction: PairReduction = "mean",
     validate: bool = False,
     backend: Backend = "auto",
+    group: Group = None,
 ) -> Tensor:
     """Binary cross-entropy of every pair of two towers; by default row k of b is the positive of row k of a.
 
@@ -88,6 +91,8 @@ def sigmoid_loss(
             (i, j) at [i, j].
         validate: also check values on devices other than the CPU, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
+        group: the processes that have the other rows of the batch: a process group of torch.distributed, or "world";
+            None: this process has all rows. See `pairproof.fast.distributed`.
 
     Returns:
         A scalar, ``[N]`` under "none", or ``[pairs]`` under "none_pairs"; float64 for float64 embeddings, else float32.
@@ -103,17 +108,27 @@ def sigmoid_loss(
     rule, policy = Rule("sigmoid", similarity, temperature, bias=bias), Policy(reduction, base_temperature)
     check_options(rule, policy, backend, validate=validate, reductions=PAIR_REDUCTIONS)
     check_bias(bias, validate=validate)
-    check = partial(check_embeddings, similarity=similarity, validate=validate, least=1)
+    ranks = ranks_of(group)
+    check = partial(check_embeddings, similarity=similarity, validate=validate, least=1 if ranks is None else 0)
     a, b = embeddings_a, embeddings_b
     shape = "[N, D]" if partners is labels is positives is None else "[M, D]"
     of_a, of_b = check(a, name="embeddings_a"), check(b, name="embeddings_b", shape=shape)
-    targets = check_pairs_of_towers(a, b, partners, labels, ref_labels, positives, validate=validate)
-    targets = check_ignored_of_towers(a, b, targets, ignored, ignored_ids, ref_ignored_ids, validate=validate)
+    shared, pairs = ranks is not None, (partners, labels, ref_labels, positives)
+    targets = check_pairs_of_towers(a, b, *pairs, validate=validate, shared=shared)
+    targets = check_ignored_of_towers(
+        a, b, targets, ignored, ignored_ids, ref_ignored_ids, validate=validate, shared=shared
+    )
     batch = Batch(a, targets, rule, References(b, sizes=of_b), sizes=of_a)
+    columns = b.shape[0]
+    if ranks is not None:
+        policy = replace(policy, ranks=ranks)
+        ranks.meet(a, b, least=1)
+        (batch,) = ranks.towers(batch, "a_to_b")
+        columns = ranks.second.total
     if reduction == "none_pairs":
         return pair_values(batch, policy, backend)
     if targets.omits:
         return loss_of(batch, policy, backend)
     # An anchor's value is already the sum over its pairs, of which all anchors have the same number.
     loss = loss_of(batch, replace(policy, reduction=reduction.removesuffix("_pairs")), backend)
-    return loss / b.shape[0] if reduction == "mean_pairs" else loss
+    return loss / columns if reduction == "mean_pairs" else loss

@@ -42,6 +42,7 @@ from .checks import (
     check_references,
     check_weights,
 )
+from .distributed import Group, across_ranks, ranks_of
 from .engine import (
     Backend,
     Batch,
@@ -61,6 +62,7 @@ NoPositive = Literal["zero", "drop", "nan"]
 NoNegative = Literal["zero", "nan"]
 
 
+@across_ranks
 def supcon_loss(
     embeddings: Tensor,
     labels: Tensor | None = None,
@@ -87,6 +89,7 @@ def supcon_loss(
     reduction: Reduction = "mean",
     validate: bool = False,
     backend: Backend = "auto",
+    group: Group = None,
 ) -> Tensor:
     """Supervised contrastive loss with the sum over positives outside the logarithm (L_out).
 
@@ -134,6 +137,8 @@ def supcon_loss(
         reduction: "mean" or "sum" over the anchors, or "none": one value per anchor that is not dropped, in row order.
         validate: also check values on devices other than the CPU, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
+        group: the processes that have the other rows of the batch: a process group of torch.distributed, or "world";
+            None: this process has all rows. See `pairproof.fast.distributed`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
@@ -150,9 +155,10 @@ def supcon_loss(
     references, left_out = (ref_embeddings, ref_labels, self_rows), (ignored, ignored_ids, ref_ignored_ids)
     given = embeddings, labels, positives, anchors, references, left_out
     weights = positive_weights, negative_weights, anchor_weights
-    return labelled_loss(rule, policy, *given, validate, backend, weights=weights)
+    return labelled_loss(rule, policy, *given, validate, backend, group, weights=weights)
 
 
+@across_ranks
 def supcon_in_loss(
     embeddings: Tensor,
     labels: Tensor | None = None,
@@ -175,6 +181,7 @@ def supcon_in_loss(
     reduction: Reduction = "mean",
     validate: bool = False,
     backend: Backend = "auto",
+    group: Group = None,
 ) -> Tensor:
     """Supervised contrastive loss with the sum over positives inside the logarithm (L_in).
 
@@ -214,6 +221,8 @@ def supcon_in_loss(
         reduction: "mean" or "sum" over the anchors, or "none": one value per anchor that is not dropped, in row order.
         validate: also check values on devices other than the CPU, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
+        group: the processes that have the other rows of the batch: a process group of torch.distributed, or "world";
+            None: this process has all rows. See `pairproof.fast.distributed`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
@@ -230,9 +239,11 @@ def supcon_in_loss(
     rule = Rule("in", similarity, temperature, denominator, inside_reduction)
     policy = Policy(reduction, base_temperature, no_positive, no_negative)
     references, left_out = (ref_embeddings, ref_labels, self_rows), (ignored, ignored_ids, ref_ignored_ids)
-    return labelled_loss(rule, policy, embeddings, labels, positives, anchors, references, left_out, validate, backend)
+    given = embeddings, labels, positives, anchors, references, left_out
+    return labelled_loss(rule, policy, *given, validate, backend, group)
 
 
+@across_ranks
 def supcon_epsilon_loss(
     embeddings: Tensor,
     labels: Tensor | None = None,
@@ -246,6 +257,7 @@ def supcon_epsilon_loss(
     reduction: Reduction = "mean",
     validate: bool = False,
     backend: Backend = "auto",
+    group: Group = None,
 ) -> Tensor:
     """The batch tutorial's supervised contrastive loss: an epsilon is added to every exponential and every |P(i)|.
 
@@ -274,6 +286,8 @@ def supcon_epsilon_loss(
         reduction: "mean" or "sum" over the anchors, or "none": one value per anchor that is not dropped, in row order.
         validate: also check values on devices other than the CPU, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
+        group: the processes that have the other rows of the batch: a process group of torch.distributed, or "world";
+            None: this process has all rows. See `pairproof.fast.distributed`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
@@ -288,7 +302,7 @@ def supcon_epsilon_loss(
     rule = Rule("epsilon", similarity, temperature)
     policy = Policy(reduction, base_temperature, no_positive)
     none = None, None, None
-    return labelled_loss(rule, policy, embeddings, labels, positives, anchors, none, none, validate, backend)
+    return labelled_loss(rule, policy, embeddings, labels, positives, anchors, none, none, validate, backend, group)
 
 
 def labelled_loss(
@@ -302,6 +316,7 @@ def labelled_loss(
     left_out: tuple[Tensor | None, Tensor | None, Tensor | None],
     validate: bool,
     backend: Backend,
+    group: Group,
     reductions: Sequence[str] = REDUCTIONS,
     weights: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None),
 ) -> Tensor:
@@ -318,6 +333,7 @@ def labelled_loss(
         left_out: ignored, ignored_ids and ref_ignored_ids.
         validate: see `supcon_loss`.
         backend: see `supcon_loss`.
+        group: see `supcon_loss`.
         reductions: the reductions that the loss has.
         weights: positive_weights, negative_weights and anchor_weights.
 
@@ -330,20 +346,22 @@ def labelled_loss(
     """
     check_options(rule, policy, backend, validate=validate, reductions=reductions)
     ref_embeddings, ref_labels, _ = references
-    least = 2 if ref_embeddings is None else 1
+    ranks = ranks_of(group)
+    shared = ranks is not None and ref_embeddings is None
+    least = 0 if ranks is not None else 2 if ref_embeddings is None else 1
     # As for dot products, rows of zeros are then valid.
     similarity = "dot" if rule.zero_row == "zero" else rule.similarity
     sizes = check_embeddings(embeddings, similarity=similarity, validate=validate, least=least)
     others = check_references(embeddings, *references, similarity=similarity, validate=validate)
-    targets = check_labels_or_positives(embeddings, labels, positives, others, ref_labels)
+    targets = check_labels_or_positives(embeddings, labels, positives, others, ref_labels, shared=shared)
     if anchors is not None:
         check_anchors(embeddings, anchors)
     ignored, ids, ref_ids = left_out
     if ignored is not None or ids is not None or ref_ids is not None:
-        targets = check_ignored(embeddings, targets, others, ignored, ids, ref_ids, validate=validate)
+        targets = check_ignored(embeddings, targets, others, ignored, ids, ref_ids, validate=validate, shared=shared)
     of_positives, of_negatives, of_anchors = weights
     if not (of_positives is None and of_negatives is None and of_anchors is None):
-        check = partial(check_weights, embeddings, validate=validate)
+        check = partial(check_weights, embeddings, validate=validate, shared=shared)
         targets = replace(
             targets,
             positive_weights=check("positive_weights", of_positives, others),
@@ -351,4 +369,6 @@ def labelled_loss(
         )
         policy = replace(policy, anchor_weights=check("anchor_weights", of_anchors, None))
     batch = Batch(embeddings, targets, rule, others, anchors, sizes=sizes)
+    if ranks is not None:
+        batch, policy = ranks.shared(batch, policy)
     return pair_values(batch, policy, backend) if policy.reduction == "none_pairs" else loss_of(batch, policy, backend)

@@ -3,48 +3,94 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
+import os
+import pickle
+import time
+import traceback
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
-SECONDS = 120
+LIMIT = 300
+"""Seconds after which the processes are ended, so that a test never hangs."""
 
 
-def _run(function: Callable[..., Any], rank: int, world_size: int, folder: Path, args: tuple[Any, ...]) -> None:
-    torch.set_num_threads(1)
-    store = f"file://{folder}/store"
-    dist.init_process_group(
-        "gloo", init_method=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=SECONDS)
-    )
-    torch.save(function(rank, world_size, *args), folder / f"{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+def run_ranks(folder: Path, world: int, function: Callable[..., Any], arguments: Sequence[Any], **options: Any) -> Any:
+    """Call ``function(*arguments[rank])`` in each of ``world`` processes, and return the results by rank.
+
+    The processes are forked from a server that has imported torch, so that they start quickly.
+
+    Args:
+        folder: an empty folder for the results.
+        world: the number of processes.
+        function: a function of a module that processes can import.
+        arguments: the arguments of each rank.
+        options: ``timeout``, that of the process group in seconds; ``survive``: whether a rank may end without a
+            result, which is then None.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed.nn", "pairproof.fast"])
+    timeout = options.get("timeout", 60)
+    processes = [
+        context.Process(target=_run, args=(folder, rank, world, timeout, function, pickle.dumps(arguments[rank])))
+        for rank in range(world)
+    ]
+    # Pickled here, because multiprocessing would pass each tensor by a file descriptor.
+    for process in processes:
+        process.start()
+    end = time.monotonic() + LIMIT
+    for process in processes:
+        process.join(max(0.0, end - time.monotonic()))
+    for process in processes:
+        if process.is_alive():
+            process.kill()
+            process.join()
+    results, errors = [], []
+    for rank in range(world):
+        path = folder / f"{rank}.pickle"
+        if not path.exists():
+            assert options.get("survive"), f"rank {rank} has ended without a result"
+            results.append(None)
+            continue
+        found, error = pickle.loads(path.read_bytes())
+        results.append(found)
+        if error:
+            errors.append(f"rank {rank}: {error}")
+    assert not errors, "\n".join(errors)
+    return results
 
 
 def on_ranks(function: Callable[..., Any], world_size: int, folder: Path, *args: Any) -> list[Any]:
     """Return the results of ``function(rank, world_size, *args)`` on each rank.
 
     Args:
-        function: a function of a module that can be imported; it returns what `torch.save` can store.
+        function: a function of a module that can be imported; it returns what can be pickled.
         world_size: the number of processes.
         folder: an empty folder.
         args: further arguments.
     """
-    # One process imports the modules, and starts no thread; the others are forked from it.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([function.__module__, "torch.distributed.nn", "pairproof.fast"])
-    ranks = [
-        context.Process(target=_run, args=(function, rank, world_size, folder, args), daemon=True)
-        for rank in range(world_size)
-    ]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(SECONDS)
-    codes = [process.exitcode for process in ranks]
-    assert codes == [0] * world_size, f"exit codes of the ranks: {codes}"
-    return [torch.load(folder / f"{rank}.pt") for rank in range(world_size)]
+    arguments = [(rank, world_size, *args) for rank in range(world_size)]
+    found: list[Any] = run_ranks(folder, world_size, function, arguments)
+    return found
+
+
+def _run(
+    folder: Path, rank: int, world: int, timeout: float, function: Callable[..., Any], arguments: bytes
+) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    store = dist.FileStore(str(folder / "store"), world)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=timeout))
+    result: tuple[Any, str]
+    try:
+        result = function(*pickle.loads(arguments)), ""
+    except Exception:
+        result = None, traceback.format_exc()
+    part = folder / f"{rank}.part"
+    part.write_bytes(pickle.dumps(result))
+    part.rename(folder / f"{rank}.pickle")
+    dist.destroy_process_group()

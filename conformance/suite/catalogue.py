@@ -91,7 +91,7 @@ OUTSIDE_FORMULA = (
 )
 """The keywords that are applied before or after the formula; all others are passed to the formula."""
 
-FAST_ONLY_KEYWORDS: Mapping[str, object] = {"validate": False, "backend": "auto"}
+FAST_ONLY_KEYWORDS: Mapping[str, object] = {"validate": False, "backend": "auto", "group": None}
 """Keywords that only ``fast`` has. ``validate`` is off by default because it synchronises an accelerator."""
 
 

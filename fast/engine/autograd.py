@@ -28,7 +28,7 @@ from .transforms import Reverse
 
 def loss_of(batch: Batch, policy: Policy, backend: Backend) -> Tensor:
     """Evaluate a batch and reduce its values; see `anchor_values` and `reduced`."""
-    if backend != "auto" or not small.suits(batch, policy):
+    if backend != "auto" or policy.ranks is not None or not small.suits(batch, policy):
         return formulas.reduced(anchor_values(batch, backend), batch, policy)
     rows, others, temperature = batch.embeddings, batch.references.embeddings, batch.rule.temperature
     learned = temperature if isinstance(temperature, Tensor) else None
@@ -56,6 +56,8 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
         ValueError: ``backend="triton"`` does not support these embeddings, or dot products exceed the range of float64.
     """
     compiling = device.traced(batch.embeddings)
+    if not compiling and batch.embeddings.shape[0] == 0:
+        return _of_no_rows(batch)
     rows, others = batch.embeddings, batch.references.embeddings
     matrices = (batch.sizes,) if others is None else (batch.sizes, batch.references.sizes)
     needed = "" if compiling or backend == "triton" else precision(batch.rule, rows, matrices)
@@ -121,6 +123,15 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
         evaluation: Any = torch.ops.pairproof.anchor_values if compiling and not wanted else by_autograd.apply
         return AnchorValues(*evaluation(*tensors, *plain)[:3])
     return AnchorValues(*_Values.apply(batch, plan, rows, others, temperature, bias))  # type: ignore[no-untyped-call]
+
+
+def _of_no_rows(batch: Batch) -> AnchorValues:
+    """Return no values, with a gradient of 0 for every input."""
+    rows, others, rule = batch.embeddings, batch.references.embeddings, batch.rule
+    dtype = dtypes_of(rows)[0]
+    values = (rows.to(dtype) @ (rows if others is None else others).to(dtype).T).sum(1) / rule.temperature + rule.bias
+    none = torch.empty(0, dtype=torch.int64, device=rows.device)
+    return AnchorValues(values.to(dtype), none.to(rowwise.dtype_of_positives(batch)), none)
 
 
 def _sides(batch: Batch) -> tuple[Batch, Batch]:

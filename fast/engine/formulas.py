@@ -321,14 +321,14 @@ def reduced(found: AnchorValues, batch: Batch, policy: Policy) -> Tensor:
         # A sum of float32 values cannot overflow in float64. A sum of float64 values can, even where its mean does not:
         # values near the end of the range are scaled by 2^-64 before they are added.
         scale = None
-        if values.dtype == torch.float64:
+        if values.dtype == torch.float64 and policy.ranks is None:
             large = values.detach().abs().amax() > torch.finfo(torch.float64).max ** 0.9
             scale = torch.where(large, 2.0**-64, 1.0).to(torch.float64)
             values = values * scale
         if weights is not None:
             values = values * weights
         wide = None if values.device.type == "mps" else torch.float64
-        if policy.reduction == "mean" and rows is None and weights is None:
+        if policy.reduction == "mean" and rows is None and weights is None and policy.ranks is None:
             result = values.mean(dtype=wide)
         else:
             if policy.reduction in ("mean_pairs", "sum_pairs"):
@@ -340,8 +340,13 @@ def reduced(found: AnchorValues, batch: Batch, policy: Policy) -> Tensor:
                 weights = number if weights is None else weights * number
             if rows is not None:
                 weights = torch.where(rows, 1 if weights is None else weights, 0)
-            result = values.sum(dtype=wide)
-            if policy.reduction in ("mean", "mean_pairs") and weights is not None:
+            if policy.ranks is not None:
+                total: Tensor | int = len(values) if weights is None else weights.sum(dtype=wide)
+                mean = policy.reduction in ("mean", "mean_pairs")
+                result = policy.ranks.reduced(values, total, mean=mean, dtype=wide)
+            else:
+                result = values.sum(dtype=wide)
+            if policy.ranks is None and policy.reduction in ("mean", "mean_pairs") and weights is not None:
                 total = weights.sum(dtype=wide if weights.is_floating_point() else None)
                 result = result / torch.where(total > 0, total, 1)
         result = result if scale is None else result / scale

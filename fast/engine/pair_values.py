@@ -68,6 +68,8 @@ def pair_values(batch: Batch, policy: Policy, backend: Backend) -> Tensor:
         ValueError: ``backend="triton"`` does not support these embeddings, or dot products exceed the range of float64.
     """
     rows, others = batch.embeddings, batch.references.embeddings
+    if not device.traced(rows) and rows.shape[0] == 0:
+        return anchor_values(batch, backend).values
     returned, wide = dtypes_of(rows)
     matrices = (batch.sizes,) if others is None else (batch.sizes, batch.references.sizes)
     needed = "" if backend == "triton" or device.traced(rows) else precision(batch.rule, rows, matrices)

@@ -164,6 +164,13 @@ class Rule:
     zero_row: ZeroRow = "error"
 
 
+class Ranks(Protocol):
+    """The processes that a batch is distributed over."""
+
+    def reduced(self, values: Tensor, weights: Tensor | int, *, mean: bool, dtype: torch.dtype | None) -> Tensor:
+        """Return the sum of the values of all ranks, divided by that of the weights if ``mean``."""
+
+
 @dataclass(slots=True)
 class Policy:
     """How the anchors' values are reduced to the loss.
@@ -174,6 +181,7 @@ class Policy:
         no_positive: the value of an anchor without positives: "zero", "drop" (left out) or "nan".
         no_negative: the value of an anchor without negatives if its formula needs one: "zero" or "nan".
         anchor_weights: float32 or float64 ``[N]``, the factors of the anchors' values; None: all 1.
+        ranks: the processes whose anchors are reduced together; None: one process.
     """
 
     reduction: str
@@ -181,6 +189,7 @@ class Policy:
     no_positive: str = "zero"
     no_negative: str = "zero"
     anchor_weights: Tensor | None = None
+    ranks: Ranks | None = None
 
 
 @dataclass(slots=True)

@@ -276,7 +276,9 @@ def _sum(
 def _guarded(logits: Tensor, positive: Tensor, number: Tensor, batch: Batch, here: slice) -> tuple[Panel, list[Tensor]]:
     """Return the result of `_sum` under "epsilon"."""
     if batch.rule.similarity == "cosine":  # no row is more similar to a row than itself
-        star = torch.arange(here.start, here.stop, device=logits.device).unsqueeze(1)
+        own = batch.references.own
+        star = torch.arange(here.start, here.stop, device=logits.device) if own is None else own[here]
+        star = star.unsqueeze(1)
     else:
         star = logits.argmax(1, keepdim=True)
     exponentials = logits.exp2_()

@@ -1,0 +1,513 @@
+"""Many processes: each rank passes its own rows, and the loss is that of the rows of all ranks together.
+
+With ``group=``, each rank passes the rows, labels, partners, ids, anchors and weights of its own batch. The rows of all
+ranks are contrasted with each other, in the order of the ranks. Numbers of rows may differ between ranks, and a rank
+may have none.
+
+- Masks and weights of pairs have a row for each row of this rank, and a column for each row of all ranks.
+- Partners are rows of the same rank. The second column of ``positive_pairs`` counts the rows of all ranks.
+- ``ref_embeddings`` and ``negatives`` take the place of the rows of other ranks. They are not gathered: all ranks pass
+  the same ones.
+- The means and sums are those over the anchors of all ranks, and every rank returns the same value. "none" and
+  "none_pairs" return the values of this rank's anchors.
+- The gradient is multiplied by the number of ranks, so that the mean of the ranks' gradients, which
+  `DistributedDataParallel` computes, is the gradient of the returned value. Under "none" and "none_pairs" it is not
+  multiplied.
+
+On each call, the ranks exchange a summary of their arguments. If these differ, or are invalid on any rank, every rank
+raises an error that says what each rank has. If a rank does not take part, the others raise an error when its
+connection closes, or at the latest after the timeout of the group.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from functools import wraps
+from inspect import signature
+from typing import Any, NamedTuple, NoReturn, ParamSpec, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .engine import Batch, Policy, References, Targets, device, measure
+from .engine.device import dtypes_of
+
+Group = dist.ProcessGroup | str | None if dist.is_available() else str | None
+"""A process group, "world" for that of all processes, or None for one process."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+WIDE_MASKS = ("positives", "ignored", "positive_weights", "negative_weights")
+"""The arguments with a column for each row of all ranks."""
+REPLICATED = ("ref_embeddings", "negatives")
+"""The rows that all ranks have in common. Their number must be the same on all ranks."""
+NAMING_TIMEOUT = timedelta(seconds=5)
+"""How long a rank waits, after a failed exchange, to find out which ranks do not answer."""
+
+
+def across_ranks(function: Callable[P, R]) -> Callable[P, R]:
+    """Return a loss whose argument ``group`` is a process group; the function itself gets `Ranks` or None."""
+    names = tuple(signature(function).parameters)
+
+    @wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        if kwargs.get("group") is None:
+            return function(*args, **kwargs)
+        return cast(R, _eagerly(function, names, args, kwargs))
+
+    return called
+
+
+def _eagerly(*arguments: Any) -> Any:
+    """Call a loss with the other ranks, outside any graph that is compiled."""
+    # Importing torch._dynamo takes seconds, and is needed only if something is compiled.
+    evaluate: Any = torch.compiler.disable(_together) if "torch._dynamo" in sys.modules else _together
+    return evaluate(*arguments)
+
+
+_eagerly._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
+def _together(function: Callable[..., Any], names: Sequence[str], args: Any, kwargs: dict[str, Any]) -> Any:
+    """Call a loss with the other ranks. An error on one rank before the ranks have met is raised on all of them."""
+    given = dict(zip(names, args, strict=False)) | {name: kwargs[name] for name in kwargs if name != "group"}
+    ranks = Ranks(find_group(kwargs["group"]), function.__name__, given)
+    try:
+        return function(*args, **{**kwargs, "group": ranks})
+    except Exception as error:
+        if ranks.met:
+            raise
+        ranks.refuse(error)
+
+
+def find_group(group: object) -> Any:
+    """Return a process group of which this process is a member.
+
+    Raises:
+        TypeError: the argument is neither a process group nor a string.
+        ValueError: the string is not "world", torch.distributed is not initialised, or this process is not a member.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ValueError("group: expected torch.distributed to be initialised, got no default process group")
+    if isinstance(group, str):
+        if group != "world":
+            raise ValueError(f'group: expected a process group, "world" or None, got {group!r}')
+        group = dist.group.WORLD
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError("group: expected a group with this process, got one without it")
+    if not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f'group: expected a process group, "world" or None, got {type(group).__name__}')
+    return group
+
+
+def ranks_of(group: object) -> Ranks | None:
+    """Return the argument ``group`` of a function that is decorated with `across_ranks`."""
+    return cast("Ranks | None", group)
+
+
+class Share(NamedTuple):
+    """The rows of one argument that each rank has.
+
+    Attributes:
+        group: the process group.
+        rank: the number of this rank.
+        counts: the number of rows of each rank.
+    """
+
+    group: Any
+    rank: int
+    counts: tuple[int, ...]
+
+    @property
+    def start(self) -> int:
+        """The number of rows of the ranks before this one."""
+        return sum(self.counts[: self.rank])
+
+    @property
+    def total(self) -> int:
+        """The number of rows of all ranks."""
+        return sum(self.counts)
+
+    @property
+    def here(self) -> slice:
+        """The rows of this rank among those of all ranks."""
+        return slice(self.start, self.start + self.counts[self.rank])
+
+    def place(self, tensor: Tensor) -> Tensor:
+        """Return the numbers of this rank's rows among those of all ranks, int64 ``[n]``, on the device of a tensor."""
+        return torch.arange(self.here.start, self.here.stop, device=tensor.device)
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """Return the rows of all ranks ``[N, ...]`` from those of this rank ``[n, ...]``, without a gradient."""
+        most = max(self.counts)
+        mine = tensor.detach().contiguous()
+        if mine.shape[0] < most:
+            mine = torch.cat((mine, mine.new_zeros((most - mine.shape[0], *mine.shape[1:]))))
+        found = mine.new_empty((most * len(self.counts), *mine.shape[1:]))
+        _collective("all_gather", found, mine, self.group)
+        if min(self.counts) == most:
+            return found
+        return torch.cat([found[k * most : k * most + count] for k, count in enumerate(self.counts)])
+
+    def scatter(self, tensor: Tensor) -> Tensor:
+        """Return the sum over the ranks of their ``[N, ...]``, but only the rows of this rank, ``[n, ...]``."""
+        most = max(self.counts)
+        if min(self.counts) < most:
+            padded = tensor.new_zeros((len(self.counts), most, *tensor.shape[1:]))
+            for line, part in zip(padded, tensor.split(self.counts), strict=True):
+                line[: part.shape[0]] = part
+            tensor = padded.flatten(0, 1)
+        found = tensor.new_empty((most, *tensor.shape[1:]))
+        _collective("reduce_scatter", found, tensor.contiguous(), self.group)
+        return found[: self.counts[self.rank]]
+
+    def rows(self, tensor: Tensor) -> Tensor:
+        """Return the rows of all ranks ``[N, D]``, differentiable: the gradients of all ranks are added.
+
+        On a CPU, rows of a half-precision dtype are returned in float32, so that their gradients are added in it.
+        """
+        found: Tensor = _Gather.apply(tensor, self)  # type: ignore[no-untyped-call]
+        return found
+
+
+class _Gather(torch.autograd.Function):
+    """The rows of all ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, share: Share) -> Tensor:
+        ctx.share, ctx.dtype = share, rows.dtype
+        found = share.gather(rows)
+        return found if rows.is_cuda else found.to(dtypes_of(rows)[0])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        found: Tensor = _Scatter.apply(grads[0], ctx.share)  # type: ignore[no-untyped-call]
+        return found.to(ctx.dtype), None
+
+
+class _Scatter(torch.autograd.Function):
+    """The gradient of `_Gather`."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, share: Share) -> Tensor:
+        ctx.share = share
+        return share.scatter(grad)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        found: Tensor = _Gather.apply(grads[0], ctx.share)  # type: ignore[no-untyped-call]
+        return found, None
+
+
+class _Value(torch.autograd.Function):
+    """The value of all ranks, whose derivative with respect to the sum of this rank is ``factor``."""
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, value: Tensor, factor: Tensor) -> Tensor:
+        ctx.save_for_backward(factor)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return grads[0] * ctx.saved_tensors[0], None, None
+
+
+class Ranks:
+    """One call of a loss by all ranks of a group.
+
+    Args:
+        group: the process group.
+        function: the name of the loss.
+        given: its arguments.
+
+    Attributes:
+        met: whether the ranks have exchanged a summary of their arguments.
+        first: the shares of the embeddings, or of the first tower.
+        second: the shares of the second tower; without one, there are no rows.
+    """
+
+    def __init__(self, group: Any, function: str, given: dict[str, Any]) -> None:
+        self.group, self.rank, self.world = group, dist.get_rank(group), dist.get_world_size(group)
+        self.given = given
+        self.described = {"group": function} | {name: _described(name, given) for name in sorted(given)}
+        self.met = False
+        self.first = self.second = Share(group, self.rank, (0,) * self.world)
+
+    def meet(self, first: Tensor, second: Tensor | None = None, *, least: int = 0) -> None:
+        """Exchange the number of rows of this rank, and a summary of its arguments.
+
+        Args:
+            first: ``[n, ...]``.
+            second: ``[m, ...]``, the other tower.
+            least: the smallest allowed number of rows of all ranks.
+
+        Raises:
+            TypeError, ValueError: the arguments of a rank are invalid, or differ from those of another rank.
+            RuntimeError: a rank does not take part.
+        """
+        text = repr(sorted(self.described.items()))
+        summary = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
+        found = self._exchanged(0, summary, first.shape[0], 0 if second is None else second.shape[0])
+        if any(line[0] for line in found) or len({line[1] for line in found}) > 1:
+            self._raise(None)
+        self.first = Share(self.group, self.rank, tuple(line[2] for line in found))
+        self.second = Share(self.group, self.rank, tuple(line[3] for line in found))
+        if self.first.total < least:
+            name = next(iter(self.given))
+            raise ValueError(f"{name}: expected at least {least} rows on all ranks together, got {self.first.total}")
+
+    def refuse(self, error: Exception) -> NoReturn:
+        """Raise an error of this rank on all ranks."""
+        self._exchanged(1, 0, 0, 0)
+        self._raise(error)
+
+    def check(self, check: Callable[[], R]) -> R:
+        """Return the result of a check on this rank; raise the error of any rank on all ranks."""
+        result, error = [], None
+        try:
+            result.append(check())
+        except (TypeError, ValueError) as found:
+            error = found
+        if any(line[0] for line in self._exchanged(int(error is not None), 0, 0, 0)):
+            self._raise(error)
+        return result[0]
+
+    def _exchanged(self, *numbers: int) -> list[list[int]]:
+        """Return the numbers of each rank."""
+        self.met = True
+        mine = torch.tensor(numbers, dtype=torch.int64, device=_device_of_messages(self.group))
+        found = mine.new_empty(self.world * len(numbers))
+        _collective("all_gather", found, mine, self.group)
+        return cast("list[list[int]]", found.view(self.world, -1).tolist())
+
+    def _raise(self, error: Exception | None) -> NoReturn:
+        """Exchange what the ranks were called with, and raise an error that says which ranks differ."""
+        found: list[Any] = [None] * self.world
+        failure = None if error is None else (type(error).__name__, str(error))
+        dist.all_gather_object(found, (self.described, failure), group=self.group)
+        failed = [(rank, *failure) for rank, (_, failure) in enumerate(found) if failure]
+        if failed:
+            message = failed[0][2]
+            where = _of_ranks([rank for rank, _, text in failed if text == message])
+            kind = {"TypeError": TypeError, "ValueError": ValueError}.get(failed[0][1], RuntimeError)
+            raise kind(f"{message}, on {where}") from error
+        differences = []
+        for name in dict.fromkeys(name for described, _ in found for name in described):
+            values = [described.get(name, "None") for described, _ in found]
+            if len(set(values)) > 1:
+                parts = (
+                    f"{value} on {_of_ranks([r for r, v in enumerate(values) if v == value])}"
+                    for value in dict.fromkeys(values)
+                )
+                differences.append(f"{name}: expected the same on all ranks, got {', '.join(parts)}")
+        raise ValueError("; ".join(differences))
+
+    def _check_widths(self, total: int) -> None:
+        """Check that masks have a column for each row of all ranks. All ranks have masks of the same width."""
+        for name in WIDE_MASKS:
+            mask = self.given.get(name)
+            if mask is not None and mask.shape[1] != total:
+                expected = f"one column for each row of all ranks, shape [{mask.shape[0]}, {total}]"
+                raise ValueError(f"{name}: expected {expected}, got shape {list(mask.shape)}")
+
+    def shared(self, batch: Batch, policy: Policy) -> tuple[Batch, Policy]:
+        """Meet, and return a batch of this rank's anchors, contrasted with the rows of all ranks, and its policy.
+
+        A batch with references is returned as it is.
+        """
+        policy, own = replace(policy, ranks=self), batch.references.embeddings is None
+        self.meet(batch.embeddings, least=2 if own else 1)
+        if not own:
+            return batch, policy
+        rows, targets, share = batch.embeddings, batch.targets, self.first
+        self._check_widths(share.total)
+        if targets.kind == "labels":
+            targets = replace(targets, columns=share.gather(targets.given))
+        elif targets.kind == "partners":
+            targets = self._partners(targets, share)
+        elif targets.kind == "pairs":
+            self.check(lambda: _check_pairs(targets.given, rows.shape[0], share.total))
+        if targets.ids is not None:
+            targets = replace(targets, column_ids=share.gather(targets.ids))
+        every = share.rows(rows)
+        references = References(every, share.place(rows), sizes=measure(every) if device.may_read(every) else None)
+        return replace(batch, targets=targets, references=references, storage=rows.dtype), policy
+
+    def _partners(self, targets: Targets, share: Share) -> Targets:
+        """Return targets with partners among the rows of all ranks."""
+        found = replace(targets, given=targets.given + share.start)
+        if found.ignored is not None:
+            self.check(lambda: _check_kept(cast(Tensor, found.ignored), found.given))
+        return found
+
+    def towers(self, batch: Batch, direction: str, *, alike: bool = False) -> list[Batch]:
+        """Return a batch for each direction. The rows of this rank are contrasted with the other tower of all ranks.
+
+        Args:
+            batch: the rows of this rank of both towers.
+            direction: "both", "a_to_b" or "b_to_a".
+            alike: whether row k of one tower is the only positive of row k of the other.
+        """
+        a, b, targets = batch.embeddings, cast(Tensor, batch.references.embeddings), batch.targets
+        first, second = self.first, self.second
+        self._check_widths(second.total)
+        sides = []
+        if targets.kind == "partners":
+            targets = self._partners(targets, second)
+        if direction in ("both", "a_to_b"):
+            there = targets
+            if there.kind == "labels":
+                there = replace(there, columns=second.gather(cast(Tensor, there.columns)))
+            if there.column_ids is not None:
+                there = replace(there, column_ids=second.gather(there.column_ids))
+            sides.append((a, batch.sizes, b, second, there))
+        if direction in ("both", "b_to_a"):
+            kind, given, columns = targets.kind, targets.given, None
+            if alike:
+                given = first.place(b)
+            elif kind == "partners":
+                kind, given, columns = "labels", second.place(b), first.gather(given)
+            elif kind == "labels":
+                given, columns = cast(Tensor, targets.columns), first.gather(given)
+            else:
+                given = first.gather(given)[:, second.here].T
+            back = Targets(kind, given, columns)
+            if targets.ignored is not None:
+                back = replace(back, ignored=first.gather(targets.ignored)[:, second.here].T)
+            if targets.ids is not None:
+                back = replace(back, ids=targets.column_ids, column_ids=first.gather(targets.ids))
+            sides.append((b, batch.references.sizes, a, first, back))
+        # The rows are gathered first, so that in the backward pass all ranks add their gradients in the same order.
+        every = [share.rows(others).to(rows.dtype) for rows, _, others, share, _ in sides]
+        return [
+            replace(batch, embeddings=rows, sizes=sizes, targets=aims, references=References(others))
+            for (rows, sizes, _, _, aims), others in zip(sides, every, strict=True)
+        ]
+
+    def reduced(self, values: Tensor, weights: Tensor | int, *, mean: bool, dtype: torch.dtype | None) -> Tensor:
+        """Return the sum of the values of all ranks, or their mean; its gradient is multiplied by the number of ranks.
+
+        Args:
+            values: ``[n]``, already multiplied by their weights.
+            weights: the sum of the weights of this rank.
+            mean: whether the sum of the values is divided by that of the weights, if that is positive.
+            dtype: the dtype of sums.
+        """
+        local = values.sum(dtype=dtype)
+        # A sum of float64 values may overflow even where their mean does not.
+        scaled = (values.detach() * 2.0**-64).sum(dtype=dtype)
+        total = torch.as_tensor(weights, dtype=local.dtype, device=local.device)
+        sums = torch.stack((local.detach(), scaled, total.detach()))
+        _collective("all_reduce", sums, sums, self.group)
+        divisor = torch.where(sums[2] > 0, sums[2], 1) if mean else torch.ones_like(total)
+        value = torch.where(sums[0].isfinite(), sums[0] / divisor, sums[1] / divisor * 2.0**64)
+        found: Tensor = _Value.apply(local, value, self.world / divisor)  # type: ignore[no-untyped-call]
+        return found
+
+
+@across_ranks
+def gather_rows(rows: Tensor, *, group: Group = None) -> Tensor:
+    """Return the rows of all ranks, in the order of the ranks, with a gradient.
+
+    The gradients of all ranks are added. Numbers of rows may differ between ranks.
+
+    Args:
+        rows: ``[n, ...]``, floating if they require a gradient.
+        group: a process group, or "world"; None: return the rows as they are.
+
+    Returns:
+        ``[N, ...]``.
+
+    Raises:
+        TypeError: rows are not a tensor.
+        ValueError: rows have no dimensions, or other shapes or dtypes on other ranks.
+    """
+    if not isinstance(rows, Tensor):
+        raise TypeError(f"rows: expected a tensor, got {type(rows).__name__}")
+    if not rows.ndim:
+        raise ValueError("rows: expected at least one dimension, got shape []")
+    ranks = ranks_of(group)
+    if ranks is None:
+        return rows
+    ranks.meet(rows)
+    if not rows.is_floating_point():
+        return ranks.first.gather(rows)
+    return ranks.first.rows(rows).to(rows.dtype)
+
+
+def _described(name: str, given: dict[str, Any]) -> str:
+    """Return what all ranks must have in common of one argument."""
+    value = given[name]
+    if not isinstance(value, Tensor):
+        return repr(value)
+    shape: list[Any] = list(value.shape)
+    if shape and name not in REPLICATED:
+        shape[0] = "any"
+    learned = ", requires_grad" if value.requires_grad and torch.is_grad_enabled() else ""
+    text = f"{str(value.dtype).removeprefix('torch.')} [{', '.join(map(str, shape))}] on {value.device.type}{learned}"
+    if not value.ndim and given.get("validate") is True:
+        text += f", {value.item()!r}"
+    return text
+
+
+def _check_pairs(pairs: Tensor, count: int, total: int) -> None:
+    outside = (pairs < 0) | (pairs >= torch.tensor([count, total], device=pairs.device))
+    if bool(outside.any()):
+        place = int(outside.any(1).int().argmax())
+        expected = f"rows in the ranges 0 to {count - 1} and 0 to {total - 1}"
+        raise ValueError(f"positive_pairs: expected {expected}, got {pairs[place].tolist()} at position {place}")
+
+
+def _check_kept(ignored: Tensor, partners: Tensor) -> None:
+    flags = ignored.gather(1, partners[:, None])[:, 0]
+    if bool(flags.any()):
+        row = int(flags.int().argmax())
+        raise ValueError(f"ignored: expected False for every row and its positive, got True in row {row}")
+
+
+def _of_ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
+def _device_of_messages(group: Any) -> torch.device:
+    """Return the device on which a group exchanges small messages: if possible the CPU, which is not synchronised."""
+    if "cpu:" in str(dist.get_backend_config(group)):
+        return torch.device("cpu")
+    kind = torch.accelerator.current_accelerator()
+    return torch.device("cpu") if kind is None else torch.device(kind.type, torch.accelerator.current_device_index())
+
+
+def _collective(kind: str, found: Tensor, given: Tensor, group: Any) -> None:
+    """Run a collective operation; if it fails, raise an error that names the ranks that do not answer.
+
+    Raises:
+        RuntimeError: a rank does not take part.
+    """
+    try:
+        if kind == "all_reduce":
+            dist.all_reduce(found, group=group)
+        elif kind == "all_gather":
+            (getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor)(found, given, group=group)
+        else:
+            (getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor)(found, given, group=group)
+    except RuntimeError as error:
+        raise RuntimeError(f"group: {kind} failed on rank {dist.get_rank(group)}{_lost(group)}: {error}") from error
+
+
+def _lost(group: Any) -> str:
+    """Return which ranks do not answer, as a part of a message; "" if this is not known."""
+    with suppress(RuntimeError, ValueError):
+        if dist.get_backend(group) != "gloo":
+            return ""
+        try:
+            dist.monitored_barrier(group, timeout=NAMING_TIMEOUT, wait_all_ranks=True)
+        except RuntimeError as error:
+            return f" ({error})"
+    return ""
