@@ -23,10 +23,10 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
 from functools import wraps
 from inspect import signature
 from typing import Any, NamedTuple, NoReturn, ParamSpec, TypeVar, cast
@@ -48,8 +48,8 @@ WIDE_MASKS = ("positives", "ignored", "positive_weights", "negative_weights")
 """The arguments with a column for each row of all ranks."""
 REPLICATED = ("ref_embeddings", "negatives")
 """The rows that all ranks have in common. Their number must be the same on all ranks."""
-NAMING_TIMEOUT = timedelta(seconds=5)
-"""How long a rank waits, after a failed exchange, to find out which ranks do not answer."""
+NAMING_TIMEOUT = 5.0
+"""How many seconds a rank waits, after a failed exchange, to find out which ranks do not answer."""
 
 
 def across_ranks(function: Callable[P, R]) -> Callable[P, R]:
@@ -87,6 +87,19 @@ def _together(function: Callable[..., Any], names: Sequence[str], args: Any, kwa
         ranks.refuse(error)
 
 
+def check_group(group: object) -> None:
+    """Check the type of a group.
+
+    Raises:
+        TypeError: it is neither a process group nor a string.
+        ValueError: it is a string other than "world".
+    """
+    if isinstance(group, str) and group != "world":
+        raise ValueError(f'group: expected a process group, "world" or None, got {group!r}')
+    if not (group is None or isinstance(group, str) or (dist.is_available() and isinstance(group, dist.ProcessGroup))):
+        raise TypeError(f'group: expected a process group, "world" or None, got {type(group).__name__}')
+
+
 def find_group(group: object) -> Any:
     """Return a process group of which this process is a member.
 
@@ -94,17 +107,12 @@ def find_group(group: object) -> Any:
         TypeError: the argument is neither a process group nor a string.
         ValueError: the string is not "world", torch.distributed is not initialised, or this process is not a member.
     """
+    if dist.is_available() and group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError("group: expected a group with this process, got one without it")
+    check_group(group)
     if not (dist.is_available() and dist.is_initialized()):
         raise ValueError("group: expected torch.distributed to be initialised, got no default process group")
-    if isinstance(group, str):
-        if group != "world":
-            raise ValueError(f'group: expected a process group, "world" or None, got {group!r}')
-        group = dist.group.WORLD
-    if group is dist.GroupMember.NON_GROUP_MEMBER:
-        raise ValueError("group: expected a group with this process, got one without it")
-    if not isinstance(group, dist.ProcessGroup):
-        raise TypeError(f'group: expected a process group, "world" or None, got {type(group).__name__}')
-    return group
+    return dist.group.WORLD if isinstance(group, str) else group
 
 
 def ranks_of(group: object) -> Ranks | None:
@@ -418,6 +426,12 @@ def gather_rows(rows: Tensor, *, group: Group = None) -> Tensor:
 
     The gradients of all ranks are added. Numbers of rows may differ between ranks.
 
+    Example:
+        >>> import torch
+        >>> from pairproof.fast import gather_rows
+        >>> gather_rows(torch.tensor([[1.0, 0.0]]))
+        tensor([[1., 0.]])
+
     Args:
         rows: ``[n, ...]``, floating if they require a gradient.
         group: a process group, or "world"; None: return the rows as they are.
@@ -503,11 +517,15 @@ def _collective(kind: str, found: Tensor, given: Tensor, group: Any) -> None:
 
 def _lost(group: Any) -> str:
     """Return which ranks do not answer, as a part of a message; "" if this is not known."""
-    with suppress(RuntimeError, ValueError):
-        if dist.get_backend(group) != "gloo":
-            return ""
-        try:
-            dist.monitored_barrier(group, timeout=NAMING_TIMEOUT, wait_all_ranks=True)
-        except RuntimeError as error:
-            return f" ({error})"
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    # The connections of the group may be closed. The ranks that are left report to each other in its store.
+    with suppress(RuntimeError, ValueError, AttributeError):
+        store = group.get_group_store()
+        store.set(f"pairproof/left/{rank}", b"1")
+        end, missing = time.monotonic() + NAMING_TIMEOUT, list(range(world))
+        while missing and time.monotonic() < end:
+            missing = [other for other in missing if not store.check([f"pairproof/left/{other}"])]
+            time.sleep(0.05)
+        if missing:
+            return f", because {_of_ranks(missing)} did not take part"
     return ""

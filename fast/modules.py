@@ -7,6 +7,7 @@ arguments of `forward` is taken from the function.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
 from collections.abc import Callable, Container
@@ -26,7 +27,7 @@ from .checks import (
     check_temperature,
 )
 from .dclw import dclw_loss
-from .distributed import Group
+from .distributed import Group, check_group
 from .engine import Backend, Denominator, InsideReduction, Similarity, WeightsDivisor, ZeroRow
 from .hard_negative import Cosine, hard_negative_loss
 from .info_nce import Direction, Inside, info_nce_loss
@@ -91,7 +92,7 @@ class LossModule(nn.Module):
     """Base class of the loss modules. It declares the options that every loss has.
 
     A temperature or a bias that is an `nn.Parameter` is learned with the other parameters; any other tensor is a
-    buffer.
+    buffer. A module whose group is a process group can be copied, but not pickled; with "world" it can be.
     """
 
     function: ClassVar[Loss]
@@ -131,6 +132,7 @@ class LossModule(nn.Module):
                 check_range(name, getattr(self, name))
         if "detach_weights" in self.options():
             check_flag("detach_weights", self.detach_weights)
+        check_group(self.group)
         check_direction_weights(getattr(self, "direction_weights", None), getattr(self, "direction", None) or "both")
         if self.base_temperature is not None:
             check_number("base_temperature", self.base_temperature)
@@ -139,6 +141,23 @@ class LossModule(nn.Module):
             choices = next((kind for kind in (hint, *get_args(hint)) if get_origin(kind) is Literal), None)
             if choices is not None and (getattr(self, name) is not None or choices is hint):
                 check_choice(name, getattr(self, name), get_args(choices))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state to pickle.
+
+        Raises:
+            TypeError: the group is a process group, which only its process can use; "world" can be pickled.
+        """
+        if not isinstance(self.group, str | None):
+            raise TypeError('group: expected "world" or None in a module that is pickled, got a process group')
+        return self.__dict__
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return a copy with the same group."""
+        copied: Self = type(self).__new__(type(self))
+        memo |= {id(self): copied, id(self.group): self.group}
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
 
     def options(self) -> dict[str, Any]:
         """Return the options as keyword arguments of the function."""

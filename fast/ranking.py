@@ -224,7 +224,7 @@ def multiple_negatives_ranking_loss(
         logits = pair_logits(repeated, hard, rule).view(a.shape[0], number)
         logits = logits + (logits * (own * temperature)).detach()
         if masks["hard"] is not None:
-            kept = ~masks["hard"].view(a.shape[0], -1, number)[local, place]
+            kept = ~masks["hard"].view(a.shape[0], total, number)[local, place]
             queries.append(_log_sum_where(logits, kept) - positives)
         else:
             queries.append(logits.logsumexp(1) - positives)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import torch
 
 from pairproof import fast
+from pairproof.fast import distributed
 
 warnings.filterwarnings("ignore", "torch.distributed.* is deprecated", FutureWarning)
 
@@ -32,3 +35,61 @@ def evaluate(calls: Sequence[tuple[str, dict[str, Any], Sequence[str]]]) -> list
         except (TypeError, ValueError) as error:
             found.append(f"{type(error).__name__}: {error}")
     return found
+
+
+class Learner(torch.nn.Module):
+    """An encoder and a loss with a learned temperature."""
+
+    def __init__(self, loss: str, options: dict[str, Any], group: str | None) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.encoder = torch.nn.Linear(5, 4).double()
+        numbers = {name: value for name, value in options.items() if name in ("temperature", "bias")}
+        learned = {
+            name: torch.nn.Parameter(torch.tensor(value, dtype=torch.float64)) for name, value in numbers.items()
+        }
+        self.loss = getattr(fast, loss)(**options | learned, group=group)
+
+    def forward(self, rows: Sequence[torch.Tensor], given: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Return the loss of the encoded rows of each tower."""
+        loss: torch.Tensor = self.loss(*(self.encoder(part) for part in rows), **given)
+        return loss
+
+
+Step = tuple[str, dict[str, Any], Sequence[torch.Tensor], dict[str, torch.Tensor]]
+"""The module of a loss, its options, the rows of each tower, and the other arguments."""
+
+
+def train(steps: Sequence[Step], ddp: bool) -> list[Any]:
+    """Return the value of each loss, and the mean of its parameters' gradients over the ranks, computed by DDP or not."""
+    found = []
+    for loss, options, rows, given in steps:
+        model = Learner(loss, options, "world")
+        value = (torch.nn.parallel.DistributedDataParallel(model) if ddp else model)(rows, given)
+        value.backward()
+        gradients = {}
+        for name, parameter in model.named_parameters():
+            if not ddp:
+                torch.distributed.all_reduce(parameter.grad)
+                parameter.grad /= torch.distributed.get_world_size()
+            gradients[name] = parameter.grad.numpy()
+        found.append((value.item(), gradients))
+    return found
+
+
+def end_early(rank: int, seconds: float) -> tuple[str, float]:
+    """Evaluate a loss twice; rank 1 ends, or waits, before the second time. Return the error and when it was raised."""
+    rows = torch.randn(3, 2, generator=torch.Generator().manual_seed(rank)).requires_grad_()
+    labels = torch.tensor([0, 0, 1])
+    fast.supcon_loss(rows, labels, group="world").backward()
+    if rank == 1:
+        if seconds:
+            time.sleep(seconds)
+        os._exit(0)
+    distributed.NAMING_TIMEOUT = 1.0
+    start = time.monotonic()
+    try:
+        fast.supcon_loss(rows, labels, group="world")
+    except RuntimeError as error:
+        return str(error), time.monotonic() - start
+    return "", 0.0

@@ -18,7 +18,7 @@ from pairproof.conformance.suite.records import Outcome
 from pairproof.conformance.truth.compare import compare
 from pairproof.conformance.truth.evaluate import stored_truth
 from pairproof.conformance.truth.tolerances import bounds
-from tests.distributed_jobs import evaluate
+from tests.distributed_jobs import Learner, end_early, evaluate, train
 from tests.ranks import run_ranks
 
 BY_ROW = ("labels", "anchors", "anchor_weights", "ignored_ids", "self_rows")
@@ -130,7 +130,7 @@ class Split:
         """The call of a rank."""
         return self.case.entry.function, self.calls[rank] | options, list(self.case.matrices)
 
-    def outcome(self, found: list[Any], each: list[Any]) -> Outcome:
+    def outcome(self, found: list[Any], each: list[Any] | None) -> Outcome:
         """The outcome of all ranks together."""
         world, separate = len(found), self.case.separate
         values = [rank[0] for rank in found]
@@ -151,7 +151,7 @@ class Split:
                         part = part.reshape(-1, whole.shape[1])
                     whole[own] = part
             gradients[name] = whole if separate else whole / world
-        anchors = self._anchors([rank[0] for rank in each], every=True)
+        anchors = None if each is None else self._anchors([rank[0] for rank in each], every=True)
         if separate and self.case.option("no_positive") == "drop":
             counted = set(self.case.anchors()) - {i for i, n in enumerate(self.case.positive_counts()) if not n}
             ordered = self._anchors(values, every=False)
@@ -178,29 +178,29 @@ class Split:
 
 
 def chosen_cases(every: bool) -> list[GoldenCase]:
-    """The cases; in the default run, every 7th of the small ones of each loss."""
+    """The cases; in the default run, every 12th of the small ones of each loss."""
     found = [case for case in load_golden() if case.case.option("reduction") != "none_pairs"]
-    return found if every else [case for case in found if case.case.size <= SMALL][::7]
+    return found if every else [case for case in found if case.case.size <= SMALL][::12]
 
 
-def check_cases(folder: Path, world: int, cases: list[GoldenCase]) -> dict[str, float]:
+def check_cases(folder: Path, world: int, cases: list[GoldenCase], *, each_anchor: bool) -> dict[str, float]:
     """Evaluate cases on a number of ranks; return the largest error of each loss in units of its bound."""
     splits = [Split(golden.case, world) for golden in cases]
     arguments = []
+    calls = 2 if each_anchor else 1
     for rank in range(world):
         jobs = []
         for split in splits:
-            more = {"no_positive": "zero"} if "no_positive" in split.case.entry.keywords else {}
-            if split.case.option("no_positive") != "drop":
-                more = {}
-            jobs += [split.job(rank), split.job(rank, reduction="none", **more)]
+            more = {"no_positive": "zero"} if split.case.option("no_positive") == "drop" else {}
+            jobs += [split.job(rank), split.job(rank, reduction="none", **more)][:calls]
         arguments.append([jobs])
     results = run_ranks(folder, world, evaluate, arguments)
     worst: dict[str, float] = {}
     wrong = []
     for place, (golden, split) in enumerate(zip(cases, splits, strict=True)):
-        found, each = ([rank[2 * place + k] for rank in results] for k in (0, 1))
-        errors = [text for text in (*found, *each) if isinstance(text, str)]
+        found = [rank[calls * place] for rank in results]
+        each = [rank[2 * place + 1] for rank in results] if calls == 2 else None
+        errors = [text for text in (*found, *(each or [])) if isinstance(text, str)]
         if errors:
             wrong.append((golden.id, errors[0]))
             continue
@@ -214,7 +214,7 @@ def check_cases(folder: Path, world: int, cases: list[GoldenCase]) -> dict[str, 
 
 
 def test_golden_cases_are_met_by_three_ranks(tmp_path: Path) -> None:
-    worst = check_cases(tmp_path, 3, chosen_cases(False))
+    worst = check_cases(tmp_path, 3, chosen_cases(False), each_anchor=False)
     assert worst.keys() == LOSSES.keys()
     assert min(worst.values()) > 0
 
@@ -222,4 +222,192 @@ def test_golden_cases_are_met_by_three_ranks(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_golden_cases_are_met_by_any_number_of_ranks(world: int, tmp_path: Path) -> None:
-    assert check_cases(tmp_path, world, chosen_cases(True)).keys() == LOSSES.keys()
+    assert check_cases(tmp_path, world, chosen_cases(True), each_anchor=True).keys() == LOSSES.keys()
+
+
+ROWS = torch.randn(11, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+OTHERS = torch.randn(11, 5, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+COUNTS = (5, 4, 2)
+"""The rows of each rank in the tests that follow."""
+LABELS = torch.tensor([0, 1, 0, 2, 3, 0, 1, 1, 4, 5, 6])
+"""Rank 2 has no anchor with a positive."""
+PARTNERS = (torch.tensor([1, 0, 3, 2]), torch.tensor([3, 2, 1, 0]), torch.tensor([1, 0]))
+
+LEARNED: list[tuple[str, dict[str, Any], str]] = [
+    ("SupConLoss", {"temperature": 0.3}, "labels"),
+    ("SupConLoss", {"temperature": 0.3, "no_positive": "drop"}, "labels"),
+    ("SupConLoss", {"temperature": 0.3, "denominator": "only_negatives", "similarity": "dot"}, "labels"),
+    ("SupConLoss", {"temperature": 0.3, "reduction": "sum", "base_temperature": 0.1}, "labels"),
+    ("SupConInLoss", {"temperature": 0.3, "no_positive": "drop"}, "labels"),
+    ("SupConEpsilonLoss", {"temperature": 0.7, "similarity": "cosine", "no_positive": "drop"}, "labels"),
+    ("NTXentLoss", {"temperature": 0.3}, "partners"),
+    ("NTXentPairwiseLoss", {"temperature": 0.3, "reduction": "mean_pairs"}, "labels"),
+    ("NTXentPairwiseLoss", {"temperature": 0.3, "reduction": "sum_pairs", "no_positive": "drop"}, "labels"),
+    ("NTBXentLoss", {"temperature": 0.3}, "pairs"),
+    ("InfoNCELoss", {"temperature": 0.3}, "towers"),
+    ("InfoNCELoss", {"temperature": 0.3, "direction": "b_to_a"}, "towers"),
+    ("InfoNCELoss", {"temperature": 0.3, "direction_weights": (0.75, 0.25)}, "towers"),
+    ("SigmoidLoss", {"temperature": 0.3, "bias": -2.0}, "towers"),
+    ("SigmoidLoss", {"temperature": 0.3, "bias": -2.0, "reduction": "mean_pairs"}, "towers"),
+    ("HardNegativeLoss", {"temperature": 0.3}, "partners"),
+    ("DCLWLoss", {"temperature": 0.3, "detach_weights": False}, "partners"),
+    ("MultipleNegativesRankingLoss", {"temperature": 0.3}, "towers"),
+]
+"""A module, its options, and how its positives are given. Temperature and bias are learned."""
+
+
+def shares_of(counts: tuple[int, ...], kind: str) -> tuple[list[Any], tuple[list[Any], dict[str, Any]]]:
+    """The rows and arguments of each rank, and those of one process with all rows."""
+    total = sum(counts)
+    z, other, labels = ROWS[:total], OTHERS[:total], LABELS[:total]
+    starts = [sum(counts[:rank]) for rank in range(len(counts))]
+    parts = [slice(start, start + count) for start, count in zip(starts, counts, strict=True)]
+    if kind == "labels":
+        return [([z[p]], {"labels": labels[p]}) for p in parts], ([z], {"labels": labels})
+    if kind == "towers":
+        return [([z[p], other[p]], {}) for p in parts], ([z, other], {})
+    if kind == "partners":
+        whole = torch.cat([own + start for own, start in zip(PARTNERS, starts, strict=False)])
+        return [([z[p]], {"partners": own}) for p, own in zip(parts, PARTNERS, strict=False)], (
+            [z],
+            {"partners": whole},
+        )
+    pairs = torch.tensor([[0, 1], [1, 0], [0, 7], [6, 10], [10, 2]])
+    shares = [
+        torch.tensor([[i - p.start, j] for i, j in pairs.tolist() if p.start <= i < p.stop]).reshape(-1, 2)
+        for p in parts
+    ]
+    own = [([z[p]], {"positive_pairs": mine}) for p, mine in zip(parts, shares, strict=True)]
+    return own, ([z], {"positive_pairs": pairs})
+
+
+def check_learning(folder: Path, cases: list[tuple[str, dict[str, Any], str]], world: int, *, ddp: bool) -> None:
+    jobs: list[list[Any]] = [[] for _ in range(world)]
+    expected = []
+    for loss, options, kind in cases:
+        counts = (4, 4, 2)[:world] if kind == "partners" else COUNTS[:world]
+        shares, whole = shares_of(counts, kind)
+        for rank, share in enumerate(shares):
+            jobs[rank].append((loss, options, *share))
+        model = Learner(loss, options, None)
+        value = model(*whole)
+        value.backward()
+        expected.append((value.item(), {name: p.grad.numpy() for name, p in model.named_parameters()}))
+    for found in run_ranks(folder, world, train, [[job, ddp] for job in jobs]):
+        for case, (value, gradients), (true, wanted) in zip(cases, found, expected, strict=True):
+            assert value == pytest.approx(true, rel=1e-12), case
+            assert gradients.keys() == wanted.keys()
+            for name, gradient in gradients.items():
+                np.testing.assert_allclose(
+                    gradient,
+                    wanted[name],
+                    rtol=1e-12,
+                    atol=1e-12 * np.abs(wanted[name]).max(),
+                    err_msg=f"{case} {name}",
+                )
+
+
+def test_averaged_gradients_are_those_of_one_process(tmp_path: Path) -> None:
+    check_learning(tmp_path, LEARNED, 3, ddp=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_gradients_averaged_by_ddp_are_those_of_one_process(world: int, tmp_path: Path) -> None:
+    check_learning(tmp_path, LEARNED, world, ddp=True)
+
+
+def call(name: str, count: int, *leaves: str, **given: Any) -> tuple[str, dict[str, Any], tuple[str, ...]]:
+    return name, {"embeddings": ROWS[:count], "labels": LABELS[:count], **given}, leaves or ("embeddings",)
+
+
+NAN = torch.full((3, 5), torch.nan, dtype=torch.float64)
+TOWERS = {"embeddings_a": ROWS[:3], "embeddings_b": OTHERS[:3]}
+WRONG: list[tuple[list[Any], str]] = [
+    (
+        [call("supcon_loss", 3, temperature=t) for t in (0.1, 0.2, 0.1)],
+        "ValueError: temperature: expected the same on all ranks, got 0.1 on ranks 0, 2, 0.2 on rank 1",
+    ),
+    (
+        [call("supcon_loss", 3), call("supcon_loss", 4), call("supcon_loss", 3, embeddings=ROWS[:3, :4])],
+        "ValueError: embeddings: expected the same on all ranks, got float64 [any, 5] on cpu, requires_grad on ranks "
+        "0, 1, float64 [any, 4] on cpu, requires_grad on rank 2",
+    ),
+    (
+        [call("supcon_loss", 3), call("supcon_loss", 3, embeddings=ROWS[:3].float()), call("supcon_loss", 3)],
+        "ValueError: embeddings: expected the same on all ranks, got float64 [any, 5] on cpu, requires_grad on ranks "
+        "0, 2, float32 [any, 5] on cpu, requires_grad on rank 1",
+    ),
+    (
+        [call("supcon_loss", 3), ("supcon_loss", call("supcon_loss", 3)[1], ()), call("supcon_loss", 3)],
+        "ValueError: embeddings: expected the same on all ranks, got float64 [any, 5] on cpu, requires_grad on ranks "
+        "0, 2, float64 [any, 5] on cpu on rank 1",
+    ),
+    (
+        [call("supcon_loss", 3), call("supcon_in_loss", 3), call("nt_xent_pairwise_loss", 3)],
+        "ValueError: group: expected the same on all ranks, got supcon_loss on rank 0, supcon_in_loss on rank 1, "
+        "nt_xent_pairwise_loss on rank 2",
+    ),
+    (
+        [call("supcon_loss", 3), call("supcon_loss", 3, no_positive="drop"), call("supcon_loss", 3, no_positive="nan")],
+        "ValueError: no_positive: expected the same on all ranks, got None on rank 0, 'drop' on rank 1, 'nan' on rank 2",
+    ),
+    (
+        [call("supcon_loss", 3), call("supcon_loss", 3), call("supcon_loss", 3, labels=LABELS[:2])],
+        "ValueError: labels: expected one label per embedding, shape [3], got shape [2], on rank 2",
+    ),
+    (
+        [call("supcon_loss", 3), call("supcon_loss", 3, embeddings=NAN), call("supcon_loss", 3, embeddings=NAN)],
+        "ValueError: embeddings: expected finite values, got NaN or infinity in row 0, on ranks 1, 2",
+    ),
+    (
+        [call("supcon_loss", 3, labels=None, positives=torch.ones(3, 3, dtype=torch.bool)) for _ in range(3)],
+        "ValueError: positives: expected one column for each row of all ranks, shape [3, 9], got shape [3, 3]",
+    ),
+    (
+        [
+            ("nt_bxent_loss", {"embeddings": ROWS[:n], "positive_pairs": torch.tensor([pair])}, ("embeddings",))
+            for n, pair in ((2, [0, 8]), (3, [2, 0]), (4, [4, 0]))
+        ],
+        "ValueError: positive_pairs: expected rows in the ranges 0 to 3 and 0 to 8, got [4, 0] at position 0, on rank 2",
+    ),
+    (
+        [call("nt_xent_loss", 2, labels=None, partners=torch.tensor(own)) for own in ([1, 0], [1, 0], [2, 3])],
+        "TypeError: nt_xent_loss() got an unexpected keyword argument 'labels', on ranks 0, 1, 2",
+    ),
+    (
+        [call("supcon_loss", int(rank == 1)) for rank in range(3)],
+        "ValueError: embeddings: expected at least 2 rows on all ranks together, got 1",
+    ),
+    (
+        [("info_nce_loss", {**TOWERS, "embeddings_b": OTHERS[:n]}, ("embeddings_a",)) for n in (3, 3, 2)],
+        "ValueError: embeddings_b: expected the shape of embeddings_a, [3, 5], got shape [2, 5], on rank 2",
+    ),
+    (
+        [
+            ("info_nce_loss", {**TOWERS, "ignored": torch.zeros(3, 9, dtype=torch.bool).index_fill(1, at, True)}, ())
+            for at in (torch.tensor([5]), torch.tensor([0]), torch.tensor([7]))
+        ],
+        "ValueError: ignored: expected False for every row and its positive, got True in row 1, on rank 2",
+    ),
+]
+"""The calls of three ranks, and the error that all of them raise."""
+
+
+def test_errors_are_raised_on_all_ranks(tmp_path: Path) -> None:
+    found = run_ranks(tmp_path, 3, evaluate, [[[calls[rank] for calls, _ in WRONG]] for rank in range(3)])
+    for rank in found:
+        for text, (_, expected) in zip(rank, WRONG, strict=True):
+            assert text == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "limit"), [(0.0, 5.0), pytest.param(12.0, 8.0, marks=pytest.mark.slow, id="a rank that waits")]
+)
+def test_missing_rank_is_named_within_a_time_limit(seconds: float, limit: float, tmp_path: Path) -> None:
+    found = run_ranks(tmp_path, 3, end_early, [(rank, seconds) for rank in range(3)], survive=True, timeout=3)
+    for rank in (0, 2):
+        message, took = found[rank]
+        assert message.startswith(f"group: all_gather failed on rank {rank}, because rank 1 did not take part: ")
+        assert took < limit
+    assert found[1] is None
