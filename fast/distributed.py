@@ -29,7 +29,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import wraps
 from inspect import signature
-from typing import Any, NamedTuple, NoReturn, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, ParamSpec, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -38,7 +38,15 @@ from torch import Tensor
 from .engine import Batch, Policy, References, Targets, device, measure
 from .engine.device import dtypes_of
 
-Group = dist.ProcessGroup | str | None if dist.is_available() else str | None
+if TYPE_CHECKING or dist.is_available():
+    from torch.distributed import ProcessGroup
+else:
+
+    class ProcessGroup:
+        """Takes the place of the class that a torch without distributed lacks."""
+
+
+Group = ProcessGroup | str | None
 """A process group, "world" for that of all processes, or None for one process."""
 
 P = ParamSpec("P")
@@ -68,8 +76,9 @@ def across_ranks(function: Callable[P, R]) -> Callable[P, R]:
 def _eagerly(*arguments: Any) -> Any:
     """Call a loss with the other ranks, outside any graph that is compiled."""
     # Importing torch._dynamo takes seconds, and is needed only if something is compiled.
-    evaluate: Any = torch.compiler.disable(_together) if "torch._dynamo" in sys.modules else _together
-    return evaluate(*arguments)
+    if "torch._dynamo" not in sys.modules:
+        return _together(*arguments)
+    return torch.compiler.disable(_together)(*arguments)  # type: ignore[no-untyped-call]
 
 
 _eagerly._torchdynamo_disable = True  # type: ignore[attr-defined]
@@ -96,7 +105,7 @@ def check_group(group: object) -> None:
     """
     if isinstance(group, str) and group != "world":
         raise ValueError(f'group: expected a process group, "world" or None, got {group!r}')
-    if not (group is None or isinstance(group, str) or (dist.is_available() and isinstance(group, dist.ProcessGroup))):
+    if not isinstance(group, ProcessGroup | str | None):
         raise TypeError(f'group: expected a process group, "world" or None, got {type(group).__name__}')
 
 
@@ -169,7 +178,7 @@ class Share(NamedTuple):
         most = max(self.counts)
         if min(self.counts) < most:
             padded = tensor.new_zeros((len(self.counts), most, *tensor.shape[1:]))
-            for line, part in zip(padded, tensor.split(self.counts), strict=True):
+            for line, part in zip(padded, torch.split(tensor, list(self.counts)), strict=True):
                 line[: part.shape[0]] = part
             tensor = padded.flatten(0, 1)
         found = tensor.new_empty((most, *tensor.shape[1:]))

@@ -193,7 +193,9 @@ def multiple_negatives_ranking_loss(
     a, b, hard = a.to(computing), b.to(computing), None if hard is None else hard.to(computing)
     local, number = torch.arange(a.shape[0], device=a.device), 0 if hard_negatives is None else hard_negatives.shape[1]
     positives = pair_logits(a, b, rule, (of_a, of_b))
-    of_queries, of_documents, of_negatives = (a, of_a), (b, of_b), (hard, of_hard)
+    of_queries: Rows = (a, of_a)
+    of_documents: Rows = (b, of_b)
+    shared: list[Rows] = [(hard, of_hard)] if hard is not None and hard_negatives_scope == "batch" else []
     every_query, every_document, place, total = of_queries, of_documents, local, a.shape[0]
     if ranks is not None:
         ranks.meet(a, least=1)
@@ -203,10 +205,9 @@ def multiple_negatives_ranking_loss(
         every_document = share.rows(b).to(computing), None
         if chosen != ["query_to_doc"]:
             every_query = share.rows(a).to(computing), None
-        if hard is not None and hard_negatives_scope == "batch":
-            of_negatives = share.rows(hard.view(len(a), number, a.shape[1])).flatten(0, 1).to(computing), None
+        if hard is not None and shared:
+            shared = [(share.rows(hard.view(len(a), number, a.shape[1])).flatten(0, 1).to(computing), None)]
     evaluate = partial(_log_sum, rule=rule, storage=storage, backend=backend)
-    shared = [of_negatives] if hard is not None and hard_negatives_scope == "batch" else []
     widths = _widths(total, number * total, chosen, hard_negatives_scope)
     masks = dict.fromkeys(widths)
     if ignored is not None:

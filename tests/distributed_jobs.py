@@ -61,7 +61,7 @@ Step = tuple[str, dict[str, Any], Sequence[torch.Tensor], dict[str, torch.Tensor
 
 
 def train(steps: Sequence[Step], ddp: bool) -> list[Any]:
-    """Return the value of each loss, and the mean of its parameters' gradients over the ranks, computed by DDP or not."""
+    """Return the value of each loss, and the mean of its parameters' gradients over the ranks, which DDP computes."""
     found = []
     for loss, options, rows, given in steps:
         model = Learner(loss, options, "world")

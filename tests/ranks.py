@@ -75,9 +75,7 @@ def on_ranks(function: Callable[..., Any], world_size: int, folder: Path, *args:
     return found
 
 
-def _run(
-    folder: Path, rank: int, world: int, timeout: float, function: Callable[..., Any], arguments: bytes
-) -> None:
+def _run(folder: Path, rank: int, world: int, timeout: float, function: Callable[..., Any], arguments: bytes) -> None:
     import torch
     import torch.distributed as dist
 

@@ -178,9 +178,9 @@ class Split:
 
 
 def chosen_cases(every: bool) -> list[GoldenCase]:
-    """The cases; in the default run, every 12th of the small ones of each loss."""
+    """The cases; in the default run, every 30th of the small ones of each loss."""
     found = [case for case in load_golden() if case.case.option("reduction") != "none_pairs"]
-    return found if every else [case for case in found if case.case.size <= SMALL][::12]
+    return found if every else [case for case in found if case.case.size <= SMALL][::30]
 
 
 def check_cases(folder: Path, world: int, cases: list[GoldenCase], *, each_anchor: bool) -> dict[str, float]:
@@ -350,7 +350,8 @@ WRONG: list[tuple[list[Any], str]] = [
     ),
     (
         [call("supcon_loss", 3), call("supcon_loss", 3, no_positive="drop"), call("supcon_loss", 3, no_positive="nan")],
-        "ValueError: no_positive: expected the same on all ranks, got None on rank 0, 'drop' on rank 1, 'nan' on rank 2",
+        "ValueError: no_positive: expected the same on all ranks, got None on rank 0, 'drop' on rank 1, "
+        "'nan' on rank 2",
     ),
     (
         [call("supcon_loss", 3), call("supcon_loss", 3), call("supcon_loss", 3, labels=LABELS[:2])],
@@ -369,7 +370,8 @@ WRONG: list[tuple[list[Any], str]] = [
             ("nt_bxent_loss", {"embeddings": ROWS[:n], "positive_pairs": torch.tensor([pair])}, ("embeddings",))
             for n, pair in ((2, [0, 8]), (3, [2, 0]), (4, [4, 0]))
         ],
-        "ValueError: positive_pairs: expected rows in the ranges 0 to 3 and 0 to 8, got [4, 0] at position 0, on rank 2",
+        "ValueError: positive_pairs: expected rows in the ranges 0 to 3 and 0 to 8, got [4, 0] at position 0, "
+        "on rank 2",
     ),
     (
         [call("nt_xent_loss", 2, labels=None, partners=torch.tensor(own)) for own in ([1, 0], [1, 0], [2, 3])],
