@@ -54,7 +54,7 @@ def explain(case: Case, anchor: int | None = None) -> Iterator[str]:
         yield from ("", *_anchor(case, result.terms, i))
     yield from (
         "",
-        *_whole(case, result),
+        *whole(case, result),
         "  (numbers are rounded for display; the result is computed from unrounded ones)",
     )
 
@@ -117,7 +117,7 @@ def _ratio(pair: Pair) -> str:
     return _number(_exp(-pair.value))
 
 
-def _whole(case: Case, result: Result) -> Iterator[str]:
+def whole(case: Case, result: Result) -> Iterator[str]:
     """Yield the reduction on one line, -((log 0.1407 + log 0.1922)/2 + ...)/9 = 2.1960, or one per anchor or pair."""
     terms, form, reduction = result.terms, case.form, case.option("reduction")
     sign = "" if form in ("binary", "sigmoid") else "-"

@@ -3,136 +3,43 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pairproof import reference
-from pairproof.reference import Result
-
-from .documents.load import WorkedFixture, worked_cases
+from .differences import failing_cases, failures
+from .documents.load import WorkedFixture
+from .examples import document, number
+from .findings import findings, judged, public_losses, sweeps
 from .implementations import ALL
-from .implementations.public import load_public
 from .judge.check import CONFORMS, CheckResult
 from .judge.options import CouldNotRun
-from .judge.results import BAD, Check, Status, counted, grouped
+from .judge.results import Check, Status, counted, grouped
 from .judge.verify import Report, load_cases
-from .suite.cases import Case, call_reference
+from .plots import Chart, Line, range_bar
 from .suite.catalogue import LOSSES
 from .suite.golden import load_flags
 
 FORMAT = "pairproof-page/1"
 LARGEST = 3_000_000
 """Largest size of a page in bytes."""
-MOST_ROWS = 12
-"""Largest number of rows of a worked example that is shown, and largest size of a failing case with its anchors."""
-SHOWN = 40
-"""Largest number of failing cases that are shown."""
-BENCH = Path(__file__).resolve().parent.parent / "bench/results/cpu.svg"
-"""The plot of the benchmark. The installed package does not contain it."""
+BENCH = Path(__file__).resolve().parent.parent / "bench/results/cpu.json"
+"""The results of the benchmark. The installed package does not contain them."""
+COLUMNS = 128
+"""The number of columns of the benchmark's plots."""
+OPENED = "supcon_notebook/supcon-3x3"
+"""The worked example that is open at first."""
 ORDER = (Status.ERRORED, Status.FAILED, Status.DEVIATES, Status.PASSED, Status.SKIPPED)
 """Statuses by importance. If the dtypes of a case have different statuses, the first of these is shown."""
-
-
-def _number(value: Any, digits: int = 6) -> float | str:
-    """Round a number to significant digits. Infinities and NaN become texts, because JSON does not have them."""
-    x = float(value)
-    return float(f"{x:.{digits}g}") if math.isfinite(x) else str(x)
-
-
-def _exp(value: Any) -> float | str:
-    with np.errstate(over="ignore"):
-        return _number(np.exp(float(value)))
-
-
-def _pairs(result: Result) -> dict[str, list[Any]]:
-    """The pairs of every anchor: other, positive, members, numerator, denominator, value."""
-    found: dict[str, list[Any]] = {}
-    for (anchor, other), pair in result.terms.pairs.items():
-        parts = _exp(pair.log_numerator), _exp(pair.log_denominator), _number(pair.value)
-        found.setdefault(str(anchor), []).append([other, pair.positive, list(pair.members), *parts])
-    return found
-
-
-def _losses(case: Case) -> dict[str, Any]:
-    """The terms of three losses on the positives of a case, and of nt_xent if the positives are mutual partners."""
-    mask = case.positive_array() & case.member_array()
-    options = {"temperature": case.temperature, "similarity": case.option("similarity")}
-    partners = mask.argmax(axis=1)
-    results: dict[str, Result] = {
-        "supcon": reference.supcon_loss(case.embeddings, positives=mask, **options),
-        "nt_xent_pairwise": reference.nt_xent_pairwise_loss(case.embeddings, positives=mask, **options),
-        "nt_bxent": reference.nt_bxent_loss(case.embeddings, np.argwhere(mask), **options),
-    }
-    if (mask.sum(axis=1) == 1).all() and (partners[partners] == np.arange(case.n)).all():
-        results["nt_xent"] = reference.nt_xent_loss(case.embeddings, partners, **options)
-    return {
-        name: {
-            "function": LOSSES[name].function,
-            "value": _number(results[name].loss),
-            "anchors": {str(i): _number(value) for i, value in results[name].terms.anchor_losses.items()},
-            "pairs": _pairs(results[name]),
-        }
-        for name in ("supcon", "nt_xent", "nt_xent_pairwise", "nt_bxent")
-        if name in results
-    }
-
-
-def _view(case: Case) -> dict[str, Any]:
-    """The matrices of a worked example, and the value and the terms of each loss on them."""
-    terms = call_reference(case).terms
-    logits = np.array([[float(x) for x in row] for row in terms.logits])
-    np.fill_diagonal(logits, -math.inf)
-    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
-    softmax = exponentials / exponentials.sum(axis=1, keepdims=True)
-    return {
-        "id": case.id,
-        "loss": case.loss,
-        "temperature": case.temperature,
-        "similarity": [[_number(x, 4) for x in row] for row in terms.similarity],
-        "softmax": [[_number(x, 3) for x in row] for row in softmax],
-        "embeddings": [[_number(x, 4) for x in row] for row in case.embeddings],
-        "positive": [[int(j) for j in row] for row in terms.positives],
-        "losses": _losses(case),
-    }
 
 
 def _is_test(fixture: WorkedFixture) -> bool:
     """Whether a document is a public test; public tests are listed last."""
     return fixture.document.source is not None
-
-
-def _document(fixture: WorkedFixture, report: Report) -> dict[str, Any]:
-    name = fixture.document.id
-    cases = [case for case in worked_cases(fixture) if not case.entry.two_towers and case.n <= MOST_ROWS]
-    return {
-        "id": name,
-        "title": fixture.document.title,
-        "about": fixture.document.about,
-        "views": [_view(case) for case in cases],
-        "figures": [
-            {
-                "id": one.figure.id,
-                "place": one.figure.place,
-                "what": one.figure.what,
-                "printed": one.figure.printed if isinstance(one.figure.printed, str) else "",
-                "value": "" if one.value is None else repr(one.value),
-                "verdict": one.verdict if one.passed else "failed",
-                "because": (one.figure.instead or {}).get("because", ""),
-            }
-            for one in report.judgements
-            if one.document == name
-        ],
-        "claims": [
-            {"words": one.claim.words, "verdict": one.verdict, "because": one.claim.because, "evidence": one.evidence}
-            for one in report.claims
-            if one.document == name
-        ],
-    }
 
 
 def _matrix(checks: Sequence[Check]) -> dict[str, Any]:
@@ -152,7 +59,7 @@ def _accuracy(checks: Sequence[Check]) -> Iterator[dict[str, Any]]:
     groups = grouped(((who, dtype), ratio) for who, dtype, ratio in judged if ratio is not None)
     for (who, dtype), ratios in groups.items():
         median, ninety = np.quantile(ratios, [0.5, 0.9])
-        numbers = {"median": _number(median, 3), "ninety": _number(ninety, 3), "worst": _number(max(ratios), 3)}
+        numbers = {"median": number(median, 3), "ninety": number(ninety, 3), "worst": number(max(ratios), 3)}
         yield {"implementation": who, "dtype": dtype, "checks": len(ratios), **numbers}
 
 
@@ -174,45 +81,53 @@ def _cases(checks: Sequence[Check]) -> Iterator[dict[str, Any]]:
         }
 
 
-def _failures(checks: Sequence[Check], diagnoses: Mapping[tuple[str, str], str]) -> Iterator[dict[str, Any]]:
-    """The failing cases: the first difference, the command that repeats it, and the expected value of each anchor."""
-    golden = {case.id: case for case in load_cases(())}
-    bad = grouped(((one.implementation, one.case), one) for one in checks if one.status in BAD)
-    for (who, name), (first, *others) in list(bad.items())[:SHOWN]:
-        case = golden.get(name)
-        small = case is not None and case.size <= MOST_ROWS
-        result = call_reference(case) if case is not None and small else None
-        yield {
-            "implementation": who,
-            "case": name,
-            "loss": first.loss,
-            "dtypes": [one.dtype for one in (first, *others)],
-            "message": first.message,
-            "diagnosis": diagnoses.get((name, first.dtype), ""),
-            "repeat": first.repeat,
-            "found": "" if first.value is None else _number(first.value),
-            "anchors": {str(i): _number(value) for i, value in result.terms.anchor_losses.items()} if result else {},
-            "pairs": _pairs(result) if result else {},
-        }
-
-
-def _public() -> Iterator[dict[str, Any]]:
-    """The public losses that are not installed: what each computes, and what ``check`` reports for it."""
-    for loss in load_public():
-        verdict = f"conforms at {loss.level}" if loss.level else "does not conform"
-        about = {"who": loss.repository, "at": loss.commit[:12], "link": loss.link, "computes": loss.computes}
-        yield {**about, "loss": loss.loss, "verdict": verdict, "says": list(loss.says)}
-
-
 def _deviations(checks: Sequence[Check]) -> Iterator[dict[str, Any]]:
-    """The declared deviations that occurred, with the first case that shows each."""
+    """The declared deviations that occurred, each with a case, if possible one whose loss clearly differs."""
     reasons = {(kind.name, one.name): one for kind in ALL for one in kind.deviations}
+    golden = {case.id: found.expected.loss for case, found in load_cases(()).items() if found}
     declared = (((one.implementation, name), one) for one in checks for name in one.declared)
     for (who, name), some in grouped(declared).items():
         one = reasons.get((who, name))
-        if one is not None:
-            place = {"case": some[0].case, "checks": len(some)}
-            yield {"who": who, "reason": one.reason, "link": one.link, "wrong": one.wrong, **place}
+        if one is None:
+            continue
+        shown, expected = some[0], golden.get(some[0].case)
+        for check in some:
+            true = golden.get(check.case)
+            if check.value is not None and isinstance(true, float) and not abs(check.value - true) <= 1e-3 * abs(true):
+                shown, expected = check, true
+                break
+        yield {
+            "who": who,
+            "reason": one.reason,
+            "link": one.link,
+            "wrong": one.wrong,
+            "checks": len(some),
+            "case": shown.case,
+            "dtype": shown.dtype,
+            "expected": number(expected) if isinstance(expected, float) and shown.value is not None else "",
+            "found": "" if shown.value is None else number(shown.value),
+        }
+
+
+def _speed() -> Iterator[dict[str, Any]]:
+    """For each loss, a chart of the time of plain torch divided by that of pairproof.fast, a line per form."""
+    if not BENCH.is_file():
+        return
+    timings = json.loads(BENCH.read_text(encoding="utf-8"))["timings"]
+    usual = {"implementation": "plain", "regime": "default", "dtype": "float32", "d": COLUMNS}
+    rows = [row for row in timings if usual.items() <= row.items() and "D=" not in row["form"]]
+    for loss, some in grouped((row["form"].partition(", ")[0], row) for row in rows).items():
+        forms = grouped((row["form"].partition(", ")[2], row) for row in some)
+        charts = []
+        for part, words in (("both", "forward and backward"), ("forward", "forward pass")):
+            lines = [
+                Line(form, sorted((float(row["n"]), row[f"{part}_ratio"][1]) for row in same if f"{part}_ratio" in row))
+                for form, same in forms.items()
+            ]
+            title = f"{loss}, {words}: time of plain torch / time of pairproof.fast"
+            chart = Chart(title, "rows", "ratio of the times", [line for line in lines if line.points], True, True)
+            charts.append(replace(chart, rules=(1.0,)).data())
+        yield {"loss": loss, "charts": charts}
 
 
 def data_of(found: Report | CheckResult) -> dict[str, Any]:
@@ -226,6 +141,8 @@ def data_of(found: Report | CheckResult) -> dict[str, Any]:
     """
     report = found.report if isinstance(found, CheckResult) else found
     checks = [one for one in report.checks if one.kind == "case"]
+    failing = failing_cases(found)
+    shown = failures(found, failing)
     data: dict[str, Any] = {
         "format": FORMAT,
         "title": "pairproof",
@@ -239,6 +156,8 @@ def data_of(found: Report | CheckResult) -> dict[str, Any]:
         "accuracy": list(_accuracy(checks)),
         "cases": list(_cases(checks)),
         "flags": {name: flag.hunts for name, flag in load_flags().items()},
+        "failures": shown,
+        "more_failures": len(failing) - len(shown),
     }
     if isinstance(found, CheckResult):
         levels = {
@@ -250,21 +169,26 @@ def data_of(found: Report | CheckResult) -> dict[str, Any]:
             "verdict": found.summary,
             "levels": levels,
             "diagnosis": list(found.diagnosis.sentences()),
-            "failures": list(_failures(found.failures, found.diagnoses)),
             "documents": [],
             "deviations": [],
             "public": [],
+            "findings": [],
+            "sweeps": [],
+            "speed": [],
         }
     else:
+        implementations = judged(report)
         data |= {
             "good": report.passed,
             "verdict": "everything holds" if report.passed else "not everything holds",
             "levels": {},
             "diagnosis": [],
-            "failures": list(_failures(checks, {})),
-            "documents": [_document(one, report) for one in sorted(report.fixtures, key=_is_test)],
+            "documents": [document(one, report) for one in sorted(report.fixtures, key=_is_test)],
             "deviations": list(_deviations(checks)),
-            "public": list(_public()),
+            "public": list(public_losses(load_cases(report.fixtures))),
+            "findings": [one.data() for one in findings(report, implementations)],
+            "sweeps": list(sweeps(data["losses"], implementations)),
+            "speed": list(_speed()),
         }
     return data
 
@@ -291,9 +215,11 @@ def page_of(data: Mapping[str, Any]) -> str:
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     embedded = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    plot = BENCH.read_text(encoding="utf-8") if BENCH.is_file() and data["documents"] else ""
-    plot = plot[plot.find("<svg") :]
-    return environment.get_template("page.html").render(data, embedded=Markup(embedded), plot=Markup(plot))
+    environment.filters["svg"] = lambda chart: Markup(Chart.from_data(chart).svg())
+    environment.globals["range_bar"] = lambda *values: Markup(range_bar(*map(float, values)))
+    views = [view["id"] for one in data["documents"] for view in one["views"]]
+    opened = next((name for name in views if name == OPENED), views[0] if views else "")
+    return environment.get_template("page.html").render(data, embedded=Markup(embedded), opened=opened)
 
 
 def write_page(found: Report | CheckResult, path: Path) -> None:
@@ -304,10 +230,9 @@ def write_page(found: Report | CheckResult, path: Path) -> None:
         path: the file that is written.
 
     Raises:
-        CouldNotRun: jinja2 is not installed.
-        ValueError: the page is larger than ``LARGEST``.
+        CouldNotRun: jinja2 is not installed, or the page is larger than ``LARGEST``.
     """
     page = page_of(data_of(found)).encode()
     if len(page) > LARGEST:
-        raise ValueError(f"the page has {len(page)} bytes, more than {LARGEST}")
+        raise CouldNotRun(f"the page has {len(page)} bytes, more than {LARGEST}; select fewer losses or cases")
     path.write_bytes(page)

@@ -229,7 +229,7 @@ class Evidence:
             return
         found = self.failure
         if base:
-            suspect = next((one for words, one in self._suspects(found) if words == base), None)
+            suspect = next((one for words, one in self.suspects(found) if words == base), None)
             if suspect is None:
                 return
             found = Failure(self.case, self.outcome, self.truth, NOISE[self.computes])
@@ -255,7 +255,7 @@ class Evidence:
             # Any other part would contradict the cases that the first reason explains without it.
             return
         yield from self._factors(found)
-        yield from ((words, partial(_tested, found, suspect, words)) for words, suspect in self._suspects(found))
+        yield from ((words, partial(_tested, found, suspect, words)) for words, suspect in self.suspects(found))
         yield from self._last(found)
 
     def _wrong(self, found: Failure) -> bool:
@@ -335,7 +335,7 @@ class Evidence:
             words = weights_words(a, b)
             yield words, lambda: words
 
-    def _suspects(self, found: Failure) -> Iterator[tuple[str, Suspect]]:
+    def suspects(self, found: Failure) -> Iterator[tuple[str, Suspect]]:
         """Yield the words of each suspect, and the suspect."""
         for words, make in self.proposals:
             if (proposed := make(found)) is not None:
@@ -352,7 +352,7 @@ class Evidence:
             changed = replace(self.case, keywords={**self.case.keywords, option: choice})
             right, other = (torch.tensor(_plain(case).values) for case in (self.case, changed))
         else:
-            suspect = next((one for name, one in self._suspects(self.failure) if name == text), None)
+            suspect = next((one for name, one in self.suspects(self.failure) if name == text), None)
             if suspect is None:
                 return False
             right, other = (self.failure.value(one).detach() for one in (self.failure.right, suspect))
@@ -478,7 +478,7 @@ class Collector:
                 self._deadline = time.process_time() + SECONDS
                 if match is not None:
                     for evidence, _ in self.failing:
-                        evidence.proposals = [_proposal(match)]
+                        evidence.proposals = [proposal(match)]
                     continue
             if best is None:
                 break
@@ -573,7 +573,7 @@ def _safely(test: Test) -> Any:
         return None
 
 
-def _proposal(match: Match) -> tuple[str, Callable[[Failure], Suspect | None]]:
+def proposal(match: Match) -> tuple[str, Callable[[Failure], Suspect | None]]:
     """Return what identification found, in words, and as a suspect for a case."""
     (used, *_), variant = match.temperatures.values(), match.variant
     words = match.words() + [words_of(match.count)] * (match.count in WRONG_COUNTS)

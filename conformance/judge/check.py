@@ -34,7 +34,7 @@ from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from ..suite.golden import DTYPES, GoldenCase
 from ..suite.progress import Progress, tracked
-from ..suite.records import Outcome, Truth
+from ..suite.records import Expected, Outcome, Truth
 from .deviations import deviations, project_file, read_declarations
 from .fresh import FreshBatch, fresh_batches
 from .levels import Level, level_of, level_of_case, reviewed
@@ -70,6 +70,21 @@ CONFORMS, DOES_NOT, COULD_NOT = "conforms", "does not conform", "could not run"
 EXIT_CODES = {CONFORMS: 0, DOES_NOT: 1, COULD_NOT: 3}
 
 
+@dataclass(frozen=True)
+class Failing:
+    """A failing case.
+
+    Attributes:
+        case: the case as it was judged, with the claimed options.
+        truth: its true results.
+        outcomes: what the target returned, by dtype; empty if it raised an error.
+    """
+
+    case: Case
+    truth: Truth | Expected
+    outcomes: Mapping[str, Outcome]
+
+
 @dataclass
 class CheckResult:
     """The result of a check.
@@ -89,6 +104,7 @@ class CheckResult:
         unused: one message for each of these deviations that matches no check.
         aside: the declared deviations for this loss but another target.
         sizes: the size of every case that fails or ends in an error, and a description of its shape, by its id.
+        failing: these cases with their true results and what the target returned, by id.
         explained: number of failing cases that are shown; None for all, also those above the required level.
         fresh: the random batches, which are not counted in ``cases``.
         limits: the temperatures, norms or logits at which the target starts to break; empty if cases were selected,
@@ -113,6 +129,7 @@ class CheckResult:
     unused: list[str] = field(default_factory=list)
     aside: list[Deviation] = field(default_factory=list)
     sizes: dict[str, tuple[int, str]] = field(default_factory=dict)
+    failing: dict[str, Failing] = field(default_factory=dict)
     explained: int | None = SHOWN
     fresh: list[FreshBatch] = field(default_factory=list)
     limits: list[Limit] = field(default_factory=list)
@@ -322,6 +339,9 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
                 collected.add_passing(case, golden.expected)
             if any(one.status in BAD for one in checks):
                 result.sizes[case.id] = case.size, case.sizes()
+                outcomes = {dtype: outcome for (_, dtype), outcome in target.outcomes.items()}
+                true = golden.expected if golden else truth_of(case, None)
+                result.failing[case.id] = Failing(case, true, outcomes)
             drawn += [golden] if failed and golden and isinstance(chosen, FreshBatch) else []
             failing += [(case, target.outcomes[case.id, one.dtype]) for one in failed[:1]]
         result.diagnosis = collected.diagnose(partial(_identified, request, target))

@@ -1,0 +1,126 @@
+"""The terms that a failing target computes, if its value and its gradient show which they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..suite.cases import Case, call_reference
+from ..suite.records import Expected, Outcome, Truth
+from ..truth.baseline import plain_outcome
+from .explain_failure import EXPLAINED, Failure, Suspect, is_explained
+from .joint import Evidence, Reason, proposal
+from .positives import POSITIVES, similarity_rows
+from .search import Match
+from .variants import Evaluation
+
+
+@dataclass(frozen=True)
+class Computed:
+    """The terms that a target computes.
+
+    Attributes:
+        words: what is wrong.
+        anchors: the value of each anchor, by row.
+        pairs: the logarithm of the numerator, the logarithm of the denominator and the cost of each pair, by
+            (anchor, column); empty if the loss does not consist of them.
+    """
+
+    words: str
+    anchors: Mapping[int, float]
+    pairs: Mapping[tuple[int, int], tuple[float, float, float]]
+
+
+def computed_terms(
+    case: Case,
+    dtype: str,
+    outcome: Outcome,
+    truth: Truth | Expected,
+    reasons: Collection[Reason] = (),
+    match: Match | None = None,
+) -> Computed | None:
+    """Return the terms that a target computes for a failing case.
+
+    Args:
+        case: the case.
+        dtype: the dtype in which it fails.
+        outcome: what the target returned.
+        truth: the certified results.
+        reasons: the reasons of a joint diagnosis. If one of them explains the case, its terms are returned.
+        match: what identification found.
+
+    Returns:
+        The terms; None if no known mistake reproduces the value and the gradient.
+    """
+    if not is_explained(case) or not case.anchors() or not all(map(math.isfinite, (*outcome.values, *truth.values))):
+        return None
+    evidence = Evidence(case, dtype, outcome, truth)
+    evidence.proposals = [proposal(match)] if match else []
+    failure = evidence.failure
+    if len(failure.given) != len(failure.expected):
+        return None
+    own = [one for one in reasons if case.id in one.cases]
+    for one in own:
+        option, _, value = one.setting.partition("=")
+        if value in case.entry.choices.get(option, ()) and not one.also:
+            other = replace(case, keywords={**case.keywords, option: value})
+            if _explains(failure, plain_outcome(other, "float64")):
+                return _of_case(one.words, other)
+    words = {one.words for one in own}
+    for general, suspect in evidence.suspects(failure):
+        if (general in words or not reasons) and failure.remaining(suspect) < math.inf:
+            return _of_suspect(failure, suspect, general)
+    return None
+
+
+def _explains(failure: Failure, other: Outcome) -> bool:
+    """Whether another case has the value that the target returned."""
+    values = torch.tensor(other.values, dtype=torch.float64)
+    return len(values) == len(failure.given) and failure.left(values, 0) <= EXPLAINED
+
+
+def _of_case(words: str, case: Case) -> Computed:
+    terms = call_reference(case).terms
+    pairs = {
+        key: (float(pair.log_numerator), float(pair.log_denominator), float(pair.value))
+        for key, pair in terms.pairs.items()
+        if pair.members
+    }
+    return Computed(words, {i: float(value) for i, value in terms.anchor_losses.items()}, pairs)
+
+
+def _of_suspect(failure: Failure, suspect: Suspect, words: str) -> Computed | None:
+    variant = suspect.variant
+    setting = POSITIVES[variant.positives].change(suspect.setting)
+    if setting is None:
+        return None
+    evaluation = Evaluation(setting, suspect.temperature or failure.temperature)
+    scale = failure.factor * suspect.scale
+    with torch.no_grad():
+        values = (evaluation.anchors(variant)[0] * scale).tolist()
+    places = similarity_rows(failure.case)
+    anchors = {i: values[places[i][0]] for i in failure.anchors}
+    return Computed(words, anchors, dict(_pairs(failure, evaluation, suspect)))
+
+
+def _pairs(
+    failure: Failure, evaluation: Evaluation, suspect: Suspect
+) -> Iterator[tuple[tuple[int, int], tuple[float, float, float]]]:
+    """Yield the terms of the pairs of a loss with numerators and denominators."""
+    variant = suspect.variant
+    if not variant.in_parts or variant.by_form:
+        return
+    with torch.no_grad(), suppress(RuntimeError):
+        pairs = evaluation.pairs_of(variant)
+        above, below, cost = (
+            part[0].expand(len(pairs.positive), -1) for part in (pairs.above, pairs.below, pairs.cost)
+        )
+        for i in failure.anchors:
+            row, columns = similarity_rows(failure.case)[i]
+            for j, column in enumerate(columns):
+                if pairs.positive[row, column]:
+                    yield (i, j), (float(above[row, column]), float(below[row, column]), float(cost[row, column]))

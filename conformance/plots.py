@@ -1,0 +1,217 @@
+"""Line charts as SVG. Colours are CSS variables of the page, so that a chart follows its light or dark theme.
+
+The lines of a chart differ in colour, marker and dashes, so that they can be told apart without colours. A value that
+is not finite is drawn as a cross on the upper edge.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+WIDTH, HEIGHT = 440, 270
+LEFT, RIGHT, TOP, BOTTOM = 62, 12, 12, 46
+LEGEND_ROW = 17
+COLOURS = 7
+"""The number of colours of the page: ``--c0`` to ``--c6``."""
+DASHES = ("", "6 3", "2 3", "9 3 2 3", "12 4", "4 2 1 2", "1 4")
+
+Number = Callable[[float], float]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a chart.
+
+    Attributes:
+        name: its name in the legend.
+        points: (x, y), in the order of x.
+        faint: whether it is drawn thin, in grey and without markers.
+    """
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    faint: bool = False
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A line chart.
+
+    Attributes:
+        title: what it shows, in one sentence; the text alternative.
+        x: name of the x axis.
+        y: name of the y axis.
+        lines: the lines.
+        log_x: whether the x axis is logarithmic.
+        log_y: whether the y axis is logarithmic.
+        lowest: on a logarithmic y axis, smaller values are drawn here.
+        rules: horizontal lines at these values.
+        ticks: the ticks of the x axis; None to choose them.
+    """
+
+    title: str
+    x: str
+    y: str
+    lines: Sequence[Line]
+    log_x: bool = False
+    log_y: bool = False
+    lowest: float = 0.0
+    rules: Sequence[float] = ()
+    ticks: Sequence[float] | None = None
+
+    def data(self) -> dict[str, Any]:
+        """The chart as JSON data, from which ``from_data`` makes it again."""
+        lines = [
+            {"name": line.name, "points": [[_rounded(x), _rounded(y)] for x, y in line.points], "faint": line.faint}
+            for line in self.lines
+        ]
+        return {**vars(self), "lines": lines, "rules": list(self.rules)}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Chart:
+        """Return a chart from the data of ``data``."""
+        lines = [
+            Line(one["name"], [(float(x), float(y)) for x, y in one["points"]], one["faint"]) for one in data["lines"]
+        ]
+        return cls(**{**data, "lines": lines})
+
+    def svg(self) -> str:
+        """The chart as an SVG element."""
+        ys = [y for line in self.lines for _, y in line.points if math.isfinite(y)] + list(self.rules)
+        ys = [max(y, self.lowest) for y in ys] if self.log_y else ys
+        if self.log_y:
+            ys = [y for y in ys if y > 0]
+        across = _axis([x for line in self.lines for x, _ in line.points], LEFT, WIDTH - RIGHT, log=self.log_x)
+        upward = _axis(ys, HEIGHT - BOTTOM, TOP, log=self.log_y, room=0.06)
+        height = HEIGHT + LEGEND_ROW * len(self.lines)
+        parts = [
+            f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(self.title, quote=True)}"'
+            ' class="chart" xmlns="http://www.w3.org/2000/svg">'
+        ]
+        for tick in across.ticks if self.ticks is None else self.ticks:
+            x = across.place(tick)
+            parts.append(f'<path class="grid" d="M{x:.1f} {TOP}V{HEIGHT - BOTTOM}"/>')
+            parts.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 15}" class="middle">{_short(tick)}</text>')
+        for tick in upward.ticks:
+            y = upward.place(tick)
+            parts.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
+            parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" class="end">{_short(tick)}</text>')
+        for rule in self.rules:
+            parts.append(f'<path class="rule" d="M{LEFT} {upward.place(rule):.1f}H{WIDTH - RIGHT}"/>')
+        middle = (LEFT + WIDTH - RIGHT) / 2
+        parts.append(f'<text x="{middle:.0f}" y="{HEIGHT - 12}" class="middle">{escape(self.x)}</text>')
+        turned = f'transform="rotate(-90 13 {(TOP + HEIGHT - BOTTOM) / 2:.0f})"'
+        parts.append(
+            f'<text x="13" y="{(TOP + HEIGHT - BOTTOM) / 2:.0f}" {turned} class="middle">{escape(self.y)}</text>'
+        )
+        colour = 0
+        for k, line in enumerate(self.lines):
+            style = "faint" if line.faint else f"c{colour % COLOURS}"
+            dash = "" if line.faint else DASHES[colour % len(DASHES)]
+            marker = None if line.faint else colour
+            colour += not line.faint
+            parts += self._line(line, style, dash, marker, across, upward)
+            y = HEIGHT + LEGEND_ROW * k + 6
+            parts.append(f'<path class="line {style}" {_dashed(dash)}d="M{LEFT} {y - 4}H{LEFT + 34}"/>')
+            if marker is not None:
+                parts.append(_marker(marker, LEFT + 17, y - 4, style))
+            parts.append(f'<text x="{LEFT + 42}" y="{y}">{escape(line.name)}</text>')
+        return "".join([*parts, "</svg>"])
+
+    def _line(self, line: Line, style: str, dash: str, marker: int | None, across: _Axis, upward: _Axis) -> list[str]:
+        """The path of a line, its markers, and crosses for values that are not finite."""
+        parts, path, down = list[str](), list[str](), False
+        for x, y in line.points:
+            value = max(y, self.lowest) if self.log_y and not math.isnan(y) else y
+            if not math.isfinite(value) or (self.log_y and value <= 0):
+                down = False
+                parts.append(_cross(across.place(x), TOP, style))
+                continue
+            place = f"{across.place(x):.1f} {upward.place(value):.1f}"
+            path.append(f"{'L' if down else 'M'}{place}")
+            down = True
+            if marker is not None and len(line.points) <= 40:
+                parts.append(_marker(marker, across.place(x), upward.place(value), style))
+        return [f'<path class="line {style}" {_dashed(dash)}d="{"".join(path)}"/>', *parts]
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """An axis: a function from values to places, and the ticks."""
+
+    place: Number
+    ticks: Sequence[float]
+
+
+def _axis(values: Sequence[float], start: float, end: float, *, log: bool, room: float = 0.02) -> _Axis:
+    """The axis that contains these values, from one place to another."""
+    change: Number = math.log10 if log else float
+    low, high = min(map(change, values)), max(map(change, values))
+    if low == high:
+        low, high = low - 0.5, high + 0.5
+    span = high - low
+    low, high = low - room * span, high + room * span
+
+    def place(value: float) -> float:
+        return start + (change(value) - low) / (high - low) * (end - start)
+
+    if log and span >= 2:
+        every = max(1, math.ceil(span / 6))
+        ticks = [10.0**k for k in range(math.ceil(low), math.floor(high) + 1) if k % every == 0]
+    elif log:
+        ticks = [m * 10.0**k for k in range(math.floor(low), math.ceil(high) + 1) for m in (1, 2, 5)]
+        ticks = [tick for tick in ticks if low <= math.log10(tick) <= high]
+    else:
+        step = next(m * 10.0**k for k in range(-12, 13) for m in (1, 2, 5) if span / (m * 10.0**k) <= 6)
+        ticks = [k * step for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    return _Axis(place, ticks)
+
+
+def _rounded(value: float) -> float | str:
+    return float(f"{value:.6g}") if math.isfinite(value) else str(value)
+
+
+def _short(value: float) -> str:
+    """A number as the label of a tick."""
+    power = round(math.log10(abs(value))) if value else 0
+    if value and abs(value - 10.0**power) < 1e-9 * 10.0**power and not -4 < power < 5:
+        return f'10<tspan dy="-5" font-size="9">{power}</tspan>'
+    return f"{value:g}"
+
+
+def _dashed(dash: str) -> str:
+    return f'stroke-dasharray="{dash}" ' if dash else ""
+
+
+def _cross(x: float, y: float, style: str) -> str:
+    return f'<path class="cross {style}" d="M{x - 4:.1f} {y - 4}l8 8m0 -8l-8 8"/>'
+
+
+def _marker(kind: int, x: float, y: float, style: str) -> str:
+    """A marker: a circle, a square, a triangle, a diamond, or these without filling."""
+    shapes = (
+        "m-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0 -7 0",
+        "m-3 -3h6v6h-6z",
+        "m0 -4l4 7h-8z",
+        "m0 -4.5l4 4.5l-4 4.5l-4 -4.5z",
+    )
+    hollow = " hollow" * (kind // len(shapes) % 2)
+    return f'<path class="mark {style}{hollow}" d="M{x:.1f} {y:.1f}{shapes[kind % len(shapes)]}"/>'
+
+
+def range_bar(low: float, middle: float, high: float) -> str:
+    """A small picture of three numbers from 0 to 1 on a logarithmic scale that begins at 0.001: a line with marks."""
+    places = [150 * max(0.0, 1 + math.log10(max(value, 1e-300)) / 3) + 4 for value in (low, middle, high)]
+    first, second, third = places
+    return (
+        '<svg viewBox="0 0 158 14" width="158" height="14" class="chart" aria-hidden="true">'
+        '<path class="grid" d="M4 7H154M4 3V11M54 4V10M104 4V10M154 1V13"/>'
+        f'<path class="line c0" d="M{first:.1f} 7H{third:.1f}"/>'
+        f'<path class="mark c0 hollow" d="M{first:.1f} 7m-3 0a3 3 0 1 0 6 0a3 3 0 1 0 -6 0"/>'
+        f'<path class="line c0" d="M{second:.1f} 3V11"/>'
+        f'<path class="mark c0" d="M{third:.1f} 7m0 -4l4 4l-4 4l-4 -4z"/></svg>'
+    )
