@@ -473,6 +473,19 @@ def read_varied(texts: Iterable[str]) -> dict[str, tuple[object, ...]]:
     return found
 
 
+def read_numbers(texts: Iterable[str]) -> tuple[int, ...]:
+    """Convert texts such as ``1,2,4`` to whole numbers.
+
+    Raises:
+        ValueError: a part is not a positive whole number.
+    """
+    parts = read_commas(texts)
+    for part in parts:
+        if not re.fullmatch(r"[1-9]\d{0,3}", part):
+            raise ValueError(f"expected positive whole numbers such as 1,2,4, got {part!r}")
+    return tuple(map(int, parts))
+
+
 @dataclass(frozen=True)
 class ParityRequest:
     """The target of ``pairproof parity``, and what is compared.
@@ -491,11 +504,15 @@ class ParityRequest:
         temperature: The temperature to pass, if the target takes one. Default: 0.1.
         linear_memory: Require that memory grows linearly with the batch size.
         rows: Memory is measured at this batch size, at twice and at four times this size.
-        only: Only this comparison: repetition, permutation, chunks, float32, bfloat16, autocast, compile or memory
-            (repeatable or comma-separated).
+        only: Only this comparison: repetition, permutation, chunks, float32, bfloat16, autocast, compile or memory;
+            with --world-size: loss, gradient or uneven (repeatable or comma-separated).
+        world_size: Instead, compare the loss in this number of processes (torch.distributed, gloo) with one process:
+            the loss and the gradients of parameters, averaged over the ranks (comma-separated, such as 1,2,3,4).
+        against: With --world-size: another loss, named like TARGET, that is evaluated in the single process. By default
+            the target itself.
         seed: The seed of the random batches. By default it is random, and reported.
         device: The torch device on which the target runs.
-        limit: Maximum time of one evaluation, in seconds.
+        limit: Maximum time of one evaluation, in seconds. Ranks wait for each other up to this time.
         json: Also write the result as JSON to this file.
 
     In Python, the target may be the function, class or instance itself.
@@ -512,6 +529,8 @@ class ParityRequest:
     linear_memory: bool = option(False, "--linear-memory")
     rows: int = option(1024, "--rows", metavar="N")
     only: Sequence[str] = option((), "--only", metavar="NAME", read=read_commas)
+    world_size: Sequence[int] = option((), "--world-size", metavar="SIZES", read=read_numbers)
+    against: object = option(None, "--against", metavar="TARGET")
     seed: int | None = option(None, "--seed", metavar="SEED")
     device: str = option("cpu", "--device", metavar="DEVICE")
     limit: float = option(60.0, "--limit", metavar="SECONDS")
@@ -519,6 +538,8 @@ class ParityRequest:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "only", (self.only,) if isinstance(self.only, str) else tuple(self.only))
+        sizes = (self.world_size,) if isinstance(self.world_size, int) else tuple(self.world_size)
+        object.__setattr__(self, "world_size", sizes)
 
     @property
     def name(self) -> str:

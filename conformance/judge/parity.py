@@ -48,6 +48,9 @@ MEASURED, NOT_APPLICABLE = "measured", "not applicable"
 COMPARISONS = ("repetition", "permutation", "chunks", "float32", "bfloat16", "autocast", "compile", "memory")
 """The names of all comparisons, in their order."""
 
+PARTS = ("loss", "gradient", "uneven")
+"""The names of the comparisons of several processes with one, in their order."""
+
 CHUNKS = re.compile(r"(\w+_)?(chunk|cache|block|tile|mini_?batch|micro_?batch|sub_?batch)_?(size|len|length)")
 """Names of parameters that divide the work into parts and should not change the result."""
 
@@ -120,6 +123,7 @@ class Comparison:
             to its norm; None if nothing was compared.
         allowed: the allowed difference of this loss or gradient, relative to its norm.
         batch: the batch of this difference, or of the error.
+        mistake: the name of the mistake of a loss that differs in several processes; "" if none was found.
     """
 
     name: str
@@ -128,6 +132,7 @@ class Comparison:
     difference: float | None = None
     allowed: float | None = None
     batch: str = ""
+    mistake: str = ""
 
 
 @dataclass
@@ -156,9 +161,12 @@ class ParityResult:
 
     @property
     def exit_code(self) -> int:
-        """3 if no comparison has a result; otherwise 1 if one differs or ended in an error, and 0 if not."""
+        """3 if no comparison has a result; otherwise 1 if one differs or ended in an error, and 0 if not.
+
+        An error of several processes, such as a rank that waits for another one, is a result.
+        """
         statuses = {one.status for one in self.comparisons}
-        if not statuses & {PASSED, DIFFERS, MEASURED}:
+        if not statuses & {PASSED, DIFFERS, MEASURED, *((ERRORED,) if self.request.world_size else ())}:
             return 3
         return int(bool(statuses & {DIFFERS, ERRORED}))
 
@@ -174,11 +182,23 @@ class ParityResult:
         """The lines of the report."""
         heading = [f"{self.request.name}, called with {self.call}, seed {self.seed}"]
         shown = [f"{one.status:<14} {one.name}: {one.message}" for one in self.comparisons]
-        return [*heading, *(f"  {note}" for note in self.notes), *shown, f"{self.summary} in {self.seconds:.1f} s"]
+        named = [f"mistake: {name}: {', '.join(where)}" for name, where in self.mistakes.items()]
+        end = f"{self.summary} in {self.seconds:.1f} s"
+        return [*heading, *(f"  {note}" for note in self.notes), *shown, *named, end]
+
+    @property
+    def mistakes(self) -> dict[str, list[str]]:
+        """The mistakes of a loss in several processes, each with the numbers of processes at which it was found."""
+        found: dict[str, list[str]] = {}
+        for one in self.comparisons:
+            where = re.split("[:,]", one.name)[0]
+            if one.mistake and where not in found.setdefault(one.mistake, []):
+                found[one.mistake].append(where)
+        return found
 
     def as_json(self) -> dict[str, Any]:
         """The result as JSON data, in the format ``pairproof-parity/1``."""
-        options = ("temperature", "init", "result", "vary", "rows", "linear_memory", "device")
+        options = ("temperature", "init", "result", "vary", "rows", "linear_memory", "device", "world_size")
         return {
             "format": FORMAT,
             "passed": self.exit_code == 0,
@@ -191,6 +211,7 @@ class ParityResult:
             "comparisons": [
                 {key: _plain(value) for key, value in vars(comparison).items()} for comparison in self.comparisons
             ],
+            "mistakes": self.mistakes,
             "memory": [dict(zip(("rows", "kept", "peak"), sizes, strict=True)) for sizes in self.memory],
             "summary": self.summary,
             "seconds": self.seconds,
@@ -216,11 +237,11 @@ class _Noise(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if function.overloadpacket.__name__.rstrip("_") in self.operations:
             first = found[0] if isinstance(found, (tuple, list)) else found
             if isinstance(first, Tensor) and first.is_floating_point():
-                first.mul_(_signs(first, self.chance))
+                first.mul_(signs(first, self.chance))
         return found
 
 
-def _signs(like: Tensor, chance: torch.Generator) -> Tensor:
+def signs(like: Tensor, chance: torch.Generator) -> Tensor:
     """A tensor of the same shape whose entries are 1 + NOISE or 1 - NOISE at random."""
     bits = torch.randint(0, 2, like.shape, generator=chance)
     return (1 + NOISE * (2 * bits - 1)).to(like.device, like.dtype)
@@ -315,7 +336,7 @@ class _Subject:
             mode = torch.autocast(torch.device(self.device).type, dtype=torch.bfloat16)
         if noise is not None:
             chance = torch.Generator().manual_seed(noise[1])
-            batch = replace(batch, embeddings=rows * _signs(rows, chance))
+            batch = replace(batch, embeddings=rows * signs(rows, chance))
             mode = _Noise(ARITHMETIC if noise[0] else PRODUCTS, chance)
         with mode, warnings.catch_warnings():
             if backend:
@@ -810,9 +831,10 @@ def parity(*target: Any, **options: Any) -> ParityResult:
 def compare_with_itself(request: ParityRequest) -> ParityResult:
     """Run the comparisons of a request; the errors are those of ``parity``."""
     start = time.perf_counter()
+    known = PARTS if request.world_size else COMPARISONS
     for name in request.only:
-        if name not in COMPARISONS:
-            raise UsageError(f"--only: unknown comparison {name!r}; known: {', '.join(COMPARISONS)}")
+        if name not in known:
+            raise UsageError(f"--only: unknown comparison {name!r}; known: {', '.join(known)}")
     if not request.limit > 0 or request.rows < 2:
         raise UsageError("--limit and --rows: expected a positive number of seconds, and at least 2 rows")
     if request.temperature is not None and not 0 < request.temperature < math.inf:
@@ -824,6 +846,12 @@ def compare_with_itself(request: ParityRequest) -> ParityResult:
     seed = random.SystemRandom().randrange(2**31) if request.seed is None else request.seed
     result = ParityResult(request, seed)
     try:
+        if request.world_size:
+            from .processes import compare_processes
+
+            compare_processes(result)
+            result.seconds = time.perf_counter() - start
+            return result
         with _loaded(request) as (facts, ask):
             result.call, result.version = facts["call"], facts["version"]
             judge = _Parity(request, seed, facts, ask)

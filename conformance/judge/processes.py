@@ -1,0 +1,695 @@
+"""Compare a loss in several processes with the same loss in one process: ``pairproof parity --world-size``.
+
+The processes are the ranks of a gloo group. Every rank has its own rows, the product of inputs and a parameter, the
+*projection*. The mean over the ranks of the loss and of each parameter's gradient is what a training step with
+``DistributedDataParallel`` uses. Both must equal those of one process with the rows of all ranks.
+
+If they differ, further evaluations find the mistake:
+
+- The rows of each rank alone, without a group, show whether anything is gathered.
+- A backward pass of one rank's loss only, with weight 0 on the others, shows whether a gradient reaches the rows of
+  other ranks.
+- The gradient of an embedding is a combination of the other embeddings. If these are linearly independent, the signs of
+  its coefficients show which rows are treated as positives and which as negatives.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from ..implementations.callable import Batch
+from ..implementations.child import CannotFork
+from ..implementations.ranks import HARD, PROJECTION, Ranks, Subject
+from ..implementations.sandbox import TargetError
+from .options import CouldNotRun, ParityRequest, UsageError
+from .parity import (
+    DIFFERS,
+    ERRORED,
+    FACTOR,
+    LEAST,
+    NOISE,
+    NOT_APPLICABLE,
+    PARTS,
+    PASSED,
+    ROUNDING,
+    TEMPERATURE,
+    TRIALS,
+    UNITS,
+    WIDTH,
+    Comparison,
+    ParityResult,
+    signs,
+)
+
+Tensor = torch.Tensor
+
+EVEN, UNEVEN = (3, 5), (2, 4, 3, 5)
+"""The numbers of items per rank of the even batches, and of each rank of the uneven batch, repeated if necessary."""
+
+BIAS = -5.0
+"""The bias that is passed, if the target takes one."""
+
+SPREAD = 1.5
+"""The standard deviation of a row of norm 1 around the centre of its item or class."""
+
+READING_TEMPERATURE = 0.5
+"""The temperature of the batch on which positives are read: lower ones make some coefficients negligible."""
+
+PATIENCE = 10.0
+"""Seconds that ranks with uneven rows wait for each other, if the limit is longer."""
+
+MASKED = ("labels", "features", "pairs")
+"""The calls in which a row can have several positives."""
+
+EQUAL = 1e-6
+"""Two numbers or vectors are equal for a diagnosis if their relative difference is at most this number."""
+
+STEP, STEP_ERROR = 1e-5, 1e-4
+"""The step of a central difference, and its largest error relative to the norms of the gradient and the direction."""
+
+READ, READ_SINGLE = 1e-8, 1e-4
+"""Coefficients below this share of the largest one count as 0, in float64 and for results in float32."""
+
+UNGATHERED = "nothing is gathered"
+UNDIFFERENTIATED = "no gradient through the gather"
+CROSSING = "wrong gradient through the gather"
+OFFSET = "targets without the rank's offset"
+POSITIVE_MASK = "positive mask without the rank's offset"
+MASK = "mask without the rank's offset"
+HARD_TARGETS = "hard negatives are targets"
+ORDER = "order of the gathered rows"
+MEANS = "mean of the ranks' means"
+TIMES_WORLD, BY_WORLD = "{} x world size", "{} / world size"
+"""The mistakes that a comparison may name; the last two are formatted with "loss" or a gradient."""
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """A batch that is divided among ranks.
+
+    Attributes:
+        name: its name in messages.
+        parts: the batch of each rank, with inputs in place of embeddings.
+        whole: the batch of all ranks.
+        places: for each row of ``whole``, hard negatives last: its rank, its kind (the view, or -1 for a hard
+            negative), and its number among the rows of this rank and kind.
+        projection: [D, D].
+    """
+
+    name: str
+    parts: list[Batch]
+    whole: Batch
+    places: list[tuple[int, int, int]]
+    projection: Tensor
+
+    @property
+    def items(self) -> list[int]:
+        """The number of rows of each rank."""
+        return [len(part.embeddings) for part in self.parts]
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """The loss and the gradients by parameter, of one process or as the mean over ranks."""
+
+    loss: float
+    gradients: Mapping[str, Tensor]
+
+    @property
+    def finite(self) -> bool:
+        """Whether all numbers are finite."""
+        return math.isfinite(self.loss) and all(bool(g.isfinite().all()) for g in self.gradients.values())
+
+
+@dataclass(frozen=True)
+class _Expected:
+    """The result of one process, and the allowed differences by part, "loss" or the name of a parameter."""
+
+    found: _Measured
+    allowed: Mapping[str, float]
+
+
+@dataclass
+class _Difference:
+    """The largest difference of one part, in units of the allowed difference."""
+
+    ratio: float = -1.0
+    relative: float = 0.0
+    allowed: float = 0.0
+    batch: str = ""
+    words: str = ""
+
+
+class Processes:
+    """The comparisons of one target for several numbers of processes."""
+
+    def __init__(self, request: ParityRequest, seed: int, facts: Mapping[str, Any], ranks: Ranks) -> None:
+        self.request, self.facts, self.ranks = request, facts, ranks
+        self.chance = torch.Generator().manual_seed(seed)
+        self.keywords: dict[str, Any] = {}
+        for name, value in (("temperature", request.temperature or TEMPERATURE), ("bias", BIAS)):
+            if name in facts["words"]:
+                self.keywords[name] = value
+        if facts["call"] == "similarities":
+            self.keywords["temperature"] = request.temperature or TEMPERATURE
+        self.learned = [name for name in self.keywords if name in facts["words"]]
+        self.single = False
+        self.notes: list[str] = [*facts["notes"], _told(facts)]
+
+    # Batches
+
+    def draw(self, counts: Sequence[int], name: str, reading: bool = False) -> _Shared:
+        """Draw a batch with rows of norm 1 and positives within each rank and, with labels, across ranks.
+
+        Args:
+            counts: the number of items of each rank: pairs of views, or with labels two rows of one class.
+            name: its name in messages.
+            reading: whether the embeddings are linearly independent and equal to the inputs.
+        """
+        call, hard = self.facts["probed_as"], self.facts["hard"]
+        views = 1 if call in ("labels", "similarities") else 2
+        total = sum(counts) * (3 if hard else 2)
+        width = max(WIDTH, total) if reading else WIDTH
+        keywords = dict(self.keywords)
+        if reading and "temperature" in keywords:
+            keywords["temperature"] = READING_TEMPERATURE
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=self.chance, dtype=torch.float64)
+
+        def around(centres: Tensor) -> Tensor:
+            rows = centres + SPREAD * normal(*centres.shape) / math.sqrt(width)
+            return torch.nn.functional.normalize(rows, dim=-1)
+
+        centres = torch.nn.functional.normalize(normal(2 + len(counts) + total, width), dim=-1)
+        orthogonal = torch.linalg.qr(normal(width, width))[0]
+        # With several positives, the coefficient of a very similar one has the sign of a negative.
+        orthogonal_rows = reading and call in MASKED
+        parts, used = [], 2 + len(counts)
+        for rank, items in enumerate(counts):
+            # One class of each rank, and two classes of all ranks.
+            classes = [2 + rank if k == 0 else k % 2 for k in range(items)]
+            given, labels, pairs = dict(keywords), None, None
+            if views == 1:
+                order = torch.randperm(2 * items, generator=self.chance).tolist()
+                labels = [(classes * 2)[k] for k in order]
+                inputs = around(centres[labels])
+            else:
+                inputs = around(centres[used : used + items].repeat(2, 1))
+                labels = classes if call == "features" and self.facts["takes_labels"] else None
+            if orthogonal_rows:
+                inputs = orthogonal[2 * sum(counts[:rank]) :][: 2 * items]
+            if hard:
+                given[HARD] = around(centres[used : used + items])[:, None]
+            used += items
+            if call == "partners":
+                labels = [(k + items) % (2 * items) for k in range(2 * items)]
+            if call == "pairs":
+                pairs = [(k, (k + items) % (2 * items)) for k in range(2 * items)]
+            # The views of an item are divided by the call; labels and pairs belong to single rows.
+            divided = views if call in ("views", "features") else 1
+            parts.append(Batch(name, call, inputs, labels, pairs, divided, given))
+        projection = torch.eye(width, dtype=torch.float64)
+        if not reading:
+            projection = orthogonal
+        return joined(name, parts, projection, 2 if views == 2 else 1)
+
+    # Evaluations
+
+    def alone(self, batch: Batch, projection: Tensor) -> _Measured:
+        """Evaluate a batch in one process."""
+        return _mean([self.answer_alone(batch, projection)])
+
+    def answer_alone(self, batch: Batch, projection: Tensor) -> dict[str, Any]:
+        """Evaluate a batch in one process, without a group if possible, and return the answer of that process."""
+        given = (batch, projection, self.learned)
+        if self.facts["alone"]:
+            return self.ranks.alone(*given)
+        self.ranks.join(1)
+        return self.ranks.together([given])[0]
+
+    def expected(self, shared: _Shared) -> _Expected:
+        """Evaluate a batch in one process, and measure how much rounding may change the result.
+
+        The effect of rounding is that of random relative changes of the inputs and of the numbers.
+        """
+        found, whole = self.alone(shared.whole, shared.projection), shared.whole
+        slopes = dict.fromkeys(("loss", *found.gradients), 0.0)
+        for _ in range(TRIALS):
+            keywords = {name: value * self.changed(torch.as_tensor(value)) for name, value in whole.keywords.items()}
+            keywords = {name: x if x.dim() else float(x) for name, x in keywords.items()}
+            inputs = whole.embeddings * self.changed(whole.embeddings)
+            other = self.alone(replace(whole, embeddings=inputs, keywords=keywords), shared.projection)
+            for name, (a, b) in _pairs(found, other).items():
+                slopes[name] = max(slopes[name], float((a - b).norm()) / NOISE)
+        unit = ROUNDING["float32" if self.single else "float64"]
+        sizes = {name: float(a.norm()) for name, (a, _) in _pairs(found, found).items()}
+        # A gradient can be 0 up to the rounding of its terms.
+        scale = max(sizes.values())
+        allowed = {name: unit * (FACTOR * slopes[name] + UNITS * scale) + LEAST for name in slopes}
+        return _Expected(found, allowed)
+
+    def changed(self, values: Tensor) -> Tensor:
+        """Return factors near 1 for random relative changes of these values."""
+        return signs(values.double(), self.chance)
+
+    def together(self, shared: _Shared, weights: Sequence[float] = (), quiet: bool = False) -> list[dict[str, Any]]:
+        """Evaluate the batch of each rank in its process.
+
+        Args:
+            shared: the batch.
+            weights: the factor of each rank's loss before the backward pass; 1 by default.
+            quiet: whether native code of the ranks prints nothing from now on.
+        """
+        weights = weights or [1.0] * len(shared.parts)
+        parts = zip(shared.parts, weights, strict=True)
+        return self.ranks.together([(p, shared.projection, self.learned, w, quiet) for p, w in parts])
+
+    # Comparisons
+
+    def comparisons(self) -> Iterator[Comparison]:
+        """Yield the comparisons of each number of processes."""
+        for world in self.request.world_size:
+            try:
+                yield from self.of_world(world)
+            except TargetError as error:
+                yield Comparison(f"world size {world}", ERRORED, str(error))
+
+    def prepare(self) -> None:
+        """Choose which numbers are passed as tensors with a gradient.
+
+        Raises:
+            CouldNotRun: the target is random, or returns no finite loss with a gradient.
+        """
+        shared = self.draw([EVEN[0]], "first batch")
+        try:
+            found = self.alone(shared.whole, shared.projection)
+        except TargetError as error:
+            if not self.learned:
+                raise
+            self.notes.append(f"{', '.join(self.learned)}: passed as numbers; as tensors: {error}")
+            self.learned = []
+            found = self.alone(shared.whole, shared.projection)
+        again = self.alone(shared.whole, shared.projection)
+        if not found.finite:
+            raise CouldNotRun(f"{self.request.name}: the loss or the gradient in one process is not finite")
+        if PROJECTION not in found.gradients:
+            raise CouldNotRun(f"{self.request.name}: the loss has no gradient in one process")
+        if not _same(torch.tensor(found.loss), torch.tensor(again.loss)):
+            different = "the target returns different results for the same batch"
+            raise CouldNotRun(f"{self.request.name}: {different}: it is random or keeps state")
+        self.single = float(torch.tensor(found.loss).float()) == found.loss
+        if self.single:
+            self.notes.append("precision: the target returns float32 values for float64 rows")
+        elif not self.differentiates(shared, found.gradients[PROJECTION]):
+            self.notes.append(
+                "gradient: in one process it is not the derivative of the loss; if no gradient is stopped on purpose, "
+                "the gathered rows may lack one even there: compare with a right loss (--against)"
+            )
+
+    def differentiates(self, shared: _Shared, gradient: Tensor) -> bool:
+        """Whether the gradient in one process is the derivative of the loss, by a central difference."""
+        direction = torch.randn(shared.projection.shape, generator=self.chance, dtype=torch.float64)
+        ends = [self.alone(shared.whole, shared.projection + step * direction).loss for step in (STEP, -STEP)]
+        expected, slope = (ends[0] - ends[1]) / (2 * STEP), float(gradient @ direction.flatten())
+        return abs(expected - slope) <= STEP_ERROR * float(gradient.norm() * direction.norm())
+
+    def of_world(self, world: int) -> Iterator[Comparison]:
+        """Compare a number of processes with one process."""
+        only, name = self.request.only or PARTS, f"world size {world}"
+        batches = [self.draw([items] * world, f"{items} items per rank") for items in EVEN]
+        expected = [self.expected(shared) for shared in batches]
+        wrong = False
+        if "loss" in only or "gradient" in only:
+            self.ranks.join(world)
+            answers = [self.together(shared) for shared in batches]
+            parts = self.compared(batches, expected, answers)
+            wrong = any(one.ratio > 1 for one in parts.values())
+            mistakes = Naming(self, batches[0], expected[0].found, answers[0]).mistakes() if wrong else {}
+            for part, one in parts.items():
+                if ("loss" if part == "loss" else "gradient") in only:
+                    title = "loss" if part == "loss" else "gradient" if part == PROJECTION else f"gradient of {part}"
+                    yield _comparison(f"{name}: {title}", one, len(batches), mistakes.get(part, ""))
+        if "uneven" in only and world > 1:
+            yield self.uneven(world, f"{name}, uneven rows", wrong)
+
+    def uneven(self, world: int, name: str, known: bool) -> Comparison:
+        """Compare ranks with different numbers of rows with one process.
+
+        Args:
+            world: the number of processes.
+            name: the name of the comparison.
+            known: whether ranks with equal numbers of rows differ, too.
+        """
+        counts = [UNEVEN[rank % len(UNEVEN)] for rank in range(world)]
+        shared = self.draw(counts, f"{', '.join(map(str, counts))} items")
+        expected = self.expected(shared)
+        try:
+            self.ranks.join(world, PATIENCE)
+            answers = self.together(shared, quiet=True)
+        except TargetError as error:
+            return Comparison(name, NOT_APPLICABLE, f"the target does not support them: {error}")
+        parts = self.compared([shared], [expected], [answers])
+        part, worst = max(parts.items(), key=lambda one: one[1].ratio)
+        mistake = ""
+        if worst.ratio > 1:
+            items = shared.items
+            weights = [world * n / sum(items) for n in items]
+            with_weights = _mean(self.together(shared, weights))
+            loss = sum(w * one["value"] for w, one in zip(weights, answers, strict=True)) / world
+            pairs = _pairs(replace(with_weights, loss=loss), expected.found)
+            if all(_same(a, b) for a, b in pairs.values()):
+                mistake = (
+                    f"{MEANS}: every rank returns the mean over its own anchors, so that the mean over the ranks gives "
+                    "anchors of ranks with fewer rows a larger weight"
+                )
+            elif known:
+                worst.words += "; they also differ with equal numbers of rows"
+        title = "the loss" if part == "loss" else "the gradient" if part == PROJECTION else f"the gradient of {part}"
+        worst.words = f"{title}: {worst.words}"
+        return _comparison(name, worst, 1, mistake)
+
+    def compared(
+        self, batches: Sequence[_Shared], expected: Sequence[_Expected], answers: Sequence[list[dict[str, Any]]]
+    ) -> dict[str, _Difference]:
+        """Return the largest difference of each part among the batches."""
+        worst: dict[str, _Difference] = {}
+        for shared, true, answer in zip(batches, expected, answers, strict=True):
+            found = _mean(answer)
+            for part, (a, b) in _pairs(true.found, found).items():
+                size = float(a.norm())
+                away = float((a - b).norm()) if bool(b.isfinite().all()) else math.inf
+                allowed = true.allowed[part]
+                one = worst.setdefault(part, _Difference())
+                if away / allowed > one.ratio:
+                    words = _difference_in_words(a, b)
+                    # A gradient that is 0 up to rounding has no relative difference.
+                    size = size if size > allowed else 1.0
+                    worst[part] = _Difference(away / allowed, away / size, allowed / size, shared.name, words)
+        return worst
+
+
+class Naming:
+    """The search for the mistake of a loss that differs in several processes.
+
+    Attributes:
+        processes: the comparisons.
+        shared: the batch on which it differs.
+        true: the result of one process.
+        answers: the results of the ranks.
+    """
+
+    def __init__(
+        self, processes: Processes, shared: _Shared, true: _Measured, answers: Sequence[Mapping[str, Any]]
+    ) -> None:
+        self.processes, self.shared, self.true, self.answers = processes, shared, true, answers
+        self.world = len(shared.parts)
+
+    def mistakes(self) -> dict[str, str]:
+        """Return the mistake of each part that differs, as a name and an explanation."""
+        finite = [math.isfinite(one["value"]) for one in self.answers]
+        if not all(finite):
+            bad = [rank for rank, known in enumerate(finite) if not known]
+            where = f"the loss is not finite on rank {', '.join(map(str, bad))}"
+            if finite[0]:
+                words = f"{MASK}: {where}, but on rank 0 it is: the rank's own positives are masked"
+                return dict.fromkeys(self.parts, words)
+            return dict.fromkeys(self.parts, where)
+        reading = self.processes.draw([EVEN[0]] * self.world, "reading", reading=True)
+        rows = self.one_by_one(reading)
+        # The processes leave the group now.
+        if self.world > 1 and self.ungathered():
+            gathers = ", ".join(self.processes.facts["gathers"])
+            hint = f"; see its parameters {gathers} (--init)" if gathers else ""
+            words = f"{UNGATHERED}: every rank computes the loss of its own rows alone{hint}"
+            return dict.fromkeys(self.parts, words)
+        if rows and (pairs := self.pairs(reading, rows)):
+            return dict.fromkeys(self.parts, pairs)
+        return self.factors(self.crosses(reading, rows) if rows else None)
+
+    @property
+    def parts(self) -> list[str]:
+        """The loss and the parameters."""
+        return ["loss", *self.true.gradients]
+
+    def one_by_one(self, shared: _Shared) -> list[list[Tensor]]:
+        """Return the gradients of the rows on all ranks if only the loss of one rank is propagated, for each rank.
+
+        It is empty if the batch cannot be evaluated.
+        """
+        try:
+            rows = []
+            for rank in range(self.world):
+                weights = [float(rank == other) for other in range(self.world)]
+                answers = self.processes.together(shared, weights)
+                rows.append([torch.tensor(one["rows"], dtype=torch.float64) for one in answers])
+        except TargetError:
+            return []
+        return rows if all(bool(g.isfinite().all()) for row in rows for g in row) else []
+
+    def ungathered(self) -> bool:
+        """Whether the loss of every rank is that of its own rows in one process."""
+        for part, answer in zip(self.shared.parts, self.answers, strict=True):
+            try:
+                found = self.processes.alone(part, self.shared.projection)
+            except TargetError:
+                return False
+            if not _same(torch.tensor(found.loss), torch.tensor(answer["value"])):
+                return False
+        return True
+
+    def crosses(self, shared: _Shared, rows: list[list[Tensor]]) -> bool:
+        """Whether the loss of some rank has a gradient with respect to the rows of another one."""
+        own = max(float(rows[rank][rank].norm()) for rank in range(self.world))
+        others = [g for rank, row in enumerate(rows) for other, g in enumerate(row) if other != rank]
+        return any(float(g.norm()) > READ * own for g in others)
+
+    def pairs(self, shared: _Shared, rows: list[list[Tensor]]) -> str:
+        """Return the mistake in the choice of positives and negatives; "" if there is none."""
+        try:
+            alone = self.processes.answer_alone(shared.whole, shared.projection)
+            true = self._signs(shared, torch.tensor(alone["rows"], dtype=torch.float64))
+        except TargetError:
+            return ""
+        places = shared.places
+        index = {place: row for row, place in enumerate(places)}
+        wrong: list[tuple[int, int]] = []
+        changed: list[tuple[int, int]] = []
+        for rank in range(self.world):
+            mine = [row for row, place in enumerate(places) if place[0] == rank]
+            full = torch.zeros(len(places), rows[rank][rank].shape[1], dtype=torch.float64)
+            full[mine] = rows[rank][rank]
+            found = self._signs(shared, full)
+            for i in mine:
+                for j in range(len(places)):
+                    if i != j and found[i, j] < 0 <= true[i, j]:
+                        wrong.append((i, j))
+                    elif (i != j and places[j][0] != rank and found[i, j] != true[i, j]) or true[i, j] < 0 <= found[
+                        i, j
+                    ]:
+                        changed.append((i, j))
+
+        def shown(i: int, j: int) -> str:
+            (rank, kind, k), (other, kind_of_other, m) = places[i], places[j]
+            what = (
+                "hard negative" if kind_of_other < 0 else "row" if self.views == 1 else f"view {kind_of_other} of item"
+            )
+            own = "row" if self.views == 1 else f"view {kind} of item"
+            return f"{own} {k} of rank {rank} and {what} {m} of rank {other}"
+
+        if wrong:
+            example = f"{shown(*wrong[0])} are a positive pair, in one process they are not"
+            if any(places[j][1] < 0 <= places[i][1] for i, j in wrong):
+                i, j = next((i, j) for i, j in wrong if places[j][1] < 0 <= places[i][1])
+                return f"{HARD_TARGETS}: {shown(i, j)} are a positive pair (the order of the gathered rows)"
+            if all(self._without_offset(i, j, places, index, true) for i, j in wrong):
+                masked = self.processes.facts["probed_as"] in MASKED
+                return f"{POSITIVE_MASK if masked else OFFSET}: {example}"
+            return f"{ORDER}: {example}"
+        if changed:
+            i, j = changed[0]
+            signs = {-1: "a positive pair", 0: "left out", 1: "a negative pair"}
+            if all(places[i][0] > 0 for i, _ in changed):
+                return f"{MASK}: {shown(i, j)} are not {signs[int(true[i, j])]}, in one process they are"
+        return ""
+
+    @property
+    def views(self) -> int:
+        """The number of views of an item; 1 if the target takes rows and labels."""
+        return 1 if self.processes.facts["probed_as"] in ("labels", "similarities") else 2
+
+    @staticmethod
+    def _without_offset(
+        i: int, j: int, places: list[tuple[int, int, int]], index: Mapping[Any, int], true: Tensor
+    ) -> bool:
+        """Whether a pair of rows would be a positive pair if the row on rank 0 were on the rank of the other one."""
+        if places[i][0] == 0:
+            i, j = j, i
+        rank, (other, kind, k) = places[i][0], places[j]
+        meant = index.get((rank, kind, k))
+        return other == 0 < rank and meant is not None and (meant == i or bool(true[i, meant] < 0))
+
+    def _signs(self, shared: _Shared, gradient: Tensor) -> Tensor:
+        """Return the signs of the coefficients of all rows in the gradient of each row."""
+        inputs = [shared.whole.embeddings]
+        if HARD in shared.whole.keywords:
+            inputs.append(shared.whole.keywords[HARD].flatten(0, -2))
+        coefficients = gradient @ torch.linalg.pinv(torch.cat(inputs))
+        least = (READ_SINGLE if self.processes.single else READ) * coefficients.abs().max()
+        return torch.where(coefficients.abs() < least, 0.0, coefficients.sign())
+
+    def factors(self, crosses: bool | None) -> dict[str, str]:
+        """Name the parts that differ by the world size as a factor, and the gradient of another direction.
+
+        Args:
+            crosses: whether a gradient reaches the rows of other ranks; None if it is not known.
+        """
+        found, names = _mean(self.answers), {}
+        factors: dict[str, float | None] = {}
+        known = {float(self.world): TIMES_WORLD, 1 / self.world: BY_WORLD, 1.0: ""}
+        for part, (a, b) in _pairs(self.true, found).items():
+            factors[part] = next((c for c in known if _same(c * a, b)), None)
+            title = "loss" if part == "loss" else "gradient" if part == PROJECTION else f"gradient of {part}"
+            if (factor := factors[part]) is not None:
+                names[part] = known[factor].format(title)
+        if factors.get(PROJECTION, 1.0) == 1 / self.world and crosses is False:
+            names[PROJECTION] += f": {UNDIFFERENTIATED}, and every rank returns the loss of all rows"
+        if factors["loss"] is not None and factors.get(PROJECTION, 1.0) is None and crosses is not None:
+            names[PROJECTION] = CROSSING if crosses else UNDIFFERENTIATED
+            if not crosses:
+                names[PROJECTION] += ": the loss of a rank has no gradient with respect to the rows of other ranks"
+            if factors["loss"] == self.world > 1:
+                names[PROJECTION] += ", and the loss is multiplied by the world size"
+        return names
+
+
+def joined(name: str, parts: Sequence[Batch], projection: Tensor, views: int) -> _Shared:
+    """Return the batch of all ranks: the first views of all ranks precede the second views."""
+    items = [len(part.embeddings) // views for part in parts]
+    before = [0, *accumulate(items)]
+    total = before[-1]
+    rows = [p.embeddings[v * n : (v + 1) * n] for v in range(views) for p, n in zip(parts, items, strict=True)]
+    places = [(rank, v, k) for v in range(views) for rank, n in enumerate(items) for k in range(n)]
+    first = parts[0]
+
+    def moved(rank: int, row: int) -> int:
+        view, k = divmod(row, items[rank])
+        return view * total + before[rank] + k
+
+    labels = pairs = None
+    if first.call == "partners":
+        labels = [0] * (total * views)
+        for rank, part in enumerate(parts):
+            for row, partner in enumerate(part.labels or ()):
+                labels[moved(rank, row)] = moved(rank, partner)
+    elif first.labels is not None:
+        labels = [label for part in parts for label in part.labels or ()]
+    if first.positive_pairs is not None:
+        pairs = [
+            (moved(rank, i), moved(rank, j)) for rank, part in enumerate(parts) for i, j in part.positive_pairs or ()
+        ]
+    keywords = dict(first.keywords)
+    if HARD in keywords:
+        keywords[HARD] = torch.cat([part.keywords[HARD] for part in parts])
+        places += [(rank, -1, k) for rank, n in enumerate(items) for k in range(n)]
+    whole = Batch(name, first.call, torch.cat(rows), labels, pairs, first.n_views, keywords)
+    return _Shared(name, list(parts), whole, places, projection)
+
+
+def _mean(answers: Sequence[Mapping[str, Any]]) -> _Measured:
+    """Return the mean over ranks; a parameter without a gradient on all ranks is left out."""
+    names = dict.fromkeys(name for one in answers for name, g in one["gradients"].items() if g is not None)
+    gradients = {}
+    for name in names:
+        found = [one["gradients"][name] for one in answers]
+        size = max(len(g) for g in found if g is not None)
+        rows = [
+            torch.zeros(size, dtype=torch.float64) if g is None else torch.tensor(g, dtype=torch.float64) for g in found
+        ]
+        gradients[name] = torch.stack(rows).mean(0)
+    return _Measured(sum(one["value"] for one in answers) / len(answers), gradients)
+
+
+def _pairs(true: _Measured, found: _Measured) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return the loss and the gradients of both, by part; a gradient that is not found is 0."""
+    loss = (torch.tensor([true.loss], dtype=torch.float64), torch.tensor([found.loss], dtype=torch.float64))
+    gradients = {name: (g, found.gradients.get(name, torch.zeros_like(g))) for name, g in true.gradients.items()}
+    return {"loss": loss, **gradients}
+
+
+def _same(expected: Tensor, given: Tensor) -> bool:
+    return bool((expected - given).norm() <= EQUAL * expected.norm())
+
+
+def _difference_in_words(true: Tensor, found: Tensor) -> str:
+    if len(true) == 1:
+        return f"{float(found[0]):.6g} instead of {float(true[0]):.6g}"
+    norm, size = float(true.norm()), float(found.norm())
+    if not (norm and size and math.isfinite(size)):
+        return f"its norm is {size:.4g} instead of {norm:.4g}"
+    cosine = float(true @ found) / norm / size
+    return f"its norm is {size / norm:.4g} times that of one process, the cosine of both is {cosine:.4g}"
+
+
+def _comparison(name: str, one: _Difference, batches: int, mistake: str) -> Comparison:
+    """Return the comparison of one part; ``mistake`` is a name, and an explanation after a colon."""
+    if one.ratio > 1:
+        words = f"{one.batch}: {one.words}" + (f". {mistake}" if mistake else "")
+        return Comparison(name, DIFFERS, words, one.relative, one.allowed, one.batch, mistake.partition(": ")[0])
+    message = f"{batches} batch{'es' * (batches > 1)}, relative difference at most {one.relative:.1g}"
+    return Comparison(name, PASSED, f"{message} (allowed {one.allowed:.1g})", one.relative, one.allowed, one.batch)
+
+
+def _told(facts: Mapping[str, Any]) -> str:
+    """How the target learns which rank it is, and how it is called in one process."""
+    passed = ", ".join(facts["passed"])
+    ways = "each rank is a process with an initialised group of torch.distributed (gloo)"
+    alone = "without a group" if facts["alone"] else "in a group of one process, because it fails without a group"
+    passes = f"; its parameters {passed} are passed" if passed else ""
+    return f"ranks: {ways}{passes}; the single process evaluates it {alone}"
+
+
+@contextmanager
+def _each_warning_once() -> Iterator[None]:
+    """Repeat each different warning of the body once, after it: every rank gives the same ones."""
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        yield
+    for one in {(one.category, str(one.message)): one for one in shown}.values():
+        with suppress(Warning):
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+
+
+def compare_processes(result: ParityResult) -> None:
+    """Compare the target of a result in several processes with one process, and add the comparisons.
+
+    Raises:
+        CouldNotRun: the target cannot be called, or cannot run in other processes.
+        UsageError: an option contradicts the others.
+        TargetError: the target cannot be loaded.
+    """
+    request = result.request
+    for name in ("vary", "linear_memory"):
+        if getattr(request, name):
+            raise UsageError(f"--{name.replace('_', '-')}: not possible together with --world-size")
+    if request.device != "cpu":
+        raise UsageError("--world-size: the ranks are processes on the CPU; --device is not possible")
+    subject = Subject(request.target, request.call, request.arrays, request.init, request.result, request.against)
+    with closing(Ranks(subject, request.limit)) as ranks, _each_warning_once():
+        try:
+            facts = ranks.settle()
+        except CannotFork as reason:
+            raise CouldNotRun(f"several processes are not possible: {reason}") from None
+        result.call, result.version = facts["call"], facts["version"]
+        processes = Processes(request, result.seed, facts, ranks)
+        result.notes = processes.notes
+        processes.prepare()
+        result.comparisons += processes.comparisons()
