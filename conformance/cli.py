@@ -416,6 +416,9 @@ def parity(**options: Any) -> None:
     memory that the loss keeps for its backward pass, and its peak memory, are measured at three batch sizes;
     --linear-memory turns this measurement into a check.
 
+    With --world-size, the loss and the averaged gradients of several processes are compared with those of one process
+    instead, and the mistake is named if they differ.
+
     Exit codes: 0 the loss agrees with itself, 1 a comparison differs or ended in an error, 2 invalid command line, 3
     could not run.
 
@@ -423,6 +426,7 @@ def parity(**options: Any) -> None:
         pairproof parity mylib.losses:SigLipLoss --init bias=-10
         pairproof parity losses.py:chunked --vary chunk_size=0,4,7
         pairproof parity losses.py:my_loss --only memory --linear-memory
+        pairproof parity losses.py:NTXentLoss --world-size 1,2,4 --init gather_distributed=True
     """
     from .judge import parity as comparing
 

@@ -125,10 +125,9 @@ WRONG: dict[str, dict[str, str]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_losses_are_named(name: str, seed: int) -> None:
-    result = of(name, 1, 3, 4, seed=seed, only=("loss", "gradient"))
+def test_wrong_losses_are_named(name: str) -> None:
+    result = of(name, 1, 3, 4, only=("loss", "gradient"))
     for world in (3, 4):
         for part, mistake in WRONG[name].items():
             found = named(result, f"world size {world}: {part}")
