@@ -136,7 +136,7 @@ def whole(case: Case, result: Result) -> Iterator[str]:
         ]
     if reduction == "none":
         for i, part, value in zip(terms.counted, parts, result.loss, strict=True):
-            factor = f"{case.anchor_weights()[i]:g} x " if case.groups() else ""
+            factor = f"{case.direction_weights()[i]:g} x " if case.groups() else ""
             yield f"anchor {i}: {factor}{sign}({part}){scale} = {_number(value)}"
         return
     if reduction == "none_pairs":
@@ -147,9 +147,9 @@ def whole(case: Case, result: Result) -> Iterator[str]:
     sums = []
     for rows in groups:
         own = parts if len(groups) == 1 else [part for i, part in zip(terms.counted, parts, strict=True) if i in rows]
-        number = _number(terms.divisor) if WEIGHTS.keys() & case.arguments.keys() else len(own)
+        number = _number(case.divisors()[rows[0]]) if WEIGHTS.keys() & case.arguments.keys() else len(own)
         divisor = f"/{number}" if reduction.startswith("mean") and own else ""
-        factor = f"{case.anchor_weights()[rows[0]]:g} x " if len(groups) > 1 else ""
+        factor = f"{case.direction_weights()[rows[0]]:g} x " if len(groups) > 1 else ""
         sums.append(f"{factor}{sign}({' + '.join(own) or '0'}){divisor}{scale}")
     yield f"{' + '.join(sums)} = {_number(result.loss)}"
 
@@ -183,7 +183,7 @@ def _log(case: Case, pair: Pair) -> str:
 
 def _factor(case: Case, i: int) -> str:
     """Return the weight of an anchor as a factor."""
-    return f"{_number(case.anchor_weights()[i])} x " if "anchor_weights" in case.arguments else ""
+    return f"{_number(case.row_weights()[i])} x " if "anchor_weights" in case.arguments else ""
 
 
 def find_case(name: str) -> Case:

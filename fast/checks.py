@@ -669,6 +669,17 @@ def check_ignored_of_towers(
     return check_ignored(a, targets, References(b), *given, validate=validate, shared=shared)
 
 
+def check_equal_towers(name: str, direction: str, a: Tensor, b: Tensor) -> None:
+    """Check that b has as many rows as a, if rows of b are anchors too and weights of the rows of a are given.
+
+    Raises:
+        ValueError: it has more or fewer rows.
+    """
+    n, m = a.shape[0], b.shape[0]
+    if direction != "a_to_b" and n != m:
+        raise ValueError(f"{name}: expected direction 'a_to_b' for towers of {n} and {m} rows, got {direction!r}")
+
+
 def check_no_queue(given: Sequence[str]) -> None:
     """Check that no argument that describes pairs of the towers is given with negatives.
 

@@ -32,10 +32,12 @@ from .checks import (
     check_choice,
     check_direction_weights,
     check_embeddings,
+    check_equal_towers,
     check_ignored_of_towers,
     check_no_queue,
     check_options,
     check_pairs_of_towers,
+    check_weights,
 )
 from .distributed import Group, across_ranks, ranks_of
 from .engine import (
@@ -75,6 +77,7 @@ def info_nce_loss(
     ignored: Tensor | None = None,
     ignored_ids: Tensor | None = None,
     ref_ignored_ids: Tensor | None = None,
+    anchor_weights: Tensor | None = None,
     negatives: Tensor | None = None,
     direction: Direction | None = None,
     direction_weights: tuple[float, float] | None = None,
@@ -112,14 +115,17 @@ def info_nce_loss(
         ignored_ids: integers ``[N]``, such as one number per caption; a pair of rows of a and b with equal ids is left
             out unless the rows are positives of each other.
         ref_ignored_ids: integers ``[M]``, the ids of the rows of b; by default ``ignored_ids``, if M is N.
+        anchor_weights: float32 or float64 ``[N]``, from 0 to 1e10: the factor of the value of row k of a and, if the
+            rows of b are anchors, of row k of b. Then M must be N. The mean divides by the sum of the weights of the
+            anchors that count; it is 0 if they are all 0. Weights are constants, and must not require a gradient.
         negatives: floating ``[K, D]``, K >= 1, the negatives of every anchor, in both directions. They replace the
             other rows of the other tower. With them, none of the arguments from partners to ref_ignored_ids may be
             given.
         direction: the tower whose rows are anchors: "a_to_b" (a), "b_to_a" (b), or "both" (a, then b). None: "a_to_b"
             if negatives are given, as in MoCo, else "both".
         direction_weights: None, or two numbers from 0 to 1e10 with direction "both": the factors of the values of a's
-            anchors and of b's. The reduction "mean" then averages the weighted values of each tower's anchors, and adds
-            the two means. None: all factors are 1, and the mean is over the anchors of both towers. This equals the
+            anchors and of b's. The reduction "mean" is then the sum of the means over each tower's anchors, times these
+            factors. None: all factors are 1, and the mean is over the anchors of both towers. This equals the
             mean with (0.5, 0.5) if both towers have the same number of anchors.
         temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
             require a gradient.
@@ -165,6 +171,9 @@ def info_nce_loss(
     options: dict[str, bool] = {"validate": validate, "shared": shared}
     targets = check_pairs_of_towers(a, b, partners, labels, ref_labels, positives, **options)
     targets = check_ignored_of_towers(a, b, targets, ignored, ignored_ids, ref_ignored_ids, **options)
+    of_anchors = check_weights(a, "anchor_weights", anchor_weights, validate=validate)
+    if of_anchors is not None:
+        check_equal_towers("anchor_weights", direction, a, b)
     of_negatives = None
     if negatives is not None:
         pairs = {"partners": partners, "labels": labels, "positives": positives}
@@ -187,6 +196,10 @@ def info_nce_loss(
     if not named:
         # Every row has exactly one positive, so the policy has no effect. With "zero", small batches are faster.
         policy = replace(policy, no_positive="zero")
+    of_side = policy
+    if of_anchors is not None:
+        of_side = replace(policy, anchor_weights=of_anchors)
+        policy = replace(policy, anchor_weights=torch.cat([of_anchors] * (2 if direction == "both" else 1)))
     batch = Batch(a, targets, rule, References(b, sizes=of_b), storage=storage, sizes=of_a)
     if ranks is not None and shared:
         chosen = ranks.towers(batch, direction, alike=not named)
@@ -213,7 +226,7 @@ def info_nce_loss(
         sides = _with_queue(batch, negatives, of_negatives, direction, backend)
     if weights is None:
         return reduced(AnchorValues(*map(torch.cat, zip(*sides, strict=True))), batch, policy).to(returned)
-    losses = [weight * reduced(side, batch, policy) for weight, side in zip(weights, sides, strict=True)]
+    losses = [weight * reduced(side, batch, of_side) for weight, side in zip(weights, sides, strict=True)]
     return (torch.cat(losses) if reduction == "none" else losses[0] + losses[1]).to(returned)
 
 

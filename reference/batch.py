@@ -172,6 +172,7 @@ def evaluate_towers(
     ignored: object = None,
     ignored_ids: object = None,
     ref_ignored_ids: object = None,
+    anchor_weights: object = None,
     negatives: npt.ArrayLike | None = None,
     direction: str | None = "a_to_b",
     direction_weights: object = None,
@@ -238,8 +239,12 @@ def evaluate_towers(
         of_rows += [[*row, *[False] * (width - len(row))] for row in positive]
         further = range(len(other), len(other) + len(queue))
         contrasted += [[*(j for j, contrasts in enumerate(row) if contrasts), *further] for row in member]
+    of_anchors = checks.check_weights("anchor_weights", anchor_weights, [n], per="embedding")
+    if of_anchors is not None:
+        checks.check_equal_towers("anchor_weights", direction, n, m)
+        options["anchor_weights"] = of_anchors * len(sides)
     if weights is not None:
-        options |= {"anchor_weights": [weights[0]] * n + [weights[1]] * m, "groups": [range(n), range(n, n + m)]}
+        options["groups"] = [(range(n), weights[0]), (range(n, n + m), weights[1])]
     return evaluate_similarities(formula, matrix, of_rows, members=contrasted, **options)
 
 
@@ -256,7 +261,7 @@ def evaluate_similarities(
     no_positive: str | None = None,
     reduction: str = "mean",
     lowest: Scalar | None = None,
-    groups: Sequence[Sequence[int]] | None = None,
+    groups: Sequence[tuple[Columns, float]] | None = None,
     weights: Weights | Sequence[Row] | None = None,
     detach_weights: bool = True,
     positive_weights: Sequence[Sequence[float]] | None = None,
@@ -281,14 +286,13 @@ def evaluate_similarities(
             "mean_pairs", "sum_pairs" or "none_pairs" (a list, ordered by anchor, then by column). The mean of an empty
             set is 0.
         lowest: the lowest possible similarity, for a formula that takes its logit as the option ``lowest``.
-        groups: lists of rows. The reduction "mean" is then the sum of the groups' means. The mean of a group divides by
-            the number of its anchors that count, also if they have weights.
+        groups: rows, and the factor of their values. The reduction "mean" is then the sum of the groups' means.
         weights: for a formula that takes the option ``weights``, the weights of every row, or a function that computes
             them from all similarities.
         detach_weights: whether computed weights are constants, through which no derivative flows.
         positive_weights: [R][C]; the formula takes the anchor's row as the option ``positive_weights``.
         negative_weights: [R][C]; the formula takes the anchor's row as the option ``negative_weights``.
-        anchor_weights: [R], the factor of each anchor's value. Without ``groups``, means divide by the weights' sum.
+        anchor_weights: [R], the factor of each anchor's value. Means divide by the sum of the weights.
         options: further options of the formula.
 
     Returns:
@@ -333,7 +337,9 @@ def evaluate_similarities(
         i: evaluated(i) if P[i] or no_positive is None else without_positives
         for i in (rows if anchors is None else anchors)
     }
+    factors = {i: factor for part, factor in groups or () for i in part}
     losses = {i: weighted(i, scaled(zero + value)) for i, (value, _) in values.items()}
+    losses |= {i: value * factors[i] for i, value in losses.items() if i in factors}
     pairs = {(i, pair.other): pair for i, (_, found) in values.items() for pair in found}
     counted = [i for i in losses if P[i] or no_positive != "drop"]
     if reduction == "mean_pairs":
@@ -362,7 +368,8 @@ def evaluate_similarities(
         loss = total([losses[i] for i in losses if not values[i][1]] + each, zero)
         return Result(loss / terms.divisor if reduction == "mean_pairs" else loss, terms)
     if groups is not None and reduction == "mean":
-        found = [[losses[i] for i in counted if i in group] for group in groups]
-        return Result(total((total(part, zero) / max(len(part), 1) for part in found), zero), terms)
+        parts = [[i for i in counted if i in part] for part, _ in groups]
+        sums = [(total((losses[i] for i in part), zero), total(weighted(i, 1.0) for i in part)) for part in parts]
+        return Result(total((part / (weight or 1.0) for part, weight in sums), zero), terms)
     loss = total((losses[i] for i in counted), zero)
     return Result(loss / terms.divisor if reduction == "mean" else loss, terms)

@@ -127,6 +127,12 @@ def check_direction_weights(weights: object, direction: str) -> tuple[float, flo
     return float(weights[0]), float(weights[1])
 
 
+def check_equal_towers(name: str, direction: str, n: int, m: int) -> None:
+    """Raise an error if weights of the rows of a are given, rows of b are anchors too, and b has not as many rows."""
+    if direction != "a_to_b" and n != m:
+        raise ValueError(f"{name}: expected direction 'a_to_b' for towers of {n} and {m} rows, got {direction!r}")
+
+
 def check_no_queue(given: Sequence[str]) -> None:
     """Raise an error if one of these arguments, which describe pairs of the towers, is given with negatives."""
     if given:

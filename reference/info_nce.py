@@ -50,6 +50,7 @@ def info_nce_loss(
     ignored: npt.ArrayLike | None = None,
     ignored_ids: npt.ArrayLike | None = None,
     ref_ignored_ids: npt.ArrayLike | None = None,
+    anchor_weights: npt.ArrayLike | None = None,
     negatives: npt.ArrayLike | None = None,
     direction: str | None = None,
     direction_weights: tuple[float, float] | None = None,
@@ -81,13 +82,16 @@ def info_nce_loss(
         ignored_ids: [N] integers, such as one number per caption; a pair of rows of a and b with equal ids is left out
             unless the rows are positives of each other.
         ref_ignored_ids: [M] integers, the ids of the rows of b; by default ``ignored_ids``, if M is N.
+        anchor_weights: float32 or float64 [N], from 0 to 1e10: the factor of the value of row k of a and, if the rows
+            of b are anchors, of row k of b. Then M must be N. The mean divides by the sum of the weights of the anchors
+            that count; it is 0 if they are all 0.
         negatives: [K, D], the negatives of every anchor, in both directions. They replace the other rows of the other
             tower. With them, none of the arguments from partners to ref_ignored_ids may be given.
         direction: the tower whose rows are anchors: "a_to_b" (a), "b_to_a" (b), or "both" (a, then b). None: "a_to_b"
             if negatives are given, as in MoCo, else "both".
         direction_weights: None, or two numbers from 0 to 1e10 with direction "both": the factors of the values of a's
-            anchors and of b's. The reduction "mean" then averages the weighted values of each tower's anchors, and adds
-            the two means. None: all factors are 1, and the mean is over the anchors of both towers. This equals the
+            anchors and of b's. The reduction "mean" is then the sum of the means over each tower's anchors, times these
+            factors. None: all factors are 1, and the mean is over the anchors of both towers. This equals the
             mean with (0.5, 0.5) if both towers have the same number of anchors.
         temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.

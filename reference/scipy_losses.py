@@ -388,6 +388,7 @@ def info_nce_loss(
     ignored: npt.ArrayLike | None = None,
     ignored_ids: npt.ArrayLike | None = None,
     ref_ignored_ids: npt.ArrayLike | None = None,
+    anchor_weights: npt.ArrayLike | None = None,
     negatives: npt.ArrayLike | None = None,
     direction: str | None = None,
     direction_weights: tuple[float, float] | None = None,
@@ -430,9 +431,13 @@ def info_nce_loss(
     options = temperature, base_temperature, reduction, no_positive
     if direction_weights is None:
         values, unpaired = map(np.concatenate, zip(*each, strict=True))
-        return _values(values, None, *options, unpaired)
+        of_both = None if anchor_weights is None else np.tile(anchor_weights, len(each))
+        return _values(values, None, *options, unpaired, weights=of_both)
     weighted = [weight * values for weight, (values, _) in zip(direction_weights, each, strict=True)]
-    parts = [_values(values, None, *options, unpaired) for values, (_, unpaired) in zip(weighted, each, strict=True)]
+    parts = [
+        _values(values, None, *options, unpaired, weights=anchor_weights)
+        for values, (_, unpaired) in zip(weighted, each, strict=True)
+    ]
     losses, anchors = ([part[k] for part in parts] for k in (0, 1))
     return Values(np.concatenate(losses) if reduction == "none" else sum(losses), np.concatenate(anchors))
 

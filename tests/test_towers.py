@@ -109,6 +109,63 @@ def test_weights_multiply_the_values_of_each_direction(name: str) -> None:
     assert fast.info_nce_loss(a, b, **options, reduction="none").tolist() == pytest.approx(weighted, rel=1e-12)
 
 
+ANCHOR_WEIGHTS = torch.tensor([1.0, 0.0, 2.5, 0.5, 3.0], dtype=torch.float64)
+OF_EQUAL_TOWERS: dict[str, dict[str, Tensor]] = {
+    "rows": {},
+    "labels": {"labels": LABELS, "ref_labels": REF_LABELS[:N]},
+    "ids": {"ignored_ids": IDS},
+}
+
+
+@pytest.mark.parametrize("name", OF_EQUAL_TOWERS)
+def test_anchor_weights_are_those_of_row_k_of_both_towers(name: str) -> None:
+    a, b, given = rows(N, 3), rows(N, 4), OF_EQUAL_TOWERS[name]
+    described = given if "labels" in given else {"partners": torch.arange(N), **given}
+    described |= {"ref_ignored_ids": IDS} if "ignored_ids" in given else {}
+    sides = anchors(a, b, described, 0.5, "none")
+    pairs = [[(w, x) for w, x in zip(ANCHOR_WEIGHTS.tolist(), side, strict=True) if x is not None] for side in sides]
+    assert name != "labels" or any(len(side) < N for side in pairs)
+
+    def mean(weighted: list[tuple[float, float]]) -> float:
+        return sum(w * x for w, x in weighted) / sum(w for w, _ in weighted)
+
+    expected: list[tuple[dict[str, Any], Any]] = [
+        ({"direction": "a_to_b"}, mean(pairs[0])),
+        ({"direction": "b_to_a"}, mean(pairs[1])),
+        ({}, mean(pairs[0] + pairs[1])),
+        ({"direction_weights": (0.75, 0.25)}, 0.75 * mean(pairs[0]) + 0.25 * mean(pairs[1])),
+        ({"reduction": "sum"}, sum(w * x for w, x in pairs[0] + pairs[1])),
+        ({"reduction": "none"}, [w * x for w, x in pairs[0] + pairs[1]]),
+    ]
+    for options, right in expected:
+        for backend in ("auto", "tiled", "exact"):
+            with tiles_of(4):
+                more: Any = {"temperature": 0.5, "backend": backend, **options}
+                found = fast.info_nce_loss(a, b, anchor_weights=ANCHOR_WEIGHTS, **given, **more)
+            assert found.tolist() == pytest.approx(right, rel=1e-12), (options, backend)
+
+
+def test_anchor_weights_of_a_queue_and_of_the_module() -> None:
+    a, b, queue = rows(N, 3), rows(N, 4), rows(M, 5)
+    each = fast.info_nce_loss(a, b, negatives=queue, temperature=0.5, reduction="none")
+    loss = fast.InfoNCELoss(temperature=0.5)
+    found = loss(a, b, negatives=queue, anchor_weights=ANCHOR_WEIGHTS)
+    assert found.item() == pytest.approx((each * ANCHOR_WEIGHTS).sum().item() / 7, rel=1e-13)
+    both = fast.InfoNCELoss(temperature=0.5, direction="both", reduction="sum")
+    every = fast.info_nce_loss(a, b, negatives=queue, temperature=0.5, reduction="none", direction="both")
+    found = both(a, b, negatives=queue, anchor_weights=ANCHOR_WEIGHTS)
+    assert found.item() == pytest.approx((every * ANCHOR_WEIGHTS.repeat(2)).sum().item(), rel=1e-13)
+
+
+def test_anchor_weights_of_unequal_towers_need_one_direction() -> None:
+    a, b = rows(N, 3), rows(M, 4)
+    options: Any = {"partners": PARTNERS, "anchor_weights": ANCHOR_WEIGHTS}
+    assert fast.info_nce_loss(a, b, direction="a_to_b", **options).item() > 0
+    for direction in ("both", "b_to_a"):
+        with pytest.raises(ValueError, match=r"^anchor_weights: expected direction 'a_to_b' for towers of 5 and 7"):
+            fast.info_nce_loss(a, b, direction=direction, **options)  # type: ignore[arg-type]
+
+
 def test_policies_for_rows_without_positives() -> None:
     a, b, given = rows(N, 3), rows(M, 4), GIVEN["partners"]
     of_a, of_b = anchors(a, b, given, 0.5, "none")

@@ -327,10 +327,10 @@ def _reweighted(case: Case) -> Iterator[tuple[str, Case, float]]:
         other, by = ("weight", "sum of weights") if asked == "count" else ("count", "number")
         words = f"the weighted sum over the positives is divided by their {by}: weights_divisor={other} is computed"
         yield words, replace(case, keywords={**case.keywords, "weights_divisor": other}), 1.0
-    if "anchor_weights" in given and case.option("reduction") == "mean" and case.counted():
+    if "anchor_weights" in given and case.option("reduction") == "mean" and case.counted() and not case.groups():
         counted = case.counted()
         words = "the mean divides by the number of anchors, not by the sum of their weights"
-        yield words, case, float(given["anchor_weights"][counted].sum()) / len(counted)
+        yield words, case, sum(case.row_weights()[i] for i in counted) / len(counted)
 
 
 # Explanations without a variant

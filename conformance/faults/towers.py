@@ -159,3 +159,43 @@ def info_nce_equal_ids_are_positives(
     """Rows with equal ids are further positives, instead of being left out."""
     sides = parts.both_sides(view_a, view_b, temperature=temperature, labels=ignored_ids)
     return torch.cat([_values(side) for side in sides])
+
+
+@fault("info_nce", level="policies")
+def info_nce_anchor_weights_of_one_direction(
+    view_a: Tensor, view_b: Tensor, *, temperature: float, anchor_weights: Tensor | None = None
+) -> Tensor:
+    """The weights are those of the first tower's anchors; the second tower's anchors have weight 1."""
+    values = [_values(side) for side in parts.both_sides(view_a, view_b, temperature=temperature)]
+    if anchor_weights is None:
+        return torch.cat(values)
+    weighted = torch.cat([values[0] * anchor_weights, values[1]])
+    return weighted.sum() / (anchor_weights.sum() + len(values[1]))
+
+
+@fault("info_nce", level="policies")
+def info_nce_anchor_weights_mean_over_the_anchors(
+    view_a: Tensor, view_b: Tensor, *, temperature: float, anchor_weights: Tensor | None = None
+) -> Tensor:
+    """The mean of the weighted values divides by the number of anchors, not by the sum of their weights."""
+    values = [_values(side) for side in parts.both_sides(view_a, view_b, temperature=temperature)]
+    return torch.cat(values if anchor_weights is None else [each * anchor_weights for each in values])
+
+
+@fault("info_nce", level="policies")
+def info_nce_anchor_weights_of_dropped_anchors(
+    view_a: Tensor,
+    view_b: Tensor,
+    *,
+    temperature: float,
+    labels: Tensor | None = None,
+    ref_labels: Tensor | None = None,
+    anchor_weights: Tensor | None = None,
+) -> Tensor:
+    """The mean divides by the weights of all rows, also of those without positives, which are left out."""
+    sides = parts.both_sides(view_a, view_b, temperature=temperature, labels=labels, ref_labels=ref_labels)
+    values = torch.cat([_values(side) for side in sides])
+    if anchor_weights is None:
+        return values
+    weights = torch.cat([anchor_weights[side.positive.any(dim=1)] for side in sides])
+    return (values * weights).sum() / (2 * anchor_weights.sum())

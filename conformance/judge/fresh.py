@@ -221,6 +221,8 @@ def _with_weights(case: Case, claim: Claim, chance: random.Random) -> Case:
     """
     names = [name for name in WEIGHTS if name in claim.passed and name not in claim.support.lacks]
     names = [name for name in names if chance.random() < WEIGHTED_SHARE]
+    if len(case.others.get("embeddings_b", case.embeddings)) != case.n and case.option("direction") != "a_to_b":
+        names = []  # row k of both towers has the same weight
 
     def drawn(count: int) -> list[float]:
         return [chance.choice(WEIGHTS_DRAWN) for _ in range(count)]

@@ -117,7 +117,7 @@ def _weights_pairs(loss: Loss) -> bool:
 
 def _weights_anchors(loss: Loss) -> bool:
     """Whether anchors can have weights."""
-    return "anchor_weights" in loss.keywords
+    return {"anchor_weights", "anchors"} <= {*loss.keywords}
 
 
 def _coincides(loss: Loss) -> bool:

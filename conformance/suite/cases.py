@@ -147,8 +147,9 @@ class Case:
         """For each row, the number that the reduction divides its value by."""
         if self.groups() is None or self.option("reduction") != "mean":
             return [self.divisor()] * self.shape[0]
-        numbers = [len({*self.counted()} & {*rows}) for rows in self.groups() or ()]
-        return [float(max(number, 1)) for number, rows in zip(numbers, self.groups() or (), strict=True) for _ in rows]
+        weights, counted = self.row_weights(), {*self.counted()}
+        sums = [math.fsum(weights[i] for i in rows if i in counted) for rows in self.groups() or ()]
+        return [weight or 1.0 for weight, rows in zip(sums, self.groups() or (), strict=True) for _ in rows]
 
     @once
     def blocks(self) -> list[Block]:
@@ -294,16 +295,22 @@ class Case:
         return None if given is None else np.array(given, dtype=np.float64)
 
     @once
-    def anchor_weights(self) -> list[float]:
-        """The factor of the value of every row."""
-        if self.groups():
-            return [
-                float(weight)
-                for rows, weight in zip(self.groups() or (), self.option("direction_weights"), strict=True)
-                for _ in rows
-            ]
+    def row_weights(self) -> list[float]:
+        """The weight of every row as an anchor; for both directions of two towers, those of a, then the same for b."""
         found = self.weights("anchor_weights")
-        return [1.0] * self.shape[0] if found is None else found.tolist()
+        return [1.0] * self.shape[0] if found is None else found.tolist() * (self.shape[0] // self.n)
+
+    @once
+    def direction_weights(self) -> list[float]:
+        """The factor of the value of every row that its direction gives it."""
+        weights = self.option("direction_weights") or ()
+        found = [float(weight) for rows, weight in zip(self.groups() or (), weights, strict=True) for _ in rows]
+        return found or [1.0] * self.shape[0]
+
+    @once
+    def anchor_weights(self) -> list[float]:
+        """The factor of the value of every row: its weight, times that of its direction."""
+        return [own * factor for own, factor in zip(self.row_weights(), self.direction_weights(), strict=True)]
 
     @once
     def pair_numbers(self) -> list[float]:
@@ -417,8 +424,11 @@ class Case:
 
     @once
     def divisor(self) -> float:
-        """The divisor of a mean: the number of its anchors or pairs, or the sum of their weights; 1 instead of 0."""
-        weights, found = self.anchor_weights(), 1.0
+        """The divisor of a mean: the number of its anchors or pairs, or the sum of their weights; 1 instead of 0.
+
+        With ``direction_weights`` each direction has a divisor of its own.
+        """
+        weights, found = self.row_weights(), 1.0
         if self.option("reduction") == "mean":
             found = math.fsum(weights[i] for i in self.counted())
         elif self.option("reduction") == "mean_pairs":
@@ -526,13 +536,14 @@ def reference_of_similarities(case: Case, matrix: Sequence[Sequence[Any]], **cha
     """
     names = ("temperature", "bias", "base_temperature", "no_positive", "reduction", *case.entry.formula_options)
     options: dict[str, Any] = {name: case.option(name) for name in names}
-    options |= {"lowest": case.entry.lowest, "groups": case.groups()}
+    groups = zip(case.groups() or (), case.option("direction_weights") or (), strict=True)
+    options |= {"lowest": case.entry.lowest, "groups": list(groups) or None}
     if case.entry.weights:
         weights = functools.partial(case.entry.weights_function, **case.weights_options())
         options |= {"weights": weights, "detach_weights": case.detaches_weights}
     options |= {name: case.arguments.get(name) for name in WEIGHTS}
-    if case.groups():
-        options["anchor_weights"] = case.anchor_weights()
+    if "anchor_weights" in case.arguments:
+        options["anchor_weights"] = case.row_weights()
     # A proof passes its own sets in ``changed``, for one anchor at a time.
     if "is_positive" not in changed:
         options |= {"is_positive": case.positive_mask(), "anchors": case.anchors(), "members": case.members()}

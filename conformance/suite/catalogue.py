@@ -572,6 +572,7 @@ for _loss in (
             **TOWER_TARGETS,
             **IGNORED,
             **COMMON,
+            "anchor_weights": None,
             "negatives": None,
             "direction": None,
             "direction_weights": None,

@@ -98,7 +98,8 @@ def enclosures(
         factors: dict[int, Any] = {} if upstream is None else dict(zip(counted, upstream, strict=True))
         grouped = case.groups() is not None and reduction == "mean"
         if grouped:
-            factors = {i: 1 / arb(case.divisors()[i]) for i in counted}
+            sums = {i: _sum(case, [k for k in rows if k in counted]) for rows in case.groups() or () for i in rows}
+            factors = {i: 1 / sums[i] for i in counted}
         weights = _weights(case, matrix) if case.entry.weights else []
         anchors: dict[int, arb] = {}
         slopes: dict[int, list[arb]] = {}
@@ -201,13 +202,20 @@ def _part_of_anchor(
     return sum(result.loss, tape.value_of(row[0]) * 0) if each else result.loss, result
 
 
+def _sum(case: Case, anchors: Sequence[int]) -> arb:
+    """The exact sum of the weights of some anchors, or 1 if it is 0."""
+    weights = case.row_weights()
+    found = sum((arb(weights[i]) for i in anchors), arb(0))
+    return found if found != 0 else arb(1)
+
+
 def _divisor(case: Case) -> arb:
     """The exact value of ``case.divisor()``."""
-    weights, reduction = [arb(x) for x in case.anchor_weights()], case.option("reduction")
+    weights, reduction = [arb(x) for x in case.row_weights()], case.option("reduction")
     found = arb(1)
     if reduction == "mean":
-        found = sum((weights[i] for i in case.counted()), arb(0))
-    elif reduction == "mean_pairs":
+        return _sum(case, case.counted())
+    if reduction == "mean_pairs":
         by_weight = case.option("weights_divisor") == "weight" and "positive_weights" in case.arguments
         own = case.arguments["positive_weights"] if by_weight else None
         found = sum((weights[i] * (own[i][j] if own else 1) for i, j in case.pairs()), arb(0))
