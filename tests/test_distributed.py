@@ -55,7 +55,9 @@ class Split:
         if partners is not None and not towers and not alone:
             rank_of = rank_of[np.minimum(np.arange(n), partners.numpy())]
         if towers:
-            matched = not {"labels", "positives", "partners"} & given.keys()
+            # Row k of both towers has one weight, so both rows are on one rank.
+            weighted = "anchor_weights" in given and m == n
+            matched = weighted or not {"labels", "positives", "partners"} & given.keys()
             of_b = rank_of if matched else random.choice(world, m, p=shares / shares.sum())
             if partners is not None:
                 rank_of = of_b[partners.numpy()]
