@@ -35,7 +35,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .engine import Batch, Policy, References, Targets, device, measure
+from .engine import AnchorValues, Backend, Batch, Policy, References, Targets, anchor_values, device, measure, shared
 from .engine.device import dtypes_of
 
 if TYPE_CHECKING or dist.is_available():
@@ -190,7 +190,12 @@ class Share(NamedTuple):
 
         On a CPU, rows of a half-precision dtype are returned in float32, so that their gradients are added in it.
         """
-        found: Tensor = _Gather.apply(tensor, self)  # type: ignore[no-untyped-call]
+        found: Tensor = _Gather.apply(tensor, self, None)  # type: ignore[no-untyped-call]
+        return found
+
+    def with_gradient(self, tensor: Tensor, gathered: Tensor) -> Tensor:
+        """Return the result of `rows` for rows that have been gathered."""
+        found: Tensor = _Gather.apply(tensor, self, gathered)  # type: ignore[no-untyped-call]
         return found
 
 
@@ -198,15 +203,15 @@ class _Gather(torch.autograd.Function):
     """The rows of all ranks."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, share: Share) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, share: Share, gathered: Tensor | None) -> Tensor:
         ctx.share, ctx.dtype = share, rows.dtype
-        found = share.gather(rows)
+        found = share.gather(rows) if gathered is None else gathered.clone()
         return found if rows.is_cuda else found.to(dtypes_of(rows)[0])
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         found: Tensor = _Scatter.apply(grads[0], ctx.share)  # type: ignore[no-untyped-call]
-        return found.to(ctx.dtype), None
+        return found.to(ctx.dtype), None, None
 
 
 class _Scatter(torch.autograd.Function):
@@ -219,7 +224,7 @@ class _Scatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        found: Tensor = _Gather.apply(grads[0], ctx.share)  # type: ignore[no-untyped-call]
+        found: Tensor = _Gather.apply(grads[0], ctx.share, None)  # type: ignore[no-untyped-call]
         return found, None
 
 
@@ -254,7 +259,7 @@ class Ranks:
         self.group, self.rank, self.world = group, dist.get_rank(group), dist.get_world_size(group)
         self.given = given
         self.described = {"group": function} | {name: _described(name, given) for name in sorted(given)}
-        self.met = False
+        self.met, self._planned = False, None
         self.first = self.second = Share(group, self.rank, (0,) * self.world)
 
     def meet(self, first: Tensor, second: Tensor | None = None, *, least: int = 0) -> None:
@@ -334,16 +339,22 @@ class Ranks:
                 expected = f"one column for each row of all ranks, shape [{mask.shape[0]}, {total}]"
                 raise ValueError(f"{name}: expected {expected}, got shape {list(mask.shape)}")
 
-    def shared(self, batch: Batch, policy: Policy) -> tuple[Batch, Policy]:
+    def shared(self, batch: Batch, policy: Policy, backend: Backend | None = None) -> tuple[Batch, Policy]:
         """Meet, and return a batch of this rank's anchors, contrasted with the rows of all ranks, and its policy.
 
         A batch with references is returned as it is.
+
+        Args:
+            batch: the rows of this rank.
+            policy: how its values are reduced.
+            backend: how they are evaluated; None: by a composition of several evaluations.
         """
         policy, own = replace(policy, ranks=self), batch.references.embeddings is None
         self.meet(batch.embeddings, least=2 if own else 1)
         if not own:
             return batch, policy
         rows, targets, share = batch.embeddings, batch.targets, self.first
+        local = backend is not None and shared.suits(batch, backend)
         self._check_widths(share.total)
         if targets.kind == "labels":
             targets = replace(targets, columns=share.gather(targets.given))
@@ -353,9 +364,21 @@ class Ranks:
             self.check(lambda: _check_pairs(targets.given, rows.shape[0], share.total))
         if targets.ids is not None:
             targets = replace(targets, column_ids=share.gather(targets.ids))
-        every = share.rows(rows)
+        every = share.gather(rows) if local else share.rows(rows)
         references = References(every, share.place(rows), sizes=measure(every) if device.may_read(every) else None)
-        return replace(batch, targets=targets, references=references, storage=rows.dtype), policy
+        batch = replace(batch, targets=targets, references=references, storage=rows.dtype)
+        if local:
+            self._planned = shared.planned(batch, cast(Backend, backend))
+            if self._planned is None:
+                batch = replace(batch, references=replace(references, embeddings=share.with_gradient(rows, every)))
+        return batch, policy
+
+    def anchor_values(self, batch: Batch, backend: Backend) -> AnchorValues:
+        """Return the values of this rank's anchors."""
+        if self._planned is None:
+            return anchor_values(batch, backend)
+        plan, batch = self._planned
+        return shared.anchor_values(batch, plan, self.first)
 
     def _partners(self, targets: Targets, share: Share) -> Targets:
         """Return targets with partners among the rows of all ranks."""

@@ -95,5 +95,5 @@ def nt_bxent_loss(
         targets = check_ignored(embeddings, targets, References(), *left_out, validate=validate, shared=shared)
     batch = Batch(embeddings, targets, rule, References(), anchors, sizes=sizes)
     if ranks is not None:
-        batch, policy = ranks.shared(batch, policy)
+        batch, policy = ranks.shared(batch, policy, backend)
     return loss_of(batch, policy, backend)

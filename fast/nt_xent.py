@@ -128,7 +128,7 @@ def nt_xent_loss(
         targets = check_ignored(embeddings, targets, references, *left_out, validate=validate, shared=shared)
     batch = Batch(embeddings, targets, rule, references, anchors, sizes=sizes)
     if ranks is not None:
-        batch, policy = ranks.shared(batch, policy)
+        batch, policy = ranks.shared(batch, policy, backend)
     return loss_of(batch, policy, backend)
 
 

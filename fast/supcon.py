@@ -370,5 +370,5 @@ def labelled_loss(
         policy = replace(policy, anchor_weights=check("anchor_weights", of_anchors, None))
     batch = Batch(embeddings, targets, rule, others, anchors, sizes=sizes)
     if ranks is not None:
-        batch, policy = ranks.shared(batch, policy)
+        batch, policy = ranks.shared(batch, policy, backend)
     return pair_values(batch, policy, backend) if policy.reduction == "none_pairs" else loss_of(batch, policy, backend)

@@ -12,6 +12,7 @@ import torch
 
 from pairproof import fast
 from pairproof.fast import distributed
+from pairproof.fast.engine import tiles_of
 
 warnings.filterwarnings("ignore", "torch.distributed.* is deprecated", FutureWarning)
 
@@ -29,7 +30,8 @@ def evaluate(calls: Sequence[tuple[str, dict[str, Any], Sequence[str]]]) -> list
     for name, given, leaves in calls:
         given = {**given, **{leaf: given[leaf].clone().requires_grad_() for leaf in leaves}}
         try:
-            loss = getattr(fast, name)(**given, group="world")
+            with tiles_of(4):  # several panels, under "tiled"
+                loss = getattr(fast, name)(**given, group="world")
             gradients = torch.autograd.grad(loss.sum(), [given[leaf] for leaf in leaves], materialize_grads=True)
             found.append((loss.detach().numpy(), [gradient.numpy() for gradient in gradients]))
         except (TypeError, ValueError) as error:
@@ -93,3 +95,61 @@ def end_early(rank: int, seconds: float) -> tuple[str, float]:
     except RuntimeError as error:
         return str(error), time.monotonic() - start
     return "", 0.0
+
+
+def record(calls: Sequence[tuple[str, dict[str, Any], Sequence[str]]]) -> list[Any]:
+    """Return the kind and the bytes of the collective operations of each call, in its forward and its backward pass."""
+    found, sent, collective = [], [], distributed._collective
+
+    def recorded(kind: str, result: torch.Tensor, given: torch.Tensor, group: Any) -> None:
+        sent.append((kind, given.numel() * given.element_size()))
+        collective(kind, result, given, group)
+
+    distributed._collective = recorded
+    for name, given, leaves in calls:
+        given = {**given, **{leaf: given[leaf].clone().requires_grad_() for leaf in leaves}}
+        sent.clear()
+        loss = getattr(fast, name)(**given, group="world")
+        forward = list(sent)
+        sent.clear()
+        loss.backward()
+        found.append((forward, list(sent)))
+    distributed._collective = collective
+    return found
+
+
+def work_with_torch(rows: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the mean gradient of an encoder on its own, under `torch.compile`, under FSDP, and with accumulation."""
+    from torch.distributed.fsdp import fully_shard
+
+    found = {}
+    world = torch.distributed.get_world_size()
+
+    def encoder() -> torch.nn.Linear:
+        torch.manual_seed(5)
+        return torch.nn.Linear(5, 4).double()
+
+    def loss_of(encoded: torch.Tensor) -> torch.Tensor:
+        return fast.supcon_loss(encoded * 1.0, labels, temperature=0.3, group="world") * 2.0
+
+    def averaged(model: torch.nn.Linear) -> torch.Tensor:
+        gradient = model.weight.grad
+        torch.distributed.all_reduce(gradient)
+        return gradient / world
+
+    model = encoder()
+    loss_of(model(rows)).backward()
+    found["eager"] = averaged(model)
+    model = encoder()
+    torch.compile(lambda given: loss_of(model(given)), backend="aot_eager")(rows).backward()
+    found["compiled"] = averaged(model)
+    model = encoder()
+    for _ in range(3):
+        (loss_of(model(rows)) / 3).backward()
+    found["accumulated"] = averaged(model)
+    model = encoder()
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (world,))
+    fully_shard(model, mesh=mesh)
+    loss_of(model(rows)).backward()
+    found["sharded"] = model.weight.grad.full_tensor()
+    return found

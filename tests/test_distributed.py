@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import re
 import zlib
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,8 @@ from pairproof.conformance.suite.records import Outcome
 from pairproof.conformance.truth.compare import compare
 from pairproof.conformance.truth.evaluate import stored_truth
 from pairproof.conformance.truth.tolerances import bounds
-from tests.distributed_jobs import Learner, end_early, evaluate, train
+from pairproof.fast import SupConLoss, supcon_loss
+from tests.distributed_jobs import Learner, end_early, evaluate, record, train, work_with_torch
 from tests.ranks import run_ranks
 
 BY_ROW = ("labels", "anchors", "anchor_weights", "ignored_ids", "self_rows")
@@ -185,7 +189,9 @@ def chosen_cases(every: bool) -> list[GoldenCase]:
     return found if every else [case for case in found if case.case.size <= SMALL][::30]
 
 
-def check_cases(folder: Path, world: int, cases: list[GoldenCase], *, each_anchor: bool) -> dict[str, float]:
+def check_cases(
+    folder: Path, world: int, cases: list[GoldenCase], *, each_anchor: bool, backend: str = "auto"
+) -> dict[str, float]:
     """Evaluate cases on a number of ranks; return the largest error of each loss in units of its bound."""
     splits = [Split(golden.case, world) for golden in cases]
     arguments = []
@@ -194,7 +200,8 @@ def check_cases(folder: Path, world: int, cases: list[GoldenCase], *, each_ancho
         jobs = []
         for split in splits:
             more = {"no_positive": "zero"} if split.case.option("no_positive") == "drop" else {}
-            jobs += [split.job(rank), split.job(rank, reduction="none", **more)][:calls]
+            more |= {"backend": backend}
+            jobs += [split.job(rank, backend=backend), split.job(rank, reduction="none", **more)][:calls]
         arguments.append([jobs])
     results = run_ranks(folder, world, evaluate, arguments)
     worst: dict[str, float] = {}
@@ -219,6 +226,12 @@ def test_golden_cases_are_met_by_three_ranks(tmp_path: Path) -> None:
     worst = check_cases(tmp_path, 3, chosen_cases(False), each_anchor=False)
     assert worst.keys() == LOSSES.keys()
     assert min(worst.values()) > 0
+
+
+def test_golden_cases_are_met_by_panels_of_two_ranks(tmp_path: Path) -> None:
+    cases = [case for case in chosen_cases(True) if case.case.loss in ("supcon", "nt_xent") and case.case.size <= SMALL]
+    worst = check_cases(tmp_path, 2, cases[::20], each_anchor=False, backend="tiled")
+    assert worst.keys() == {"supcon", "nt_xent"}
 
 
 @pytest.mark.slow
@@ -415,3 +428,62 @@ def test_missing_rank_is_named_within_a_time_limit(seconds: float, limit: float,
         assert message.startswith(f"group: all_gather failed on rank {rank}, because rank 1 did not take part: ")
         assert took < limit
     assert found[1] is None
+
+
+def test_backward_of_symmetric_positives_exchanges_only_coefficients(tmp_path: Path) -> None:
+    """Header of 4 integers, rows, labels, sum and weight; then 3 coefficients of each row, or 2 with partners."""
+    n, dim = 6, 5
+    calls = [
+        ("supcon_loss", {"embeddings": ROWS[:n], "labels": LABELS[:n]}, ("embeddings",)),
+        ("nt_xent_loss", {"embeddings": ROWS[:n], "partners": torch.tensor([1, 0, 3, 2, 5, 4])}, ("embeddings",)),
+        ("supcon_loss", {"embeddings": ROWS[:n], "labels": LABELS[:n], "backend": "exact"}, ("embeddings",)),
+        ("info_nce_loss", {"embeddings_a": ROWS[:n], "embeddings_b": OTHERS[:n]}, ("embeddings_a", "embeddings_b")),
+    ]
+    supcon, nt_xent, exact, info_nce = run_ranks(tmp_path, 2, record, [[calls], [calls]])[0]
+    header, rows, labels, value = ("all_gather", 32), ("all_gather", n * dim * 8), ("all_gather", n * 8), "all_reduce"
+    assert supcon == ([header, labels, rows, (value, 24)], [("all_gather", n * 3 * 8)])
+    assert nt_xent == ([header, rows, (value, 24)], [("all_gather", n * 2 * 8)])
+    assert exact == ([header, labels, rows, (value, 24)], [("reduce_scatter", 2 * n * dim * 8)])
+    assert info_nce == ([header, rows, rows, (value, 24)], [("reduce_scatter", 2 * n * dim * 8)] * 2)
+
+
+@pytest.mark.slow
+def test_gradients_under_compile_fsdp_and_accumulation(tmp_path: Path) -> None:
+    shares, ([rows], given) = shares_of((5, 4), "labels")
+    found = run_ranks(tmp_path, 2, work_with_torch, [(share[0][0], share[1]["labels"]) for share in shares])
+    torch.manual_seed(5)
+    model = torch.nn.Linear(5, 4).double()
+    (2 * supcon_loss(model(rows), given["labels"], temperature=0.3)).backward()
+    for rank in found:
+        assert rank.keys() == {"eager", "compiled", "accumulated", "sharded"}
+        for name, gradient in rank.items():
+            torch.testing.assert_close(gradient, model.weight.grad, rtol=1e-12, atol=1e-12, msg=name)
+
+
+def test_module_with_a_group_is_copied_and_pickled(tmp_path: Path) -> None:
+    made = SupConLoss(group="world")
+    assert pickle.loads(pickle.dumps(made)).group == copy.deepcopy(made).group == "world"
+    assert "group='world'" in repr(made)
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    group = torch.distributed.ProcessGroup(store, 0, 1)
+    made = SupConLoss(group=group)
+    assert copy.deepcopy(made).group is group
+    assert made.state_dict() == {}
+    with pytest.raises(TypeError, match='group: expected "world" or None in a module that is pickled'):
+        pickle.dumps(made)
+
+
+@pytest.mark.parametrize(
+    ("group", "error", "message"),
+    [
+        ("all", ValueError, "group: expected a process group, \"world\" or None, got 'all'"),
+        (2, TypeError, 'group: expected a process group, "world" or None, got int'),
+        ("world", ValueError, "group: expected torch.distributed to be initialised, got no default process group"),
+    ],
+)
+def test_impossible_group_is_rejected(group: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=f"^{re.escape(message)}$"):
+        supcon_loss(ROWS, LABELS, group=group)
+    if group != "world":
+        with pytest.raises(error, match=f"^{re.escape(message)}$"):
+            SupConLoss(group=group)

@@ -28,7 +28,9 @@ from .transforms import Reverse
 
 def loss_of(batch: Batch, policy: Policy, backend: Backend) -> Tensor:
     """Evaluate a batch and reduce its values; see `anchor_values` and `reduced`."""
-    if backend != "auto" or policy.ranks is not None or not small.suits(batch, policy):
+    if policy.ranks is not None:
+        return formulas.reduced(policy.ranks.anchor_values(batch, backend), batch, policy)
+    if backend != "auto" or not small.suits(batch, policy):
         return formulas.reduced(anchor_values(batch, backend), batch, policy)
     rows, others, temperature = batch.embeddings, batch.references.embeddings, batch.rule.temperature
     learned = temperature if isinstance(temperature, Tensor) else None

@@ -170,6 +170,9 @@ class Ranks(Protocol):
     def reduced(self, values: Tensor, weights: Tensor | int, *, mean: bool, dtype: torch.dtype | None) -> Tensor:
         """Return the sum of the values of all ranks, divided by that of the weights if ``mean``."""
 
+    def anchor_values(self, batch: Batch, backend: Backend) -> AnchorValues:
+        """Return the values of this rank's anchors."""
+
 
 @dataclass(slots=True)
 class Policy:

@@ -273,6 +273,11 @@ def _sum(
     return Panel(negative, own, positive, lone), [neg, pos, missed, first, second, lin, mean, number]
 
 
+def panel_of(logits: Tensor, batch: Batch, here: slice, ranks: tuple[Tensor, Tensor] | None) -> Panel:
+    """Return the panel of the rows ``here`` from their logits ``[b, M]``, in units of log 2; these are overwritten."""
+    return _sum(logits, batch, here, ranks, backward=True)[0]
+
+
 def _guarded(logits: Tensor, positive: Tensor, number: Tensor, batch: Batch, here: slice) -> tuple[Panel, list[Tensor]]:
     """Return the result of `_sum` under "epsilon"."""
     if batch.rule.similarity == "cosine":  # no row is more similar to a row than itself

@@ -1,0 +1,144 @@
+"""The shared form: the rows of one rank against those of all ranks, where positives are symmetric.
+
+A rank has n of the N rows. In the forward pass it sums the exponentials of its own anchors in panels ``[b, N]``, as the
+form `unshifted` does. The gradient of a row is the sum of two parts: that of its own loss, and that of the losses of
+all other anchors. For the pair of row i and row j, both are products of the same exponential and of coefficients of i
+and of j. So the ranks exchange only the coefficients in the backward pass, at most three numbers per row, and each rank
+computes the whole gradient of its own rows with one product per panel. No gradient of other ranks' rows is computed or
+sent.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from . import device, formulas, unshifted
+from .formulas import Sums
+from .plan import choose
+from .scaling import Saved, by_temperature, scale_both, to_embeddings
+from .spec import LN2, AnchorValues, Backend, Batch, Plan
+
+SECOND = 'group: expected backend="exact" for second derivatives, which other backends do not support with a group'
+"""Why a second backward pass is refused."""
+
+
+class Share(Protocol):
+    """The rows that each rank has."""
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """Return the rows of all ranks ``[N, ...]`` from those of this rank ``[n, ...]``, without a gradient."""
+
+
+def suits(batch: Batch, backend: Backend) -> bool:
+    """Return whether this form evaluates a batch that has no references yet.
+
+    All ranks must reach the same result, so it depends only on what they have in common.
+    """
+    rule, targets = batch.rule, batch.targets
+    plain = rule.terms == "out" and rule.denominator == "all" and rule.similarity == "cosine"
+    symmetric = targets.kind in ("labels", "partners") and not targets.omits and not targets.weighted
+    return plain and symmetric and batch.embeddings.is_cpu and backend in ("auto", "dense", "tiled")
+
+
+def planned(batch: Batch, backend: Backend) -> tuple[Plan, Batch] | None:
+    """Return the plan of a batch that has the rows of all ranks as references; None if its logits are too large."""
+    temperature = batch.rule.temperature
+    if isinstance(temperature, Tensor) and not device.may_read(temperature):
+        return None
+    plan, batch = choose(batch, backend)
+    return (plan, batch) if plan.form == "unshifted" else None
+
+
+def anchor_values(batch: Batch, plan: Plan, share: Share) -> AnchorValues:
+    """Return the values of this rank's anchors, whose gradient includes the losses of all ranks.
+
+    Args:
+        batch: the rows of this rank; the references are the rows of all ranks, without a gradient.
+        plan: the result of `planned`.
+        share: the rows that each rank has.
+    """
+    temperature = batch.rule.temperature if isinstance(batch.rule.temperature, Tensor) else None
+    return AnchorValues(*_Values.apply(batch, plan, share, batch.embeddings, temperature))  # type: ignore[no-untyped-call]
+
+
+class _Values(torch.autograd.Function):
+    """The values ``[n]``, and the numbers of positives and of negatives."""
+
+    @staticmethod
+    def forward(ctx: Any, batch: Batch, plan: Plan, share: Share, *inputs: Tensor | None) -> AnchorValues:
+        with _without_autocast(batch.embeddings):
+            if len(batch.embeddings):
+                found, saved = unshifted.evaluate(batch, plan)
+            else:
+                found, saved = _of_no_rows(batch)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs, batch.targets.given, batch.targets.columns, batch.anchors)
+        ctx.described, ctx.saved = (batch, plan, share), saved
+        ctx.mark_non_differentiable(found.positives, found.negatives)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise NotImplementedError(SECOND)
+        (batch, plan, share), saved, rows = ctx.described, ctx.saved, ctx.saved_tensors[0]
+        # The panels are overwritten. Another backward pass computes them again.
+        ctx.saved = saved._replace(kept=None)
+        grad = grads[0]
+        if grad is None:
+            grad = saved.scaled.rows.new_zeros(len(rows))
+        with _without_autocast(rows):
+            gradients = differentiate(grad, batch, plan, saved, share)
+        needed = ctx.needs_input_grad[3:]
+        return None, None, None, *(part if needs else None for part, needs in zip(gradients, needed, strict=True))
+
+
+def differentiate(grad: Tensor, batch: Batch, plan: Plan, saved: Saved, share: Share) -> tuple[Tensor, Tensor | None]:
+    """Return the gradients of this rank's rows and of the temperature.
+
+    The sum over the ranks of the temperature's gradients is that of the whole batch.
+
+    Args:
+        grad: ``[n]``, the gradient of the values.
+        batch: the batch that was evaluated.
+        plan: how it was evaluated.
+        saved: what the forward pass saved.
+        share: the rows that each rank has.
+    """
+    rule, rows, across = batch.rule, saved.scaled.rows, cast(Any, saved.classes).rows
+    lone = batch.targets.kind == "partners"
+    *sums, number = saved.stats[: len(Sums._fields) + 1]
+    grad = grad if saved.valid is None else torch.where(saved.valid, grad, 0.0)
+    mine = formulas.weights(rule, grad, Sums(*sums), None if lone else number)
+    parts = (mine.negative, mine.level) if lone else (mine.negative, mine.level, mine.slope)
+    columns = share.gather(torch.stack(parts, 1)).T
+    pull, labels = torch.zeros_like(rows), None if saved.kept else unshifted.ranks_of(batch)
+    for place, start in enumerate(range(0, len(rows), max(1, plan.rows))):
+        here = slice(start, min(start + plan.rows, len(rows)))
+        kept = saved.kept[place] if saved.kept else None
+        panel = kept or unshifted.panel_of(rows[here] @ across.T, batch, here, labels)
+        negative, level, *slope = (
+            part[here, None] + of_columns for part, of_columns in zip(parts, columns, strict=True)
+        )
+        weight = panel.negative.mul_(negative)
+        if lone:
+            weight.scatter_(1, panel.positive, level.gather(1, panel.positive))
+        else:
+            weight.addcmul_(panel.own, slope[0]).addcmul_(panel.positive, level)
+        torch.mm(weight, across, out=pull[here])
+    learned = by_temperature(pull, rows, 1.0, rule, LN2)
+    return to_embeddings(pull, saved.scaled, rule, 1.0, batch.embeddings.dtype, LN2), learned
+
+
+def _of_no_rows(batch: Batch) -> tuple[AnchorValues, Saved]:
+    scaled, columns = scale_both(batch, LN2)
+    none, whole = scaled.rows.new_empty(0), torch.empty(0, dtype=torch.int64, device=scaled.rows.device)
+    return AnchorValues(none, whole, whole), Saved(scaled, [none] * (len(Sums._fields) + 1), None, columns)
+
+
+def _without_autocast(tensor: Tensor) -> Any:
+    return torch.autocast(tensor.device.type, enabled=False) if device.autocast(tensor) else nullcontext()
