@@ -37,6 +37,7 @@ from torch import Tensor
 
 from .engine import AnchorValues, Backend, Batch, Policy, References, Targets, anchor_values, device, measure, shared
 from .engine.device import dtypes_of
+from .engine.spec import Plan
 
 if TYPE_CHECKING or dist.is_available():
     from torch.distributed import ProcessGroup
@@ -259,7 +260,8 @@ class Ranks:
         self.group, self.rank, self.world = group, dist.get_rank(group), dist.get_world_size(group)
         self.given = given
         self.described = {"group": function} | {name: _described(name, given) for name in sorted(given)}
-        self.met, self._planned = False, None
+        self.met = False
+        self._planned: tuple[Plan, Batch] | None = None
         self.first = self.second = Share(group, self.rank, (0,) * self.world)
 
     def meet(self, first: Tensor, second: Tensor | None = None, *, least: int = 0) -> None:
