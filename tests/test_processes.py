@@ -27,6 +27,7 @@ from pairproof.conformance.judge.parity import (
     parity,
 )
 from pairproof.conformance.judge.processes import joined
+from pairproof.conformance.suite.catalogue import LOSSES
 
 FILE = Path(__file__).parent / "targets" / "distributed.py"
 
@@ -104,6 +105,17 @@ def test_loss_that_needs_a_group_is_compared_with_a_group_of_one() -> None:
     result = of("needs_a_group", 2, only=("loss", "gradient"))
     assert any("in a group of one process" in note for note in result.notes)
     assert set(statuses(result).values()) == {PASSED}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", LOSSES)
+def test_losses_of_pairproof_pass(loss: str) -> None:
+    result = parity(f"pairproof.fast:{LOSSES[loss].function}", world_size=(1, 2, 3, 4), seed=3)
+    assert {one.status for one in result.comparisons} == {PASSED}, result.lines()
+    assert sum("uneven" in one.name for one in result.comparisons) == 3
+    assert any("its parameters group are passed" in note for note in result.notes)
+    of_all = [note for note in result.notes if "the second row of a pair counts the rows of all ranks" in note]
+    assert len(of_all) == (loss == "nt_bxent")
 
 
 WRONG: dict[str, dict[str, str]] = {

@@ -161,7 +161,7 @@ class Processes:
         if facts["call"] == "similarities":
             self.keywords["temperature"] = request.temperature or TEMPERATURE
         self.learned = [name for name in self.keywords if name in facts["words"]]
-        self.single = False
+        self.single = self.columns_of_all = False
         self.notes: list[str] = [*facts["notes"], _told(facts)]
 
     # Batches
@@ -220,7 +220,7 @@ class Processes:
         projection = torch.eye(width, dtype=torch.float64)
         if not reading:
             projection = orthogonal
-        return joined(name, parts, projection, 2 if views == 2 else 1)
+        return self.shifted(joined(name, parts, projection, views))
 
     # Evaluations
 
@@ -332,6 +332,8 @@ class Processes:
             self.ranks.join(world)
             answers = [self.together(shared) for shared in batches]
             parts = self.compared(batches, expected, answers)
+            if self.facts["call"] == "pairs" and world > 1 and any(one.ratio > 1 for one in parts.values()):
+                batches, answers, parts = self.with_columns_of_all(batches, expected, answers, parts)
             wrong = any(one.ratio > 1 for one in parts.values())
             mistakes = Naming(self, batches[0], expected[0].found, answers[0]).mistakes() if wrong else {}
             for part, one in parts.items():
@@ -340,6 +342,40 @@ class Processes:
                     yield _comparison(f"{name}: {title}", one, len(batches), mistakes.get(part, ""))
         if "uneven" in only and world > 1:
             yield self.uneven(world, f"{name}, uneven rows", wrong)
+
+    def with_columns_of_all(
+        self,
+        batches: list[_Shared],
+        expected: list[_Expected],
+        answers: list[list[dict[str, Any]]],
+        parts: dict[str, _Difference],
+    ) -> tuple[list[_Shared], list[list[dict[str, Any]]], dict[str, _Difference]]:
+        """Compare again with pairs whose second rows count those of all ranks; keep the results if this is right."""
+        self.columns_of_all = True
+        again = [self.shifted(shared) for shared in batches]
+        try:
+            found = [self.together(shared) for shared in again]
+            others = self.compared(again, expected, found)
+        except TargetError:
+            self.ranks.join(len(batches[0].parts))
+            others = parts
+        if any(one.ratio > 1 for one in others.values()):
+            self.columns_of_all = False
+            return batches, answers, parts
+        self.notes.append(
+            "pairs: the second row of a pair counts the rows of all ranks, the first one those of its rank"
+        )
+        return again, found, others
+
+    def shifted(self, shared: _Shared) -> _Shared:
+        """Return the batch in which the second rows of pairs count the rows of all ranks, if the target does so."""
+        if not self.columns_of_all:
+            return shared
+        starts = [0, *accumulate(shared.items)]
+        parts = []
+        for part, start in zip(shared.parts, starts, strict=False):
+            parts.append(replace(part, positive_pairs=[(i, start + j) for i, j in part.positive_pairs or ()]))
+        return replace(shared, parts=parts)
 
     def uneven(self, world: int, name: str, known: bool) -> Comparison:
         """Compare ranks with different numbers of rows with one process.
