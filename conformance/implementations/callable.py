@@ -324,8 +324,6 @@ class Target:
         pairs = case.arguments["positive_pairs"]
         # Some losses raise an error if the rows are not normalised.
         rows = torch.nn.functional.normalize(torch.tensor(case.embeddings)).requires_grad_()
-        if self.signature.requires("hard_negatives"):
-            keywords["hard_negatives"] = rows.detach()[: len(rows) // n_views, None]
         batch = Batch("trial", self.probed_as, rows, labels, pairs, n_views, keywords)
         with within(limit):
             return self.loss(batch)

@@ -118,7 +118,8 @@ class Member:
         words = {name: signature.keyword(name) for name in ("temperature", "bias")}
         return {
             "call": target.call,
-            "probed_as": target.probed_as,
+            # The hard negatives are passed by keyword, if the target takes them.
+            "probed_as": "views" if target.probed_as == "hard" else target.probed_as,
             "choice": target.choice,
             "arrays": target.arrays,
             "notes": [
