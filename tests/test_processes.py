@@ -223,6 +223,8 @@ def test_rows_of_ranks_are_joined_view_by_view() -> None:
         ({"only": "permutation"}, "unknown comparison 'permutation'; known: loss, gradient, uneven"),
         ({"linear_memory": True}, "--linear-memory: not possible together with --world-size"),
         ({"vary": {"chunk_size": (1, 2)}}, "--vary: not possible together with --world-size"),
+        ({"world_size": (2, 65)}, "--world-size: expected numbers from 1 to 64, got 2, 65"),
+        ({"world_size": 0}, "expected numbers from 1 to 64, got 0"),
         ({"device": "meta"}, "the ranks are processes on the CPU"),
         ({"arrays": "numpy"}, "several processes need a torch target, not numpy"),
         ({"init": {"scale": 1}}, "--init scale: the target has no such parameter"),
@@ -230,7 +232,7 @@ def test_rows_of_ranks_are_joined_view_by_view() -> None:
 )
 def test_misuse_is_reported(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        of("right_global", 2, **options)
+        parity(f"{FILE}:right_global", **{"world_size": 2, **options})
 
 
 def test_random_loss_is_not_compared(tmp_path: Path) -> None:

@@ -54,6 +54,9 @@ Tensor = torch.Tensor
 EVEN, UNEVEN = (3, 5), (2, 4, 3, 5)
 """The numbers of items per rank of the even batches, and of each rank of the uneven batch, repeated if necessary."""
 
+MOST = 64
+"""The largest number of processes."""
+
 BIAS = -5.0
 """The bias that is passed, if the target takes one."""
 
@@ -236,6 +239,17 @@ class Processes:
         self.ranks.join(1)
         return self.ranks.together([given])[0]
 
+    def finite(self, shared: _Shared) -> _Expected:
+        """Return the result of one process, as ``expected`` does.
+
+        Raises:
+            TargetError: it is not finite.
+        """
+        found = self.expected(shared)
+        if not found.found.finite:
+            raise TargetError(f"{shared.name}: the loss or the gradient in one process is not finite")
+        return found
+
     def expected(self, shared: _Shared) -> _Expected:
         """Evaluate a batch in one process, and measure how much rounding may change the result.
 
@@ -326,7 +340,7 @@ class Processes:
         """Compare a number of processes with one process."""
         only, name = self.request.only or PARTS, f"world size {world}"
         batches = [self.draw([items] * world, f"{items} items per rank") for items in EVEN]
-        expected = [self.expected(shared) for shared in batches]
+        expected = [self.finite(shared) for shared in batches]
         wrong = False
         if "loss" in only or "gradient" in only:
             self.ranks.join(world)
@@ -387,7 +401,7 @@ class Processes:
         """
         counts = [UNEVEN[rank % len(UNEVEN)] for rank in range(world)]
         shared = self.draw(counts, f"{', '.join(map(str, counts))} items")
-        expected = self.expected(shared)
+        expected = self.finite(shared)
         try:
             self.ranks.join(world, PATIENCE)
             answers = self.together(shared, quiet=True)
@@ -716,6 +730,10 @@ def compare_processes(result: ParityResult) -> None:
     for name in ("vary", "linear_memory"):
         if getattr(request, name):
             raise UsageError(f"--{name.replace('_', '-')}: not possible together with --world-size")
+    if not all(1 <= world <= MOST for world in request.world_size):
+        raise UsageError(
+            f"--world-size: expected numbers from 1 to {MOST}, got {', '.join(map(str, request.world_size))}"
+        )
     if request.device != "cpu":
         raise UsageError("--world-size: the ranks are processes on the CPU; --device is not possible")
     subject = Subject(request.target, request.call, request.arrays, request.init, request.result, request.against)
