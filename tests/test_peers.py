@@ -124,6 +124,13 @@ OF_THREE, OF_TWO = math.log(E + 2) - math.log(E), math.log(E + 3) - math.log(E)
 EIGHT = Case("test/eight", "nt_xent", unit(0, 0, 1, 1, 2, 2, 3, 3), {"partners": [1, 0, 3, 2, 5, 4, 7, 6]}, WARM)
 SHIFTED = Case("test/shifted", "supcon_epsilon", unit(0, 0, 1, 1), LABELLED, {**WARM, "similarity": "dot"})
 
+RANKED, SYMMETRIC = (
+    Case(f"test/{name}", "multiple_negatives_ranking", unit(0, 1), {}, WARM | options, {"embeddings_b": unit(0, 1)})
+    for name, options in (
+        ("ranked", {}),
+        ("symmetric", {"directions": "query_to_doc+doc_to_query", "partition": "per_direction"}),
+    )
+)
 PAIRS = Case("test/pairs", "sigmoid", unit(0, 1), {}, {**WARM, "bias": -2.0}, others={"embeddings_b": unit(0, 1)})
 
 BY_HAND = {
@@ -136,6 +143,8 @@ BY_HAND = {
     # The weights are 2 - E / m and 2 - 1 / m, where m = (E + 1) / 2. Only the pair of the first has a logit, 2.
     WEIGHTED: math.log(2) - (2 - 2 * E / (E + 1)) * 2 / 2,
     TOWERS: LOSS_WITH_ONE_NEGATIVE,
+    RANKED: LOSS_WITH_ONE_NEGATIVE,
+    SYMMETRIC: LOSS_WITH_ONE_NEGATIVE,
     # Both rows of b equal the first row of a. For the first anchor, that is the positive; for the second, the negative.
     ONE_WAY: (2 * math.log(E + 1) - math.log(E)) / 2,
     LONG: math.log(E**3 + 1) - 3 * math.log(E),

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,9 +12,11 @@ import torch
 from torch import Tensor
 
 from pairproof import fast, reference
-from pairproof.conformance.implementations import files
+from pairproof.conformance.implementations import Unavailable
 from pairproof.conformance.implementations import sentence_transformers as peer
+from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.catalogue import LOSSES
+from pairproof.conformance.suite.golden import load_golden
 
 ENTRY = LOSSES["multiple_negatives_ranking"]
 N, H = 4, 2
@@ -255,34 +253,13 @@ def test_gist_masks_give_the_loss_of_gistembed(strategy: str, margin: float) -> 
         assert found == pytest.approx(gist_by_hand(number, strategy, margin), rel=1e-12)
 
 
-def live_gist() -> Any:
-    """GISTEmbedLoss of the installed file, whose ``model`` and ``guide`` are lists of embeddings."""
-    folder = Path(os.environ.get("PAIRPROOF_PEERS") or ".peers") / "sentence-transformers"
-    if not (folder / "sentence_transformers").is_dir():
-        pytest.skip("sentence-transformers is not installed: make peers")
-    stubs: dict[str, ModuleType] = {"transformers": ModuleType("transformers")}
-    stubs["transformers"].PreTrainedTokenizerBase = object  # type: ignore[attr-defined]
-    top = "sentence_transformers"
-    modules = f"{top}.sentence_transformer.modules"
-    unused = (*peer.UNUSED, f"{top}.util.batch_to_device", modules, f"{modules}.StaticEmbedding")
-    with pytest.MonkeyPatch.context() as patch:
-        for name, module in stubs.items():
-            patch.setitem(sys.modules, name, module)
-        loaded = files.load_from_package(folder, f"{peer.LOSSES}.gist_embed", peer.PACKAGES, unused)
-    loaded.embed_columns = lambda embeddings, features: embeddings
-    return loaded.GISTEmbedLoss
-
-
-def of_live_gist(leaves: Any, guide: Any, strategy: str, margin: float) -> Tensor:
-    kind = live_gist()
-    loss = kind.__new__(kind)
-    torch.nn.Module.__init__(loss)
-    loss.model, loss.guide, loss.must_retokenize, loss.gather_across_devices = leaves, guide, False, False
-    loss.temperature, loss.margin_strategy, loss.margin = 0.1, strategy, margin
-    loss.contrast_anchors = loss.contrast_positives = True
-    loss.similarity_fct, loss.cross_entropy_loss = torch.nn.CosineSimilarity(dim=-1), torch.nn.CrossEntropyLoss()
-    found: Tensor = loss([], None)
-    return found
+def of_live_gist(columns: Any, guides: Any, strategy: str, margin: float) -> Tensor:
+    """GISTEmbedLoss of the installed file, with models that return these embeddings."""
+    try:
+        live = peer.GistSentenceTransformers({}, "cpu")
+    except Unavailable as error:
+        pytest.skip(str(error))
+    return live.of_columns(columns, guides, temperature=0.1, margin_strategy=strategy, margin=margin)
 
 
 @pytest.mark.parametrize(("strategy", "margin"), [one for one in GIST_OPTIONS if one[1] >= 0])
@@ -318,6 +295,21 @@ def test_installed_gistembed_keeps_self_pairs_where_the_guides_of_query_and_docu
     ]
     assert live == pytest.approx(sum(with_self_pairs) / 2, rel=1e-12)
     assert live > float(found.mean()) + 0.1
+
+
+GUIDED = [f"golden/multiple_negatives_ranking/{name}" for name in ("gist", "ignored-documents")]
+
+
+@pytest.mark.parametrize("case", [one.case for one in load_golden() if one.case.id in GUIDED], ids=lambda case: case.id)
+def test_guides_of_the_peer_give_the_mask_of_a_case(case: Case) -> None:
+    guides = peer._guides(case)
+    more = [guides[2][:, None]] if len(guides) > 2 else []
+    masks = fast.gist_masks(*guides[:2], *more, directions=case.option("directions"))
+    own = torch.eye(case.n, dtype=torch.bool)
+    pairs = ~torch.cat([own, *([own & False] * len(more)), *([own] * case.option("directions").count("+"))], dim=1)
+    ignored = torch.tensor(case.arguments["ignored"])[:, : pairs.shape[1]]
+    assert bool((masks[:, : pairs.shape[1]] == ignored)[pairs].all())
+    assert 0 < int(ignored[pairs].sum()) < int(pairs.sum())
 
 
 def test_mask_that_keeps_only_the_positive_gives_0_or_ln_2() -> None:

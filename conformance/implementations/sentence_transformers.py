@@ -1,20 +1,24 @@
-"""sentence-transformers' ``MultipleNegativesRankingLoss``, its file and those of its similarities, without the package.
+"""sentence-transformers' ranking losses: their files and those of their similarities, without the package.
 
 Terms: queries are the anchors and documents the other tower; the scale is one over the temperature; "query_to_doc" is
 the direction from a to b, and "doc_to_query" the other. The loss cannot leave out "query_to_doc": for the direction
 from b to a of info_nce, the towers are swapped. Hard negatives are columns of documents, one per query each; they are
 added to the other documents of the batch, and do not replace them, so the negatives of info_nce are not supported.
+
+``CachedMultipleNegativesRankingLoss`` and ``GISTEmbedLoss`` call a model. Here the model returns the rows of the case.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from ..suite.cases import Case, called
@@ -27,21 +31,28 @@ PACKAGES = (TOP, f"{TOP}.util", f"{TOP}.base", f"{TOP}.base.losses", f"{TOP}.sen
 UNUSED = (
     *(f"{TOP}.base.losses.merged_forward", f"{TOP}.base.losses.merged_forward.embed_columns"),
     *(f"{TOP}.sentence_transformer.model", f"{TOP}.sentence_transformer.model.SentenceTransformer"),
-    *(f"{TOP}.util.{name}" for name in ("all_gather_with_grad", "cos_sim", "get_rank", "similarity_fct_name")),
+    f"{TOP}.sentence_transformer.SentenceTransformer",
+    *(f"{TOP}.sentence_transformer.modules", f"{TOP}.sentence_transformer.modules.StaticEmbedding"),
+    *(f"{TOP}.util.{name}" for name in ("all_gather_with_grad", "batch_to_device", "get_rank")),
+    *(f"{TOP}.util.{name}" for name in ("cos_sim", "similarity_fct_name")),
 )
-"""What the file of the loss imports to run the model and to gather across processes, and the default similarity, which
-the adapter passes explicitly: ``util`` exports it from ``similarity.py``."""
+"""What the files import to run the model and to gather across processes, and the default similarity, which the adapter
+passes explicitly: ``util`` exports it from ``similarity.py``."""
 
 STUBS: Mapping[str, Mapping[str, Any]] = {
     "sklearn": {},
     "sklearn.metrics": {"pairwise_distances": None},
-    "transformers": {},
+    "packaging": {},
+    "packaging.version": {"Version": None},
+    "tqdm": {"tqdm": lambda found, **_: found, "trange": lambda *ends, **_: range(*ends)},
+    "transformers": {"PreTrainedTokenizerBase": object},
     "transformers.utils": {
         "is_torchdynamo_compiling": None,
         "logging": SimpleNamespace(get_logger=logging.getLogger),
     },
 }
-"""What ``similarity.py`` imports from other packages, for its logger and for similarities that are not used here."""
+"""What the files import from other packages: for loggers, progress bars, tokenizers, and similarities that are not used
+here."""
 
 
 @contextmanager
@@ -60,23 +71,65 @@ def _stubbed() -> Iterator[None]:
                 sys.modules[name] = module
 
 
-class SentenceTransformers(FilePeer):
-    """``MultipleNegativesRankingLoss`` of sentence-transformers, without distributed processes and hardness weights."""
+FOLDER = "sentence-transformers/sentence_transformers"
+SIMILARITIES: Mapping[str, str] = {
+    f"{FOLDER}/util/similarity.py": "eb3508514bbded02bfc7ad5f07e39ee114a5e4eb03b18d79436b2316f5cc1edb",
+    f"{FOLDER}/util/tensor.py": "3a1b314211ce265f2adfcde96b3b28f6332373bc07bf1b43394c44de9595c0b7",
+}
+RANKING: Mapping[str, str] = {
+    f"{FOLDER}/sentence_transformer/losses/multiple_negatives_ranking.py": (
+        "589a44dd31826ef5a945d7138bbe4b085263dc070dbbc684f2131303f470e29b"
+    ),
+    **SIMILARITIES,
+}
+
+
+class _Ranking(FilePeer):
+    """A loss of queries and documents."""
+
+    requirement = "sentence-transformers==6.2.0"
+
+    def module(self) -> Any:
+        """Import the loss and the similarities without the rest of the package."""
+        folder = self.path.parents[3]
+        with _stubbed():
+            similarity = load_from_package(folder, f"{TOP}.util.similarity", PACKAGES)
+            loaded = load_from_package(folder, f"{LOSSES}.{self.path.stem}", PACKAGES, UNUSED)
+        self.similarities = {"cosine": similarity.cos_sim, "dot": similarity.dot_score}
+        return loaded
+
+    def columns(self, case: Case, given: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        """The queries, the documents, and one matrix for each hard negative of a query."""
+        queries, documents = given["embeddings_a"], given["embeddings_b"]
+        if case.option("direction") == "b_to_a":
+            queries, documents = documents, queries
+        hard = called(given).get("hard_negatives")
+        return [queries, documents, *(() if hard is None else hard.unbind(dim=1))]
+
+    def options(self, case: Case) -> dict[str, Any]:
+        """The options of the loss, apart from its model, its scale and its similarity."""
+        if case.loss == "info_nce":
+            both = {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"}
+            return both if case.option("direction") == "both" else {}
+        mode = case.option("hardness_mode")
+        return {
+            "directions": tuple(case.option("directions").split("+")),
+            "partition_mode": case.option("partition"),
+            "hardness_strength": case.option("hardness_strength"),
+            "hardness_mode": None if mode == "none" else mode,
+        }
+
+    def constructed(self, case: Case, model: Any, **options: Any) -> Any:
+        """The loss of a case."""
+        return self.loss(model, 1 / case.temperature, self.similarities[case.option("similarity")], **options)
+
+
+class SentenceTransformers(_Ranking):
+    """``MultipleNegativesRankingLoss`` of sentence-transformers, without distributed processes."""
 
     name = "sentence-transformers"
     title = "its MultipleNegativesRankingLoss"
-    requirement = "sentence-transformers==6.2.0"
-    files: ClassVar[Mapping[str, str]] = {
-        "sentence-transformers/sentence_transformers/sentence_transformer/losses/multiple_negatives_ranking.py": (
-            "589a44dd31826ef5a945d7138bbe4b085263dc070dbbc684f2131303f470e29b"
-        ),
-        "sentence-transformers/sentence_transformers/util/similarity.py": (
-            "eb3508514bbded02bfc7ad5f07e39ee114a5e4eb03b18d79436b2316f5cc1edb"
-        ),
-        "sentence-transformers/sentence_transformers/util/tensor.py": (
-            "3a1b314211ce265f2adfcde96b3b28f6332373bc07bf1b43394c44de9595c0b7"
-        ),
-    }
+    files = RANKING
     attribute = "MultipleNegativesRankingLoss"
     support = Support(
         losses=("info_nce", "multiple_negatives_ranking"),
@@ -85,29 +138,216 @@ class SentenceTransformers(FilePeer):
     )
     deviations = (clamped_norms(1e-12),)
 
-    def module(self) -> Any:
-        """Import the loss and the similarities without the rest of the package."""
-        folder = self.path.parents[3]
-        with _stubbed():
-            similarity = load_from_package(folder, f"{TOP}.util.similarity", PACKAGES)
-        self.similarities = {"cosine": similarity.cos_sim, "dot": similarity.dot_score}
-        return load_from_package(folder, f"{LOSSES}.multiple_negatives_ranking", PACKAGES, UNUSED)
-
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Evaluate ``MultipleNegativesRankingLoss`` on the embeddings, without a model."""
-        queries, documents = given["embeddings_a"], given["embeddings_b"]
-        if case.option("direction") == "b_to_a":
-            queries, documents = documents, queries
-        options: dict[str, Any] = {}
-        if case.loss == "multiple_negatives_ranking":
-            options = {"directions": tuple(case.option("directions").split("+"))}
-            options["partition_mode"] = case.option("partition")
-            options["hardness_strength"] = case.option("hardness_strength")
-            options["hardness_mode"] = None if case.option("hardness_mode") == "none" else case.option("hardness_mode")
-        elif case.option("direction") == "both":
-            options = {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"}
-        module: Any = self.loss(None, 1 / case.temperature, self.similarities[case.option("similarity")], **options)
-        hard = called(given).get("hard_negatives")
-        columns = [] if hard is None else list(hard.unbind(dim=1))
-        loss: torch.Tensor = module.compute_loss_from_embeddings([queries, documents, *columns], None)
+        module = self.constructed(case, None, **self.options(case))
+        loss: torch.Tensor = module.compute_loss_from_embeddings(self.columns(case, given), None)
         return loss
+
+
+class SymmetricSentenceTransformers(_Ranking):
+    """``MultipleNegativesSymmetricRankingLoss``, which is ``MultipleNegativesRankingLoss`` in two directions."""
+
+    name = "sentence-transformers-symmetric"
+    title = "its MultipleNegativesSymmetricRankingLoss"
+    files: ClassVar[Mapping[str, str]] = {
+        f"{FOLDER}/sentence_transformer/losses/multiple_negatives_symmetric_ranking.py": (
+            "77d0618cff08ffa8a3f6b906dfd64ce6b92f151bd133573a734a64cfe95b2a8c"
+        ),
+        **RANKING,
+    }
+    attribute = "MultipleNegativesSymmetricRankingLoss"
+    support = Support(
+        losses=("multiple_negatives_ranking",),
+        options={
+            "reduction": ("mean",),
+            "hard_negatives_scope": ("batch",),
+            "directions": ("query_to_doc+doc_to_query",),
+            "partition": ("per_direction",),
+            "hardness_mode": ("none",),
+        },
+        lacks=("base_temperature",),
+    )
+
+    def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Evaluate the loss on the embeddings, without a model."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The MultipleNegativesSymmetricRankingLoss is deprecated")
+            module = self.constructed(case, None)
+        loss: torch.Tensor = module.compute_loss_from_embeddings(self.columns(case, given), None)
+        return loss
+
+
+class _Model:
+    """A model that returns the rows that it is called with, as far as the losses use a model."""
+
+    tokenizer = SimpleNamespace(get_vocab=dict)
+    max_seq_length = 1
+
+    def __call__(self, features: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {"sentence_embedding": features["rows"]}
+
+
+class _Cached(torch.autograd.Function):
+    """The value of a loss that adds the gradients of its inputs to their ``grad`` in its backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, module: Any, *columns: torch.Tensor) -> torch.Tensor:
+        ctx.leaves = [column.detach().requires_grad_() for column in columns]
+        with torch.enable_grad():
+            ctx.loss = module([{"rows": leaf} for leaf in ctx.leaves], None)
+        found: torch.Tensor = ctx.loss.detach()
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Any) -> Any:
+        ctx.loss.backward(*upstream)
+        return None, *(leaf.grad for leaf in ctx.leaves)
+
+
+class CachedSentenceTransformers(_Ranking):
+    """``CachedMultipleNegativesRankingLoss``, which embeds and contrasts mini-batches, on three of them."""
+
+    name = "sentence-transformers-cached"
+    title = "its CachedMultipleNegativesRankingLoss"
+    dtypes = ("float64",)  # the formula is that of the loss without mini-batches
+    files: ClassVar[Mapping[str, str]] = {
+        f"{FOLDER}/sentence_transformer/losses/cached_multiple_negatives_ranking.py": (
+            "13bb849c271d2e9fa2e91e996747e6952f73200bc621e2eaa69caf31bf6c0d49"
+        ),
+        f"{FOLDER}/base/losses/gradcache.py": ("573c6587c188c8e3c2ddd1711ef6b8a09b182511ed93b27d331d4cefa734bfba"),
+        **RANKING,
+    }
+    attribute = "CachedMultipleNegativesRankingLoss"
+    support = Support(
+        losses=("multiple_negatives_ranking",),
+        options={"reduction": ("mean",), "hard_negatives_scope": ("batch",)},
+        lacks=("base_temperature",),
+    )
+
+    def module(self) -> Any:
+        """Import the loss; the model has no modules."""
+        loaded = super().module()
+        loaded.has_static_embedding_input = lambda model: False
+        return loaded
+
+    def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Evaluate the loss with a model that returns the embeddings."""
+        module = self.constructed(case, _Model(), **self.options(case), mini_batch_size=-(-case.n // 3))
+        loss: torch.Tensor = _Cached.apply(module, *self.columns(case, given))  # type: ignore[no-untyped-call]
+        return loss
+
+
+class GistSentenceTransformers(FilePeer):
+    """``GISTEmbedLoss``, with guides that leave out the ignored pairs of a case, and every self pair.
+
+    If the guide's embeddings of a query and its document are equal, the loss contrasts rows with themselves. No guide
+    that is passed here has equal embeddings; tests/test_ranking.py has the values of such a guide.
+    """
+
+    name = "sentence-transformers-gist"
+    title = "its GISTEmbedLoss"
+    dtypes = ("float64",)
+    requirement = "sentence-transformers==6.2.0"
+    files: ClassVar[Mapping[str, str]] = {
+        f"{FOLDER}/sentence_transformer/losses/gist_embed.py": (
+            "beda26b4cec16b49056e07254585ccf71fa511426c3346f57d24902eb6f67b3f"
+        ),
+    }
+    attribute = "GISTEmbedLoss"
+    support = Support(
+        losses=("multiple_negatives_ranking",),
+        options={
+            "similarity": ("cosine",),
+            "reduction": ("mean",),
+            "hard_negatives_scope": ("batch",),
+            "partition": ("joint",),
+            "hardness_mode": ("none",),
+            "directions": (
+                "query_to_doc",
+                "query_to_doc+query_to_query",
+                "query_to_doc+doc_to_doc",
+                "query_to_doc+query_to_query+doc_to_doc",
+            ),
+        },
+        lacks=("base_temperature",),
+        also=(
+            ("has several hard negatives per query", lambda case: len(_hard(case)) > case.n),
+            ("contrasts documents with hard negatives", lambda case: not _ignored(case).get("doc_to_hard", TRUE).all()),
+            ("has more than 64 rows", lambda case: case.n > 64),  # a product of N^2 D numbers
+            ("has a mask that no guide gives", lambda case: not all(_symmetric(m) for m in _within(case))),
+        ),
+        takes=("ignored",),
+    )
+
+    def module(self) -> Any:
+        """Import the loss without the rest of the package."""
+        with _stubbed():
+            loaded = load_from_package(self.path.parents[3], f"{LOSSES}.gist_embed", PACKAGES, UNUSED)
+        loaded.embed_columns = lambda model, columns: [model(rows)["sentence_embedding"] for rows in columns]
+        return loaded
+
+    def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Evaluate the loss with models that return the embeddings, and those of the guide."""
+        hard = called(given).get("hard_negatives")
+        columns = [given["embeddings_a"], given["embeddings_b"], *(() if hard is None else hard.unbind(dim=1))]
+        further = case.option("directions")
+        contrast = {"contrast_anchors": "query_to_query" in further, "contrast_positives": "doc_to_doc" in further}
+        return self.of_columns(columns, _guides(case), temperature=case.temperature, **contrast)
+
+    def of_columns(
+        self, columns: Iterable[torch.Tensor], guides: Iterable[torch.Tensor], **options: Any
+    ) -> torch.Tensor:
+        """Evaluate the loss with models that return these matrices: queries, documents and hard negatives."""
+        module: Any = self.loss(_Model(), _Model(), **options)
+        known = iter(guides)
+        module.guide = lambda features: {"sentence_embedding": next(known)}
+        loss: torch.Tensor = module([{"rows": column} for column in columns], None)
+        return loss
+
+
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+TRUE: Mask = np.ones((1, 1), dtype=bool)
+
+
+def _hard(case: Case) -> Any:
+    return case.others.get("hard_negatives", ())
+
+
+def _ignored(case: Case) -> dict[str, Mask]:
+    """The ignored pairs of a case by blocks; without ``ignored``, none are."""
+    n, hard, further = case.n, len(_hard(case)), case.option("directions").split("+")[1:]
+    widths = {"query_to_doc": n, "hard": hard, **dict.fromkeys(further, n)}
+    widths |= {"doc_to_hard": hard} if "doc_to_doc" in further and hard else {}
+    given = case.arguments.get("ignored")
+    mask = np.zeros((n, sum(widths.values())), dtype=bool) if given is None else np.array(given, dtype=bool)
+    return dict(zip(widths, np.split(mask, np.cumsum([*widths.values()])[:-1], axis=1), strict=True))
+
+
+def _within(case: Case) -> list[Mask]:
+    """The masks of pairs of two queries, and of two documents."""
+    return [mask for name, mask in _ignored(case).items() if name in ("query_to_query", "doc_to_doc")]
+
+
+def _symmetric(mask: Mask) -> bool:
+    return bool((mask == mask.T).all())
+
+
+def _guides(case: Case) -> list[torch.Tensor]:
+    """The guide's embeddings of queries, documents and hard negatives, which give the mask of a case.
+
+    The cosine of a query and its document is a small number, that of an ignored pair twice this number, and that of any
+    other pair 0.
+    """
+    n, ignored = case.n, _ignored(case)
+    number = 3 if len(_hard(case)) else 2
+    sides = {"query_to_doc": (0, 1), "hard": (0, 2), "query_to_query": (0, 0), "doc_to_doc": (1, 1)}
+    wanted = np.zeros((number * n, number * n))
+    for name, (left, right) in sides.items():
+        if name in ignored and ignored[name].size:
+            wanted[left * n : (left + 1) * n, right * n : (right + 1) * n] = 2.0 * ignored[name]
+    np.fill_diagonal(wanted[:n, n:], 1.0)
+    np.fill_diagonal(wanted, 0.0)
+    wanted = np.maximum(wanted, wanted.T)
+    cosines = np.eye(number * n) + wanted / (2 * wanted.sum(axis=1).max())
+    return [torch.tensor(rows) for rows in np.split(np.linalg.cholesky(cosines), number)]
