@@ -81,31 +81,38 @@ def _cases(checks: Sequence[Check]) -> Iterator[dict[str, Any]]:
         }
 
 
-def _deviations(checks: Sequence[Check]) -> Iterator[dict[str, Any]]:
-    """The declared deviations that occurred, each with a case, if possible one whose loss clearly differs."""
+def _deviations(checks: Sequence[Check], versions: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """The declared deviations that occurred, those with the same reason together, each with a case that shows it.
+
+    If possible, no other deviation applies to the case, and its loss clearly differs.
+    """
     reasons = {(kind.name, one.name): one for kind in ALL for one in kind.deviations}
     golden = {case.id: found.expected.loss for case, found in load_cases(()).items() if found}
-    declared = (((one.implementation, name), one) for one in checks for name in one.declared)
-    for (who, name), some in grouped(declared).items():
-        one = reasons.get((who, name))
-        if one is None:
-            continue
-        shown, expected = some[0], golden.get(some[0].case)
-        for check in some:
-            true = golden.get(check.case)
-            if check.value is not None and isinstance(true, float) and not abs(check.value - true) <= 1e-3 * abs(true):
-                shown, expected = check, true
-                break
+    declared = [((one.implementation, name), one) for one in checks for name in one.declared]
+    met = grouped((reasons[key], check) for key, check in declared if key in reasons)
+
+    def differs(check: Check) -> bool:
+        true = golden.get(check.case)
+        return check.value is not None and isinstance(true, float) and not abs(check.value - true) <= 1e-3 * abs(true)
+
+    for same in grouped(((one.reason, one.link, one.wrong), one) for one in met).values():
+        some = [check for one in same for check in met[one]]
+        shown = max(some, key=lambda check: (len(check.declared) == 1, differs(check)))
+        expected = golden.get(shown.case)
+        comparable = shown.value is not None and isinstance(expected, float)
+        names = list(dict.fromkeys(check.implementation for check in some))
         yield {
-            "who": who,
-            "reason": one.reason,
-            "link": one.link,
-            "wrong": one.wrong,
+            "who": names,
+            "versions": list(dict.fromkeys(versions.get(name, "") for name in names)),
+            "reason": same[0].reason,
+            "link": same[0].link,
+            "wrong": same[0].wrong,
             "checks": len(some),
             "case": shown.case,
+            "by": shown.implementation,
             "dtype": shown.dtype,
-            "expected": number(expected) if isinstance(expected, float) and shown.value is not None else "",
-            "found": "" if shown.value is None else number(shown.value),
+            "expected": number(expected) if comparable else "",
+            "found": number(shown.value) if comparable else "",
         }
 
 
@@ -126,7 +133,7 @@ def _speed() -> Iterator[dict[str, Any]]:
             ]
             title = f"{loss}, {words}: time of plain torch / time of pairproof.fast"
             chart = Chart(title, "rows", "ratio of the times", [line for line in lines if line.points], True, True)
-            charts.append(replace(chart, rules=(1.0,)).data())
+            charts.append(replace(chart, rules=(1.0,), ticks=(32, 128, 512, 2048, 8192)).data())
         yield {"loss": loss, "charts": charts}
 
 
@@ -184,7 +191,7 @@ def data_of(found: Report | CheckResult) -> dict[str, Any]:
             "levels": {},
             "diagnosis": [],
             "documents": [document(one, report) for one in sorted(report.fixtures, key=_is_test)],
-            "deviations": list(_deviations(checks)),
+            "deviations": list(_deviations(checks, report.versions)),
             "public": list(public_losses(load_cases(report.fixtures))),
             "findings": [one.data() for one in findings(report, implementations)],
             "sweeps": list(sweeps(data["losses"], implementations)),

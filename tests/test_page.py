@@ -370,8 +370,7 @@ def test_every_bug_names_its_source_and_a_case_that_shows_it(data: dict[str, Any
         assert one["case"] in golden
         assert "expected" in one["message"]
     assert [one["case"] for one in data["public"] if one not in wrong] == [""] * (len(data["public"]) - len(wrong))
-    found = {one["who"]: one for one in data["deviations"] if one["wrong"]}
-    stacked = found["stacked-criterion"]
+    (stacked,) = (one for one in data["deviations"] if one["wrong"] and one["who"] == ["stacked-criterion"])
     assert stacked["found"] in ("inf", "nan")
     assert (
         stacked["expected"] == pytest.approx(golden[stacked["case"]].expected.loss, rel=1e-5)

@@ -118,7 +118,7 @@ def write_pages(root: Path, folder: Path) -> None:
     for document, page in names.items():
         text = (root / document).read_text(encoding="utf-8")
         (folder / page).write_text(relinked(text, document, names), encoding="utf-8")
-    for path in (root / "bench/results").glob("*.svg"):
+    for path in (*(root / "bench/results").glob("*.svg"), *(root / "docs").glob("*.png")):
         shutil.copy(path, folder)
     for page, lines in (("every_loss.md", loss_page()), ("documents.md", findings_page())):
         (folder / page).write_text("\n".join(lines) + "\n", encoding="utf-8")
