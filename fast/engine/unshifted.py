@@ -397,7 +397,8 @@ def _weigh(panel: Panel, weights: formulas.Weights, batch: Batch, here: slice) -
         weight = torch.lerp(negative, level, panel.positive).mul_(exponentials).div_(exponentials.add_(1))
         return both_ways(_clear(weight, batch, here), batch)
     slope = level if kind in ("partners", "none") else _column(weights.slope, here)
-    symmetric = batch.references.embeddings is None and level.shape[0] == count and kind in ("labels", "partners")
+    symmetric = batch.references.embeddings is None and level.shape[0] == count
+    symmetric = symmetric and kind in ("labels", "partners", "none")
     symmetric = symmetric and batch.targets.ignored is None
     if batch.references.mutual:
         negative = negative + weights.negative[count:]
@@ -414,7 +415,7 @@ def _weigh(panel: Panel, weights: formulas.Weights, batch: Batch, here: slice) -
         weight.scatter_(1, panel.positive, level)
         return weight if symmetric else both_ways(weight, batch)
     if kind == "none":
-        return weight
+        return weight if symmetric else both_ways(weight, batch)
     if panel.star is not None:
         weight.addcmul_(panel.own, level)
         return both_ways(weight.scatter_add_(1, panel.star, slope), batch)

@@ -1,0 +1,264 @@
+"""``SupConLoss`` of HobbitLong/SupContrast, with its signature, defaults and peculiarities.
+
+Let z_i be the features of view v of item b, row i = v * batch + b, s_ij = z_i . z_j / temperature, and w_ij the entry
+of the mask for the items of rows i and j, 0 if i = j. Without a mask, w_ij is 1 if the labels of the items are equal;
+without labels, every item has a label of its own. The loss of anchor i is
+
+    (temperature / base_temperature) * sum over j of w_ij (log(sum over a != i of e^s_ia) - s_ij) / sum over j of w_ij
+
+The loss is the mean over the anchors: the rows of all views, or with ``contrast_mode="one"`` those of the first view.
+The features are not normalised.
+
+The engine evaluates labels as `supcon_loss` does. With a mask, it evaluates the logarithm of the sum; the rest needs
+only one sum of features for each item, so that memory is linear in the number of rows, apart from the mask itself.
+
+Source: ``losses.py`` of HobbitLong/SupContrast at commit 66a8fe5, and its revision before pull request 142.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..fast.engine import Batch, Policy, References, Rule, Sizes, Targets, anchor_values, loss_of, measure
+from ..fast.engine.device import autocast, dtypes_of, may_read
+from .common import EvaluatedBy, suits_engine
+
+ContrastMode = Literal["all", "one"]
+NoPositive = Literal["zero", "nan"]
+
+NO_POSITIVES = 1e-6
+"""A sum of weights below this is replaced by 1."""
+SMALLEST_LOG = {torch.float64: 700.0, torch.float32: 80.0, torch.bfloat16: 80.0, torch.float16: 9.0}
+"""Largest x for which e^-x is known to keep its digits."""
+ROWS = 1024
+"""Number of rows whose similarities are computed at a time to find the closest one."""
+
+
+class SupConLoss(nn.Module):
+    """``SupConLoss`` of SupContrast: SupCon, and SimCLR without labels, on features ``[batch, views, ...]``.
+
+    Example:
+        >>> import torch
+        >>> from pairproof.compat.supcontrast import SupConLoss
+        >>> z = torch.tensor([[[1.0, 0.0], [0.8, 0.6]], [[0.0, 1.0], [-0.6, 0.8]]])
+        >>> loss_function = SupConLoss(temperature=0.5, base_temperature=0.5)
+        >>> print(f"{loss_function(z, labels=torch.tensor([0, 1])):.4f}")
+        0.4302
+        >>> loss_function.evaluated_by
+        'engine'
+
+    Args:
+        temperature: the number that similarities are divided by. It may be a tensor, also one that requires a gradient.
+        contrast_mode: "all": the rows of all views are anchors; "one": those of the first view.
+        base_temperature: the loss is multiplied by ``temperature / base_temperature``.
+        no_positive: the value of an anchor whose weights sum to 0: "zero" since pull request 142 of SupContrast, "nan"
+            before. Since then, a sum below 1e-6 is also replaced by 1.
+        self_in_maximum: whether the maximum that is subtracted from the logits of a row includes the self pair. If the
+            other logits lie so far below it that their exponentials underflow, the loss is NaN or inaccurate, as in
+            SupContrast (issue 104 there). False: the self pair is left out, and the loss is right. Under True the
+            norms of the features are read, which synchronises with an accelerator; while a graph is compiled they
+            cannot be read, and the loss is evaluated by plain torch code.
+
+    Attributes:
+        evaluated_by: "engine" or "plain", for the last call; see `pairproof.compat`. None before the first call.
+
+    Source:
+        HobbitLong/SupContrast at commit 66a8fe5, ``losses.py``; for ``no_positive="nan"`` its revision before pull
+        request 142, which is also in bioencoder 1.0.5. The repository has no tests.
+    """
+
+    def __init__(
+        self,
+        temperature: float | Tensor = 0.07,
+        contrast_mode: ContrastMode = "all",
+        base_temperature: float | Tensor = 0.07,
+        *,
+        no_positive: NoPositive = "zero",
+        self_in_maximum: bool = True,
+    ) -> None:
+        super().__init__()
+        if no_positive not in ("zero", "nan"):
+            raise ValueError(f"no_positive: expected one of zero, nan, got {no_positive!r}")
+        self.temperature = temperature
+        self.contrast_mode = contrast_mode
+        self.base_temperature = base_temperature
+        self.no_positive = no_positive
+        self.self_in_maximum = self_in_maximum
+        self.evaluated_by: EvaluatedBy | None = None
+
+    def forward(self, features: Tensor, labels: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        """Return the loss; without labels and mask, that of SimCLR.
+
+        Args:
+            features: ``[batch, views, ...]``; further dimensions are flattened.
+            labels: one label per item, in any shape and of any dtype.
+            mask: ``[batch, batch]``, instead of labels: the weight of each pair of items, such as 1 for positives and 0
+                for all others. May be asymmetric. It is rounded to float32.
+
+        Returns:
+            A scalar; float64 for float64 features, else float32.
+
+        Raises:
+            ValueError: features have less than three dimensions, labels and mask are both given, the number of labels
+                is not that of the items, or the contrast mode is unknown.
+            RuntimeError: the mask has another shape.
+        """
+        if features.ndim < 3:
+            raise ValueError(f"features: expected shape [batch, views, ...], got shape {list(features.shape)}")
+        items, views = features.shape[:2]
+        if features.ndim > 3:
+            features = features.view(items, views, -1)
+        if labels is not None and mask is not None:
+            raise ValueError("labels: expected at most one of labels and mask, got both")
+        if labels is not None:
+            labels = labels.contiguous().view(-1).to(features.device)
+            if labels.shape[0] != items:
+                raise ValueError(f"labels: expected one label per item, {items}, got {labels.shape[0]}")
+        if self.contrast_mode not in ("all", "one"):
+            raise ValueError(f"contrast_mode: expected one of all, one, got {self.contrast_mode!r}")
+        if labels is not None and labels.is_floating_point():  # NaN is not equal to itself, and has no positives
+            labels, mask = None, labels[:, None] == labels
+        if mask is not None:
+            mask = mask.to(features.device, torch.float32)
+
+        # The rows of the first view, then those of the second, and so on.
+        rows = features.transpose(0, 1).reshape(items * views, features.shape[2])
+        count = items if self.contrast_mode == "one" else len(rows)
+        loss = self._by_engine(features, rows, count, labels, mask)
+        self.evaluated_by = "plain" if loss is None else "engine"
+        if loss is None:
+            loss = self._plain(rows, count, views, labels, mask)
+        scale = self.temperature / self.base_temperature
+        return loss if isinstance(scale, float) and scale == 1 else loss * scale
+
+    def _by_engine(
+        self, features: Tensor, rows: Tensor, count: int, labels: Tensor | None, mask: Tensor | None
+    ) -> Tensor | None:
+        """Return the loss, or None if the engine does not have the configuration, or would not return the same NaN.
+
+        Args:
+            features: ``[batch, views, D]``.
+            rows: ``[N, D]``, the features of all views.
+            count: the number of rows that are anchors, the first ones.
+            labels: integers ``[batch]``, or None.
+            mask: float32 ``[batch, batch]``, or None.
+        """
+        items, views = features.shape[:2]
+        if len(rows) < 2 or rows.shape[1] < 1 or not rows.is_floating_point() or not suits_engine(self.temperature):
+            return None
+        if mask is not None and mask.shape != (items, items):
+            return None
+        sizes = measure(rows) if may_read(rows, validate=self.self_in_maximum) else None
+        if sizes is None:
+            if self.self_in_maximum or self.no_positive == "nan":
+                return None
+        elif not sizes.high < math.inf or (self.self_in_maximum and self._underflows(features, rows[:count], sizes)):
+            return None
+
+        anchors, references, measured = rows, References(), sizes
+        if count < len(rows):
+            references = References(rows, torch.arange(count, device=rows.device), sizes=sizes)
+            anchors, measured = rows[:count], sizes and replace(sizes, each=sizes.each[:count])
+        if mask is None:
+            rule, targets = Rule("out", "dot", self.temperature), _targets(items, views, count, labels, rows)
+            batch = Batch(anchors, targets, rule, references, sizes=measured)
+            loss = loss_of(batch, Policy("mean", None, self.no_positive), "auto")
+            # The gradient of SupContrast is then NaN too.
+            return None if self.no_positive == "nan" and bool(loss.isnan()) else loss
+        none = Targets("none", torch.empty(0, dtype=torch.int64, device=rows.device))
+        batch = Batch(anchors, none, Rule("lse", "dot", self.temperature), references, sizes=measured)
+        with torch.autocast(rows.device.type, enabled=False):
+            return self._weighted(anchor_values(batch).values, features, mask)
+
+    def _underflows(self, features: Tensor, anchors: Tensor, sizes: Sizes) -> bool:
+        """Return whether the largest exponential other than that of a self pair may have lost digits next to it.
+
+        Also return True if logits may overflow, which makes the loss NaN.
+        """
+        kind, narrow = features.device.type, anchors.dtype
+        if autocast(features):
+            narrow = torch.get_autocast_dtype(kind)
+        temperature = float(self.temperature)
+        # The sizes of float64 rows are not norms.
+        product = sizes.high * sizes.high * (anchors.shape[1] if anchors.dtype == torch.float64 else 1)
+        if not product / temperature < torch.finfo(narrow).max / 4:
+            return True
+        limit = SMALLEST_LOG.get(narrow, 0.0) * temperature
+        if 2 * product <= limit:
+            return False
+        with torch.autocast(kind, enabled=False):
+            features = features.detach().to(dtypes_of(features)[0])
+            if features.shape[1] > 1:  # another view of the same item is usually close
+                others = features.roll(1, 1)
+                if bool(((features * (features - others)).sum(2) <= limit).all()):
+                    return False
+            rows = features.transpose(0, 1).flatten(0, 1)
+            for start in range(0, len(anchors), ROWS):
+                products = rows[start : min(start + ROWS, len(anchors))] @ rows.T
+                own = products.diagonal(start).clone()
+                products.diagonal(start).fill_(-math.inf)
+                if not bool((own - products.amax(1) <= limit).all()):
+                    return True
+        return False
+
+    def _weighted(self, sums: Tensor, features: Tensor, mask: Tensor) -> Tensor:
+        """Return the loss of weights ``[batch, batch]``.
+
+        Args:
+            sums: ``[anchors]``, the logarithm of each anchor's sum of exponentials.
+            features: ``[batch, views, D]``.
+            mask: the weights.
+        """
+        items, views = features.shape[:2]
+        features, mask = features.to(sums.dtype), mask.to(sums.dtype)
+        anchors, of_items = features[:, : len(sums) // items], features.sum(1, keepdim=True)
+        # Pairs of different items, and of different views of the same item.
+        different, same = _of_pairs(mask, items, 1), mask.diagonal()[:, None]
+        total = divided = views * different.sum(1, keepdim=True) + (views - 1) * same
+        if sums.dtype == torch.float64:  # in which the rounding of SupContrast's sum in float32 shows
+            divided = _of_pairs(mask.float(), len(sums), views).sum(1).view(-1, items).T
+        across = (different @ of_items[:, 0])[:, None] + same[:, None] * (of_items - anchors)
+        values = total * sums.view(-1, items).T - (anchors * across).sum(2) / self.temperature
+        return (values / self._divisor(divided)).mean()
+
+    def _plain(self, rows: Tensor, count: int, views: int, labels: Tensor | None, mask: Tensor | None) -> Tensor:
+        """Return the loss, evaluated on matrices of all pairs; the arguments are those of `_by_engine`."""
+        items = len(rows) // views
+        if mask is None:
+            labels = torch.arange(items, device=rows.device) if labels is None else labels
+            mask = (labels[:, None] == labels).float()
+        own = torch.eye(count, len(rows), dtype=torch.bool, device=rows.device)
+        weights = _of_pairs(mask, count, views)
+        logits = rows[:count] @ rows.T / self.temperature
+        if self.self_in_maximum:
+            logits = logits - logits.detach().amax(1, keepdim=True)
+            ratios = logits - (logits.exp() * ~own).sum(1, keepdim=True).log()
+        else:
+            ratios = logits - logits.masked_fill(own, -math.inf).logsumexp(1, keepdim=True)
+        return -((weights * ratios).sum(1) / self._divisor(weights.sum(1))).mean()
+
+    def _divisor(self, total: Tensor) -> Tensor:
+        """Return what the weighted sums of anchors are divided by, from the sums of their weights."""
+        return torch.where(total < NO_POSITIVES, 1.0, total) if self.no_positive == "zero" else total
+
+
+def _of_pairs(mask: Tensor, count: int, views: int) -> Tensor:
+    """Return the weights ``[count, N]`` of pairs of rows, 0 for self pairs, from those of pairs of items."""
+    return mask.repeat(count // len(mask), views).fill_diagonal_(0)
+
+
+def _targets(items: int, views: int, count: int, labels: Tensor | None, rows: Tensor) -> Targets:
+    """Return the positives of the first ``count`` rows; without labels, those of two views are partners."""
+    if labels is None and views == 2:
+        partners = torch.arange(2 * items, device=rows.device).roll(items)
+        return Targets("partners", partners[:count])
+    if labels is None:
+        labels = torch.arange(items, device=rows.device)
+    labels = labels.view(torch.int64) if labels.dtype == torch.uint64 else labels.to(torch.int64)
+    repeated = labels.repeat(views)
+    return Targets("labels", repeated) if count == len(rows) else Targets("labels", labels, repeated)
