@@ -7,6 +7,9 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
+from ..fast.checks import LOWEST
+from ..fast.engine.device import may_read
+
 EvaluatedBy = Literal["", "engine", "plain"]
 """What evaluated the last call of a loss; empty before the first call."""
 
@@ -46,3 +49,14 @@ def large(rows: Tensor, columns: Tensor, least: int) -> bool:
     For fewer pairs, dispatching the operations of the engine on a CPU takes longer than the plain form.
     """
     return not rows.is_cpu or rows.shape[0] * columns.shape[0] >= least
+
+
+def suits_engine(rows: Tensor, temperature: float | Tensor) -> bool:
+    """Return whether the engine takes rows ``[N, D]`` and a temperature; the values of the rows are not considered.
+
+    The temperature is a number, or a 0-dimensional tensor whose value is read, in the engine's range.
+    """
+    if isinstance(temperature, Tensor):
+        scalar = temperature.ndim == 0 and temperature.is_floating_point() and may_read(temperature, validate=True)
+        temperature = temperature.item() if scalar else 0.0
+    return min(rows.shape) > 0 and rows.is_floating_point() and LOWEST <= temperature <= 1 / LOWEST

@@ -40,8 +40,8 @@ from ..fast.engine import (
     measure,
 )
 from ..fast.engine.device import autocast, may_read
-from .common import EvaluatedBy, suits_engine
 from .distributed import gather, world
+from .evaluation import EvaluatedBy, large, suits_engine
 
 BareSize = Literal["infer", "error"]
 WeightFunction = Callable[[Tensor, Tensor], Tensor]
@@ -50,6 +50,8 @@ SMALLEST_TEMPERATURE = 1e-8
 """``NTXentLoss`` refuses temperatures of a smaller magnitude."""
 SMALLEST_NORM = 1e-12
 """`F.normalize` divides rows of a smaller norm by this number."""
+LEAST_PAIRS = 2**19
+"""Pairs of an anchor and a row of the memory bank from which the engine is faster than plain torch code on a CPU."""
 LARGEST_NORM = {torch.float64: 1e150, torch.float32: 1e18, torch.bfloat16: 1e18, torch.float16: 6e4}
 """Up to this norm, `F.normalize` computes the norm without overflow."""
 
@@ -203,7 +205,7 @@ class _TwoViews(nn.Module):
             raise ValueError("gather_distributed: expected a torch with torch.distributed, which is not available")
         self.temperature = temperature
         self.gather_distributed = gather_distributed
-        self.evaluated_by: EvaluatedBy | None = None
+        self.evaluated_by: EvaluatedBy = ""
 
     def _rows(self, out0: Tensor, out1: Tensor, *, normalised: bool = False) -> _Rows:
         """Describe views, and gather those of all processes if this is requested.
@@ -232,7 +234,7 @@ class _TwoViews(nn.Module):
     def _by_engine(self, given: _Rows, denominator: Denominator) -> Tensor | None:
         """Return the mean, or None if the engine does not have the configuration."""
         rows, columns, normalised = given.rows, given.columns, given.normalised
-        if not (min(rows.shape) > 0 and rows.is_floating_point() and suits_engine(self.temperature)):
+        if not suits_engine(rows, self.temperature):
             return None
         if denominator == "only_negatives" and len(columns) == 2:
             return None  # without negatives, lightly's loss is -inf
@@ -257,13 +259,12 @@ def _plain(given: _Rows, denominator: Denominator, temperature: float | Tensor) 
     rows, columns = given.rows, given.columns
     if not given.normalised:
         rows = columns = F.normalize(rows, dim=1)
+    positives = (rows * columns.index_select(0, given.partners)).sum(1) / temperature
     logits = rows @ columns.T / temperature
-    positives = logits.gather(1, given.partners[:, None])
-    left_out = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, given.own[:, None], True)
+    logits = logits.scatter_(1, given.own[:, None], -math.inf)
     if denominator == "only_negatives":
-        left_out.scatter_(1, given.partners[:, None], True)
-    others = logits[~left_out].view(len(rows), -1)
-    return others.logsumexp(1) - positives[:, 0]
+        logits = logits[:, :0] if len(columns) == 2 else logits.scatter_(1, given.partners[:, None], -math.inf)
+    return logits.logsumexp(1) - positives
 
 
 def _as_lightly(loss: Tensor, rows: Tensor) -> Tensor:
@@ -308,7 +309,7 @@ class NTXentLoss(_TwoViews):
 
     Attributes:
         memory_bank: a `MemoryBankModule`. The second views are stored in it if the first views require a gradient.
-        evaluated_by: "engine" or "plain", for the last call; see `pairproof.compat`. None before the first call.
+        evaluated_by: "engine" or "plain", for the last call; see `pairproof.compat`. Empty before the first call.
 
     Raises:
         ValueError: the temperature is below 1e-8 in magnitude, the memory bank size is invalid, or torch.distributed
@@ -349,15 +350,19 @@ class NTXentLoss(_TwoViews):
         out1, bank = self.memory_bank(out1, update=out0.requires_grad)
         negatives = bank.to(out0.device).T
         positives = (out0 * out1).sum(1) / self.temperature
-        self.evaluated_by = "engine"
-        if suits_engine(self.temperature) and negatives.dtype == out0.dtype and len(out0) > 0:
+        if (
+            large(out0, negatives, LEAST_PAIRS)
+            and suits_engine(out0, self.temperature)
+            and negatives.dtype == out0.dtype
+        ):
+            self.evaluated_by = "engine"
             none = Targets("none", torch.empty(0, dtype=torch.int64, device=out0.device))
             batch = Batch(out0, none, Rule("lse", "dot", self.temperature), References(negatives))
             sums = anchor_values(batch).values
-            return _as_lightly(-F.logsigmoid(positives - sums).mean(), out0)
-        self.evaluated_by = "plain"
-        logits = torch.cat((positives[:, None], out0 @ negatives.T / self.temperature), 1)
-        return (logits.logsumexp(1) - logits[:, 0]).mean()
+        else:
+            self.evaluated_by = "plain"
+            sums = (out0 @ negatives.T / self.temperature).logsumexp(1)
+        return _as_lightly(-F.logsigmoid(positives - sums).mean(), out0)
 
 
 class DCLLoss(_TwoViews):
@@ -380,7 +385,7 @@ class DCLLoss(_TwoViews):
             rows. The weights are computed from those of each process.
 
     Attributes:
-        evaluated_by: "engine" or "plain", for the last call; see `pairproof.compat`. None before the first call.
+        evaluated_by: "engine" or "plain", for the last call; see `pairproof.compat`. Empty before the first call.
 
     Raises:
         ValueError: torch.distributed is not available for ``gather_distributed``.
@@ -437,7 +442,7 @@ class DCLWLoss(DCLLoss):
         gather_distributed: see `DCLLoss`.
 
     Attributes:
-        evaluated_by: "engine" or "plain", for the last call; see `pairproof.compat`. None before the first call.
+        evaluated_by: "engine" or "plain", for the last call; see `pairproof.compat`. Empty before the first call.
 
     Raises:
         ValueError: torch.distributed is not available for ``gather_distributed``.

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from ..fast.engine import Batch, Policy, References, Rule, Sizes, Targets, anchor_values, loss_of, measure
 from ..fast.engine.device import autocast, dtypes_of, may_read
-from .common import EvaluatedBy, suits_engine
+from .evaluation import EvaluatedBy, large, suits_engine
 
 ContrastMode = Literal["all", "one"]
 NoPositive = Literal["zero", "nan"]
@@ -35,6 +35,8 @@ NO_POSITIVES = 1e-6
 """A sum of weights below this is replaced by 1."""
 SMALLEST_LOG = {torch.float64: 700.0, torch.float32: 80.0, torch.bfloat16: 80.0, torch.float16: 9.0}
 """Largest x for which e^-x is known to keep its digits."""
+LEAST_PAIRS = {"partners": 2**13, "labels": 2**16}
+"""Pairs of an anchor and a row from which the engine is faster than plain torch code on a CPU."""
 ROWS = 1024
 """Number of rows whose similarities are computed at a time to find the closest one."""
 
@@ -65,7 +67,7 @@ class SupConLoss(nn.Module):
             cannot be read, and the loss is evaluated by plain torch code.
 
     Attributes:
-        evaluated_by: "engine" or "plain", for the last call; see `pairproof.compat`. None before the first call.
+        evaluated_by: "engine" or "plain", for the last call; see `pairproof.compat`. Empty before the first call.
 
     Source:
         HobbitLong/SupContrast at commit 66a8fe5, ``losses.py``; for ``no_positive="nan"`` its revision before pull
@@ -89,7 +91,7 @@ class SupConLoss(nn.Module):
         self.base_temperature = base_temperature
         self.no_positive = no_positive
         self.self_in_maximum = self_in_maximum
-        self.evaluated_by: EvaluatedBy | None = None
+        self.evaluated_by: EvaluatedBy = ""
 
     def forward(self, features: Tensor, labels: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """Return the loss; without labels and mask, that of SimCLR.
@@ -148,9 +150,10 @@ class SupConLoss(nn.Module):
             labels: integers ``[batch]``, or None.
             mask: float32 ``[batch, batch]``, or None.
         """
-        items, views = features.shape[:2]
-        if len(rows) < 2 or rows.shape[1] < 1 or not rows.is_floating_point() or not suits_engine(self.temperature):
+        least = LEAST_PAIRS["partners" if labels is None and mask is None and count == len(rows) else "labels"]
+        if not large(rows[:count], rows, least) or len(rows) < 2 or not suits_engine(rows, self.temperature):
             return None
+        items, views = features.shape[:2]
         if mask is not None and mask.shape != (items, items):
             return None
         sizes = measure(rows) if may_read(rows, validate=self.self_in_maximum) else None
@@ -160,20 +163,15 @@ class SupConLoss(nn.Module):
         elif not sizes.high < math.inf or (self.self_in_maximum and self._underflows(features, rows[:count], sizes)):
             return None
 
-        anchors, references, measured = rows, References(), sizes
-        if count < len(rows):
-            references = References(rows, torch.arange(count, device=rows.device), sizes=sizes)
-            anchors, measured = rows[:count], sizes and replace(sizes, each=sizes.each[:count])
+        anchors = None if count == len(rows) else torch.arange(len(rows), device=rows.device) < count
+        rule = Rule("out", "dot", self.temperature)
         if mask is None:
-            rule, targets = Rule("out", "dot", self.temperature), _targets(items, views, count, labels, rows)
-            batch = Batch(anchors, targets, rule, references, sizes=measured)
+            batch = Batch(rows, _targets(items, views, labels, rows), rule, References(), anchors, sizes=sizes)
             loss = loss_of(batch, Policy("mean", None, self.no_positive), "auto")
             # The gradient of SupContrast is then NaN too.
             return None if self.no_positive == "nan" and bool(loss.isnan()) else loss
-        none = Targets("none", torch.empty(0, dtype=torch.int64, device=rows.device))
-        batch = Batch(anchors, none, Rule("lse", "dot", self.temperature), references, sizes=measured)
         with torch.autocast(rows.device.type, enabled=False):
-            return self._weighted(anchor_values(batch).values, features, mask)
+            return self._weighted(_sums(rows, rule, anchors, sizes)[:count], features, mask)
 
     def _underflows(self, features: Tensor, anchors: Tensor, sizes: Sizes) -> bool:
         """Return whether the largest exponential other than that of a self pair may have lost digits next to it.
@@ -232,13 +230,14 @@ class SupConLoss(nn.Module):
         if mask is None:
             labels = torch.arange(items, device=rows.device) if labels is None else labels
             mask = (labels[:, None] == labels).float()
-        own = torch.eye(count, len(rows), dtype=torch.bool, device=rows.device)
         weights = _of_pairs(mask, count, views)
         logits = rows[:count] @ rows.T / self.temperature
         if self.self_in_maximum:
             logits = logits - logits.detach().amax(1, keepdim=True)
-            ratios = logits - (logits.exp() * ~own).sum(1, keepdim=True).log()
+            others = torch.ones_like(weights).fill_diagonal_(0)
+            ratios = logits - (logits.exp() * others).sum(1, keepdim=True).log()
         else:
+            own = torch.eye(count, len(rows), dtype=torch.bool, device=rows.device)
             ratios = logits - logits.masked_fill(own, -math.inf).logsumexp(1, keepdim=True)
         return -((weights * ratios).sum(1) / self._divisor(weights.sum(1))).mean()
 
@@ -252,13 +251,28 @@ def _of_pairs(mask: Tensor, count: int, views: int) -> Tensor:
     return mask.repeat(count // len(mask), views).fill_diagonal_(0)
 
 
-def _targets(items: int, views: int, count: int, labels: Tensor | None, rows: Tensor) -> Targets:
-    """Return the positives of the first ``count`` rows; without labels, those of two views are partners."""
+def _targets(items: int, views: int, labels: Tensor | None, rows: Tensor) -> Targets:
+    """Return the positives of all rows; without labels, those of two views are partners."""
     if labels is None and views == 2:
-        partners = torch.arange(2 * items, device=rows.device).roll(items)
-        return Targets("partners", partners[:count])
+        return _halves(rows)
     if labels is None:
         labels = torch.arange(items, device=rows.device)
     labels = labels.view(torch.int64) if labels.dtype == torch.uint64 else labels.to(torch.int64)
-    repeated = labels.repeat(views)
-    return Targets("labels", repeated) if count == len(rows) else Targets("labels", labels, repeated)
+    return Targets("labels", labels.repeat(views))
+
+
+def _halves(rows: Tensor) -> Targets:
+    """Return the rows of the two halves as partners."""
+    return Targets("partners", torch.arange(len(rows), device=rows.device).roll(len(rows) // 2))
+
+
+def _sums(rows: Tensor, rule: Rule, anchors: Tensor | None, sizes: Sizes | None) -> Tensor:
+    """Return the logarithm ``[N]`` of the sum of the exponentials of all other rows."""
+    if len(rows) % 2:
+        none = Targets("none", torch.empty(0, dtype=torch.int64, device=rows.device))
+        batch = Batch(rows, none, replace(rule, terms="lse"), References(), anchors, sizes=sizes)
+        return anchor_values(batch).values
+    # The engine evaluates partners in half the time: the value is the logarithm minus the partner's logit.
+    found = anchor_values(Batch(rows, _halves(rows), rule, References(), anchors, sizes=sizes)).values
+    wide = rows.to(found.dtype)
+    return found + (wide * wide.roll(len(rows) // 2, 0)).sum(1) / rule.temperature
