@@ -35,7 +35,7 @@ NO_POSITIVES = 1e-6
 """A sum of weights below this is replaced by 1."""
 SMALLEST_LOG = {torch.float64: 700.0, torch.float32: 80.0, torch.bfloat16: 80.0, torch.float16: 9.0}
 """Largest x for which e^-x is known to keep its digits."""
-LEAST_PAIRS = {"partners": 2**13, "labels": 2**16}
+LEAST_PAIRS = {"partners": 2**13, "labels": 2**17}
 """Pairs of an anchor and a row from which the engine is faster than plain torch code on a CPU."""
 ROWS = 1024
 """Number of rows whose similarities are computed at a time to find the closest one."""
