@@ -33,7 +33,7 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor) -> Tensor:
         _, size = world()
         found = rows.new_empty((size * rows.shape[0], *rows.shape[1:]))
-        dist.all_gather_into_tensor(found, rows.contiguous())
+        dist.all_gather(list(found.chunk(size)), rows.contiguous())
         return found
 
     @staticmethod
@@ -41,4 +41,4 @@ class _Gather(torch.autograd.Function):
         rank, size = world()
         grad = grads[0].contiguous().clone()
         dist.all_reduce(grad)
-        return grad.tensor_split(size)[rank]
+        return grad.chunk(size)[rank]

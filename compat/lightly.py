@@ -328,7 +328,7 @@ class NTXentLoss(_TwoViews):
         bare_size: BareSize = "infer",
     ) -> None:
         super().__init__(temperature, gather_distributed)
-        if abs(temperature) < SMALLEST_TEMPERATURE:
+        if -SMALLEST_TEMPERATURE < temperature < SMALLEST_TEMPERATURE:
             raise ValueError(f"Illegal temperature: abs({temperature}) < 1e-8")
         self.memory_bank = MemoryBankModule(memory_bank_size, gather_distributed, bare_size=bare_size)
 
@@ -374,7 +374,7 @@ class DCLLoss(_TwoViews):
         >>> loss_function = DCLLoss(temperature=0.5)
         >>> loss = loss_function(torch.tensor([[1.0, 0.0], [0.8, 0.6]]), torch.tensor([[0.0, 1.0], [-0.6, 0.8]]))
         >>> print(f"{loss:.4f}")
-        1.8416
+        1.8860
 
     Args:
         temperature: the number that cosines are divided by; may be negative, and may be a tensor.

@@ -51,8 +51,6 @@ class SupConLoss(nn.Module):
         >>> loss_function = SupConLoss(temperature=0.5, base_temperature=0.5)
         >>> print(f"{loss_function(z, labels=torch.tensor([0, 1])):.4f}")
         0.4302
-        >>> loss_function.evaluated_by
-        'engine'
 
     Args:
         temperature: the number that similarities are divided by. It may be a tensor, also one that requires a gradient.
@@ -123,8 +121,8 @@ class SupConLoss(nn.Module):
                 raise ValueError(f"labels: expected one label per item, {items}, got {labels.shape[0]}")
         if self.contrast_mode not in ("all", "one"):
             raise ValueError(f"contrast_mode: expected one of all, one, got {self.contrast_mode!r}")
-        if labels is not None and labels.is_floating_point():  # NaN is not equal to itself, and has no positives
-            labels, mask = None, labels[:, None] == labels
+        if labels is not None and labels.is_floating_point():
+            mask, labels = labels[:, None] == labels, None  # NaN is not equal to itself, and has no positives
         if mask is not None:
             mask = mask.to(features.device, torch.float32)
 
@@ -181,7 +179,7 @@ class SupConLoss(nn.Module):
         kind, narrow = features.device.type, anchors.dtype
         if autocast(features):
             narrow = torch.get_autocast_dtype(kind)
-        temperature = float(self.temperature)
+        temperature = self.temperature.item() if isinstance(self.temperature, Tensor) else self.temperature
         # The sizes of float64 rows are not norms.
         product = sizes.high * sizes.high * (anchors.shape[1] if anchors.dtype == torch.float64 else 1)
         if not product / temperature < torch.finfo(narrow).max / 4:
