@@ -28,6 +28,7 @@ from .checks import (
     check_ignored_of_towers,
     check_options,
     check_pairs_of_towers,
+    check_weights,
 )
 from .distributed import Group, across_ranks, ranks_of
 from .engine import Backend, Batch, Policy, References, Rule, Similarity, loss_of, pair_values
@@ -47,6 +48,7 @@ def sigmoid_loss(
     ignored: Tensor | None = None,
     ignored_ids: Tensor | None = None,
     ref_ignored_ids: Tensor | None = None,
+    anchor_weights: Tensor | None = None,
     temperature: float | Tensor = 0.1,
     bias: float | Tensor = -10.0,
     base_temperature: float | None = None,
@@ -78,6 +80,9 @@ def sigmoid_loss(
         ignored_ids: integers ``[N]``, such as one number per caption; a pair of rows of a and b with equal ids is left
             out unless the row of b is a positive. They need no array of all pairs.
         ref_ignored_ids: integers ``[M]``, the ids of the rows of b; by default ``ignored_ids``, if M is N.
+        anchor_weights: float32 or float64 ``[N]``, from 0 to 1e10: the factor of the values of each row of a and of its
+            pairs. Means divide by the sum of the weights of the rows, or of the pairs; they are 0 if all are 0. Weights
+            are constants, and must not require a gradient.
         temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
             require a gradient.
         bias: number from -1e10 to 1e10 that is added to similarity / temperature, or a 0-dimensional tensor, which may
@@ -118,6 +123,7 @@ def sigmoid_loss(
     targets = check_ignored_of_towers(
         a, b, targets, ignored, ignored_ids, ref_ignored_ids, validate=validate, shared=shared
     )
+    policy = replace(policy, anchor_weights=check_weights(a, "anchor_weights", anchor_weights, validate=validate))
     batch = Batch(a, targets, rule, References(b, sizes=of_b), sizes=of_a)
     columns = b.shape[0]
     if ranks is not None:

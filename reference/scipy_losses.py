@@ -482,6 +482,7 @@ def sigmoid_loss(
     ignored: npt.ArrayLike | None = None,
     ignored_ids: npt.ArrayLike | None = None,
     ref_ignored_ids: npt.ArrayLike | None = None,
+    anchor_weights: npt.ArrayLike | None = None,
     temperature: float = 0.1,
     bias: float = -10.0,
     base_temperature: float | None = None,
@@ -497,7 +498,8 @@ def sigmoid_loss(
     cost = -log_expit(np.where(target, 1, -1) * (mat + bias))
     kept = ~_ignored(target, ignored, ignored_ids, ref_ignored_ids)
     pairs = cost, kept, kept.sum(axis=1)
-    return _values(cost.sum(axis=1, where=kept), None, temperature, base_temperature, reduction, pairs=pairs)
+    options = temperature, base_temperature, reduction
+    return _values(cost.sum(axis=1, where=kept), None, *options, pairs=pairs, weights=anchor_weights)
 
 
 def hard_negative_loss(

@@ -41,6 +41,7 @@ def sigmoid_loss(
     ignored: npt.ArrayLike | None = None,
     ignored_ids: npt.ArrayLike | None = None,
     ref_ignored_ids: npt.ArrayLike | None = None,
+    anchor_weights: npt.ArrayLike | None = None,
     temperature: float = 0.1,
     bias: float = -10.0,
     base_temperature: float | None = None,
@@ -67,6 +68,8 @@ def sigmoid_loss(
         ignored_ids: [N] integers, such as one number per caption; a pair of rows of a and b with equal ids is left out
             unless the row of b is a positive.
         ref_ignored_ids: [M] integers, the ids of the rows of b; by default ``ignored_ids``, if M is N.
+        anchor_weights: float32 or float64 [N], from 0 to 1e10: the factor of the values of each row of a and of its
+            pairs. Means divide by the sum of the weights of the rows, or of the pairs; they are 0 if all are 0.
         temperature: number from 1e-10 to 1e10; similarities are divided by it.
         bias: number from -1e10 to 1e10, added to the quotients.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.

@@ -194,6 +194,33 @@ def test_ignored_pairs_are_left_out_of_every_reduction(name: str, reduction: str
                 torch.testing.assert_close(one, right, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("left_out", [{}, {"ignored": IGNORED}], ids=["all pairs", "ignored pairs"])
+@pytest.mark.parametrize("reduction", ["mean", "none", "mean_pairs", "sum_pairs", "none_pairs"])
+def test_anchor_weights_multiply_the_values_of_rows_and_of_their_pairs(
+    reduction: str, left_out: Mapping[str, Tensor]
+) -> None:
+    weights = torch.tensor([0.5, 3.0, 0.0, 1.0, 2.5], dtype=torch.float64)
+    kept = ~left_out["ignored"] if left_out else torch.ones(5, 7, dtype=torch.bool)
+    z = A.clone().requires_grad_()
+    each = torch.where(kept, plain(z, B, MASK, 0.5, -1.0, "cosine") * weights[:, None], 0.0)
+    expected = {
+        "mean": each.sum() / weights.sum(),
+        "none": each.sum(1),
+        "mean_pairs": each.sum() / (kept.sum(1) * weights).sum(),
+        "sum_pairs": each.sum(),
+        "none_pairs": each[kept],
+    }[reduction]
+    upstream = torch.linspace(1, 2, expected.numel(), dtype=torch.float64).view_as(expected)
+    (right,) = torch.autograd.grad(expected, z, upstream)
+    module = fast.SigmoidLoss(temperature=0.5, bias=-1.0, reduction=reduction)  # type: ignore[arg-type]
+    for backend in BACKENDS:
+        module.backend = backend  # type: ignore[assignment]
+        with tiles_of(2):
+            found = module(z, B, positives=MASK, anchor_weights=weights, **left_out)
+            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
+            torch.testing.assert_close(torch.autograd.grad(found, z, upstream)[0], right, rtol=1e-9, atol=1e-11)
+
+
 @pytest.mark.parametrize("reduction", ["mean", "mean_pairs", "sum"])
 def test_all_pairs_ignored_gives_zero(reduction: str) -> None:
     z, options = A.clone().requires_grad_(), {"positives": MASK, "ignored": torch.ones(5, 7, dtype=torch.bool)}

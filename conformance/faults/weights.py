@@ -152,3 +152,29 @@ def _means(values: Tensor, members: Tensor, weights: Tensor | None) -> Tensor:
 def _total(weights: Tensor) -> Tensor:
     total = weights.sum()
     return total.where(total > 0, 1)
+
+
+@fault("sigmoid", level="policies")
+def sigmoid_anchor_weights_mean_over_the_rows(
+    view_a: Tensor, view_b: Tensor, *, temperature: float, bias: float = -10.0, anchor_weights: Tensor | None = None
+) -> Tensor:
+    """The sum of the weighted values is divided by the number of anchors, not by the sum of their weights."""
+    values = parts.anchors("sigmoid", parts.across(view_a, view_b, temperature=temperature, bias=bias))
+    return values if anchor_weights is None else values * anchor_weights
+
+
+@fault("sigmoid", level="policies", reduction="mean_pairs")
+def sigmoid_anchor_weights_of_pairs_count_once(
+    view_a: Tensor,
+    view_b: Tensor,
+    *,
+    temperature: float,
+    bias: float = -10.0,
+    anchor_weights: Tensor | None = None,
+    ignored: Tensor | None = None,
+) -> Tensor:
+    """The mean over pairs divides by the number of pairs, whatever the weights of their anchors."""
+    batch = parts.across(view_a, view_b, temperature=temperature, bias=bias)
+    batch = batch if ignored is None else batch._replace(other=~ignored)
+    values = parts.anchors("sigmoid", batch)
+    return (values if anchor_weights is None else values * anchor_weights).sum() / batch.other.sum().clamp(min=1)

@@ -99,13 +99,13 @@ def pair_values(batch: Batch, policy: Policy, backend: Backend) -> Tensor:
             sums = _Repeated.apply(sums, number)  # type: ignore[no-untyped-call]
         some = (found.negatives > 0).index_select(0, pairs.rows)
         values = torch.where(some, -F.logsigmoid(logits - sums), 0.0)
-        for weights, place in (
-            (batch.targets.positive_weights, (pairs.rows, pairs.columns)),
-            (policy.anchor_weights, (pairs.rows,)),
-        ):
-            if weights is not None:  # the weights may not have been checked: a negative one gives NaN
-                chosen = weights[place]
-                values = values * torch.where(chosen >= 0, chosen, torch.nan)
+    weights, of_anchors = [], policy.anchor_weights
+    if batch.targets.positive_weights is not None:
+        weights.append(batch.targets.positive_weights[pairs.rows, pairs.columns])
+    if of_anchors is not None:
+        weights.append(of_anchors.repeat_interleave(_width(batch)) if pairs.every else of_anchors[pairs.rows])
+    for chosen in weights:  # they may not have been checked: a negative one gives NaN
+        values = values * torch.where(chosen >= 0, chosen, torch.nan)
     if policy.base_temperature is not None:
         values = values * (batch.rule.temperature / policy.base_temperature)
     return values.to(returned)
