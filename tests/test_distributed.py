@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 from typing import Any
@@ -487,3 +489,22 @@ def test_impossible_group_is_rejected(group: Any, error: type[Exception], messag
     if group != "world":
         with pytest.raises(error, match=f"^{re.escape(message)}$"):
             SupConLoss(group=group)
+
+
+EXAMPLE = re.compile(r"^```python\n# (train_ranks\.py)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.slow
+def test_example_of_the_documentation_prints_the_same_with_any_number_of_processes(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[1] / "docs/distributed.md").read_text(encoding="utf-8")
+    (example,) = EXAMPLE.findall(page)
+    script = tmp_path / example[0]
+    script.write_text(example[1], encoding="utf-8")
+    printed = []
+    for world in (1, 3):
+        run = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}", str(script))
+        options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 200, "check": True}
+        printed.append([float(line) for line in subprocess.run([sys.executable, *run], **options).stdout.split()])
+    assert len(printed[0]) == 5
+    assert printed[0][0] > printed[0][-1] > 0
+    assert printed[1] == pytest.approx(printed[0], rel=1e-5)

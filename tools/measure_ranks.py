@@ -42,9 +42,10 @@ def step(loss: str, rows: Tensor) -> None:
         value = supcon_loss(rows, torch.arange(n) % 10, temperature=0.1, group="world")
     elif loss == "nt_xent":
         value = nt_xent_loss(rows, stacked_partners(n), temperature=0.1, group="world")
+    elif loss == "info_nce":
+        value = info_nce_loss(rows[: n // 2], rows[n // 2 :], temperature=0.1, group="world")
     else:
-        towers = {"info_nce": info_nce_loss, "sigmoid": sigmoid_loss}
-        value = towers[loss](rows[: n // 2], rows[n // 2 :], temperature=0.1, group="world")
+        value = sigmoid_loss(rows[: n // 2], rows[n // 2 :], temperature=0.1, group="world")
     torch.autograd.grad(value, rows)
 
 
@@ -52,7 +53,7 @@ def measure(rank: int, world: int, total: int, dim: int, rounds: int, folder: st
     """Measure all losses in one process; rank 0 prints."""
     warnings.filterwarnings("ignore", "torch.distributed.* is deprecated", FutureWarning)
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/{world}", world), rank=rank, world_size=world)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/{world}", rank=rank, world_size=world)
     n = total // world
     rows = torch.randn(n, dim, generator=torch.Generator().manual_seed(rank)).requires_grad_()
     sent: list[tuple[str, float]] = []
