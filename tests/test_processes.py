@@ -96,7 +96,7 @@ def test_right_losses_pass(name: str) -> None:
 @pytest.mark.slow
 def test_group_is_passed_and_reported() -> None:
     result = of("RightWeighted", 2, init={"scale": 5.0})
-    assert any("its parameters process_group are passed" in note for note in result.notes)
+    assert any("and gets the parameter process_group;" in note for note in result.notes)
     assert result.exit_code == 0
 
 
@@ -113,7 +113,7 @@ def test_losses_of_pairproof_pass(loss: str) -> None:
     result = parity(f"pairproof.fast:{LOSSES[loss].function}", world_size=(1, 2, 3, 4), seed=3)
     assert {one.status for one in result.comparisons} == {PASSED}, result.lines()
     assert sum("uneven" in one.name for one in result.comparisons) == 3
-    assert any("its parameters group are passed" in note for note in result.notes)
+    assert any("and gets the parameter group;" in note for note in result.notes)
     of_all = [note for note in result.notes if "the second row of a pair counts the rows of all ranks" in note]
     assert len(of_all) == (loss == "nt_bxent")
 
@@ -122,6 +122,7 @@ WRONG: dict[str, dict[str, str]] = {
     "no_gather": {"loss": "nothing is gathered", "gradient": "nothing is gathered"},
     "no_gradient": {"gradient": "no gradient through the gather"},
     "not_summed": {"gradient": "no gradient through the gather"},
+    "averaged": {"gradient": "wrong gradient through the gather"},
     "one_over_world": {"gradient": "gradient / world size"},
     "times_world": {"loss": "loss x world size", "gradient": "gradient x world size"},
     "efficient": {"loss": "loss x world size", "gradient": "no gradient through the gather"},
@@ -299,7 +300,7 @@ def test_open_clip_needs_gather_with_grad(peers: Path) -> None:
     for init in ({"gather_with_grad": True}, {"gather_with_grad": True, "local_loss": True}):
         right = parity(loss, world_size=(1, 2, 4), seed=1, init=init)
         assert right.exit_code == 0, right.lines()
-        assert any("its parameters rank, world_size are passed" in note for note in right.notes)
+        assert any("and gets the parameters rank, world_size;" in note for note in right.notes)
 
 
 @pytest.mark.slow

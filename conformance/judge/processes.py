@@ -700,10 +700,10 @@ def _comparison(name: str, one: _Difference, batches: int, mistake: str) -> Comp
 
 def _told(facts: Mapping[str, Any]) -> str:
     """How the target learns which rank it is, and how it is called in one process."""
-    passed = ", ".join(facts["passed"])
+    passed = [*facts["passed"]]
     ways = "each rank is a process with an initialised group of torch.distributed (gloo)"
     alone = "without a group" if facts["alone"] else "in a group of one process, because it fails without a group"
-    passes = f"; its parameters {passed} are passed" if passed else ""
+    passes = f", and gets the parameter{'s' * (len(passed) > 1)} {', '.join(passed)}" if passed else ""
     return f"ranks: {ways}{passes}; the single process evaluates it {alone}"
 
 
@@ -736,6 +736,8 @@ def compare_processes(result: ParityResult) -> None:
         )
     if request.device != "cpu":
         raise UsageError("--world-size: the ranks are processes on the CPU; --device is not possible")
+    if not torch.distributed.is_available():
+        raise CouldNotRun("--world-size: this torch has no torch.distributed")
     subject = Subject(request.target, request.call, request.arrays, request.init, request.result, request.against)
     with closing(Ranks(subject, request.limit)) as ranks, _each_warning_once():
         try:

@@ -45,6 +45,15 @@ class OwnShare(Gather):
         return gradients[0][ctx.start : ctx.start + ctx.rows]
 
 
+class Averaged(Gather):
+    """The rows of all ranks; the gradients of all ranks are averaged instead of added."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        """Average the gradients of all ranks."""
+        return Gather.backward(ctx, *gradients) / world()
+
+
 class Summed(torch.autograd.Function):
     """A number whose gradient is the sum over ranks."""
 
@@ -187,6 +196,13 @@ def not_summed(view_a: Tensor, view_b: Tensor, temperature: float = 0.1) -> Tens
     """The backward pass of the gather is not summed: https://github.com/lightly-ai/lightly/issues/1528."""
     targets = torch.arange(len(view_a)) + first(len(view_a))
     a, b = (OwnShare.apply(rows) if world() > 1 else rows for rows in (view_a, view_b))  # type: ignore[no-untyped-call]
+    return clip(view_a, view_b, a, b, 1 / temperature, targets)
+
+
+def averaged(view_a: Tensor, view_b: Tensor, temperature: float = 0.1) -> Tensor:
+    """The backward pass of the gather averages over ranks, and so does the training step."""
+    targets = torch.arange(len(view_a)) + first(len(view_a))
+    a, b = (Averaged.apply(rows) if world() > 1 else rows for rows in (view_a, view_b))  # type: ignore[no-untyped-call]
     return clip(view_a, view_b, a, b, 1 / temperature, targets)
 
 
