@@ -542,6 +542,28 @@ def test_the_page_works_in_a_browser(browser: Any, path: Path, data: dict[str, A
         assert [(one["id"], one["nodes"][0]["html"]) for one in violations] == []
 
 
+def test_a_case_that_fails_leads_to_its_terms_in_a_browser(browser: Any, tmp_path: Path) -> None:
+    name = "golden/supcon/two-views-stacked"
+    found = check_loss(self_kept, "supcon", cases=("golden/supcon/two-positives", name))
+    data, file = pages.data_of(found), tmp_path / "check.html"
+    file.write_text(pages.page_of(data), encoding="utf-8")
+    page, errors = browser.new_page(viewport={"width": 390, "height": 900}), list[str]()
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(file.as_uri())
+    assert not page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
+    (place,) = (k for k, one in enumerate(data["failures"]) if one["case"] == name)
+    shown = page.locator(f"#failure-{place}")
+    assert shown.get_attribute("open") is None
+    page.locator(f'#case-table a[href="#failure-{place}"]').click()
+    assert shown.get_attribute("open") is not None
+    assert shown.locator("tr.first").count() == len(data["failures"][place]["tables"])
+    pairs = next(one for one in data["failures"][place]["tables"] if one["title"] == "The pairs")
+    texts = [row[1:] for row in cells(shown.locator("table", has_text="-log of the ratio"))[2:]]
+    assert [[float(x) for x in row] for row in texts] == [row["expected"] + row["found"] for row in pairs["rows"]]
+    assert data["failures"][place]["repeat"] in shown.inner_text()
+    assert errors == []
+
+
 def test_accessibility_is_checked_with_axe() -> None:
     if AXE not in os.environ:
         pytest.skip(f"the pages were not checked with axe: npm install axe-core, and set {AXE} to its axe.min.js")
