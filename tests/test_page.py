@@ -252,9 +252,9 @@ def test_failures_of_a_run_are_evaluated_again(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Fast, "evaluate", wrong)
     selection = Selection(implementations=("fast",), cases=("golden/nt_xent/one-positive*",), dtypes=("float64",))
     report = run(selection)
-    data = pages.data_of(report)
-    assert [one["implementation"] for one in data["failures"]] == ["fast"] * len(data["failures"]) != []
-    for failing in data["failures"]:
+    found = differences.failures(report, differences.failing_cases(report))
+    assert [one["implementation"] for one in found] == ["fast"] * len(found) != []
+    for failing in found:
         (loss,) = failing["tables"][0]["rows"]
         assert loss["found"] == [pytest.approx(1.5 * loss["expected"][0])]
         assert loss["first"]
