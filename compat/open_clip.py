@@ -48,10 +48,8 @@ try:
 except ImportError:  # torch built without distributed
     dist_fcol = None  # type: ignore[assignment]
 
-SOFTMAX_FROM = 2**16
-"""Pairs of rows from which the engine is faster than the plain form of ``ClipLoss`` on a CPU."""
-SIGMOID_FROM = 2**18
-"""Pairs of rows from which the engine is faster than the plain form of ``SigLipLoss`` on a CPU."""
+ENGINE_FROM = 2**18
+"""Pairs of rows from which the engine is faster than the plain form on a CPU."""
 
 
 def _all_gather_with_grad(rows: Tensor) -> Tensor:
@@ -149,8 +147,8 @@ class ClipLoss(nn.Module):
         use_horovod: must be False; horovod is not supported.
 
     Attributes:
-        evaluated_by: "engine" or "plain", what evaluated the last call. The plain form evaluates fewer than 256 times
-            256 pairs on a CPU, for which it is faster, features and scales that the engine rejects, such as NaN, and
+        evaluated_by: "engine" or "plain", what evaluated the last call. The plain form evaluates fewer than 512 times
+            512 pairs on a CPU, for which it is faster, features and scales that the engine rejects, such as NaN, and
             subclasses with their own `get_logits` or `get_ground_truth`.
 
     Raises:
@@ -284,7 +282,7 @@ class ClipLoss(nn.Module):
             return (F.cross_entropy(of_images, labels) + F.cross_entropy(of_texts, labels)) / 2
 
         loss = evaluate(
-            self, engine, plain, wanted=own and large(image_features if local else images, texts, SOFTMAX_FROM)
+            self, engine, plain, wanted=own and large(image_features if local else images, texts, ENGINE_FROM)
         )
         return {"contrastive_loss": loss} if output_dict else loss
 
@@ -426,16 +424,21 @@ class SigLipLoss(nn.Module):
             if not self.chunk_size and text_features.shape[0] != count:
                 given = f"{count} images and {text_features.shape[0]} texts"
                 raise ValueError(f"text_features: expected one row per image without chunk_size, got {given}")
-            sums = []
-            for first in range(0, count, self.chunk_size or max(count, 1)):
-                rows = image_features[first : first + (self.chunk_size or count)]
-                logits = self.get_logits(rows, text_features, logit_scale, logit_bias)
-                if not negative_only:
-                    logits.diagonal(first).neg_()
-                sums.append(F.logsigmoid(-logits).sum())
-            return -torch.stack(sums).sum() / count
+            if not 0 < self.chunk_size < count:
+                return -block(0, image_features) / count
+            chunks = image_features.split(self.chunk_size)
+            return -torch.stack([block(turn * self.chunk_size, rows) for turn, rows in enumerate(chunks)]).sum() / count
 
-        return evaluate(self, engine, plain, wanted=own and large(image_features, text_features, SIGMOID_FROM))
+        def block(first: int, rows: Tensor) -> Tensor:
+            """Return the sum of the log-probabilities of the images from ``first`` on."""
+            logits = self.get_logits(rows, text_features, logit_scale, logit_bias)
+            if negative_only:
+                return F.logsigmoid(-logits).sum()
+            signs = torch.full_like(logits, -1, requires_grad=False)
+            signs.diagonal(first).fill_(1)
+            return F.logsigmoid(signs * logits).sum()
+
+        return evaluate(self, engine, plain, wanted=own and large(image_features, text_features, ENGINE_FROM))
 
     def _texts_of_others(self, text_features: Tensor) -> Iterator[Tensor]:
         """Yield the texts of each other process, ``[N, D]``; gradients flow back to them."""

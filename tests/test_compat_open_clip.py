@@ -35,15 +35,13 @@ def theirs() -> Any:
 
 @pytest.fixture
 def engine_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ours, "SOFTMAX_FROM", 0)
-    monkeypatch.setattr(ours, "SIGMOID_FROM", 0)
+    monkeypatch.setattr(ours, "ENGINE_FROM", 0)
 
 
 @pytest.fixture(params=["engine", "plain"])
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     least = 0 if request.param == "engine" else math.inf
-    monkeypatch.setattr(ours, "SOFTMAX_FROM", least)
-    monkeypatch.setattr(ours, "SIGMOID_FROM", least)
+    monkeypatch.setattr(ours, "ENGINE_FROM", least)
     return str(request.param)
 
 
@@ -188,10 +186,10 @@ def test_features_that_the_engine_rejects(theirs: Any, engine_always: None) -> N
 
 def test_engine_is_used_from_its_size_on() -> None:
     clip, siglip = ours.ClipLoss(), ours.SigLipLoss()
-    for rows, of_clip, of_siglip in ((255, "plain", "plain"), (256, "engine", "plain"), (512, "engine", "engine")):
+    for rows, by in ((511, "plain"), (512, "engine")):
         clip(*towers(rows, dtype=torch.float32), 10.0)
         siglip(*towers(rows, dtype=torch.float32), 10.0, -10.0)
-        assert (clip.evaluated_by, siglip.evaluated_by) == (of_clip, of_siglip)
+        assert clip.evaluated_by == siglip.evaluated_by == by
 
 
 def test_methods_and_outputs_equal_open_clips(theirs: Any) -> None:
@@ -293,7 +291,7 @@ def of_rank(rank: int, world_size: int, path: Path) -> dict[str, list[torch.Tens
     original = load_file(path)
     for name, options in configurations():
         for kind, least in {"theirs": 0, "engine": 0, "plain": math.inf}.items():
-            ours.SOFTMAX_FROM = ours.SIGMOID_FROM = least  # type: ignore[assignment]
+            ours.ENGINE_FROM = least  # type: ignore[assignment]
             loss = getattr(original if kind == "theirs" else ours, name)(rank=rank, world_size=world_size, **options)
             learned = parameters()
             features = [F.normalize(rows @ learned[0]) for rows in (images, texts)]

@@ -21,6 +21,7 @@ from pairproof.compat import sentence_transformers as ours
 from pairproof.conformance.implementations import sentence_transformers as peer
 from pairproof.conformance.implementations.base import Unavailable
 from pairproof.conformance.implementations.files import load_from_package
+from pairproof.fast import cached_backward
 from tests.ranks import on_ranks
 from tests.snapshots import check_own_tests
 
@@ -315,6 +316,20 @@ def test_texts_in_one_row_are_tokenized_again_one_by_one(theirs: Any) -> None:
         for library in (ours, theirs)
     )
     assert found.item() == pytest.approx(expected.item(), rel=1e-12)
+
+
+def test_cached_backward_computes_the_gradient_of_the_whole_batch() -> None:
+    model, loss = Model(), ours.MultipleNegativesRankingLoss(scale=3.0)
+    sentence_features = [model.preprocess(texts) for texts in TEXTS]
+    whole = loss.compute_loss_from_embeddings([model(dict(each))["sentence_embedding"] for each in sentence_features])
+    expected = [whole.detach(), *torch.autograd.grad(whole, model.weight)]
+    value = cached_backward(
+        lambda *embeddings: loss.compute_loss_from_embeddings(embeddings),
+        *((lambda features: model(features)["sentence_embedding"], features) for features in sentence_features),
+        chunk_size=2,
+    )
+    assert model.weight.grad is not None
+    assert_equal([value, model.weight.grad], expected)
 
 
 # GISTEmbed
