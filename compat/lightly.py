@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch import distributed as torch_distributed
 
+from ..fast.distributed import gather_rows
 from ..fast.engine import (
     Batch,
     Denominator,
@@ -40,7 +41,6 @@ from ..fast.engine import (
     measure,
 )
 from ..fast.engine.device import autocast, may_read
-from .distributed import gather, world
 from .evaluation import EvaluatedBy, large, suits_engine
 
 BareSize = Literal["infer", "error"]
@@ -54,6 +54,13 @@ LEAST_PAIRS = 2**19
 """Pairs of an anchor and a row of the memory bank from which the engine is faster than plain torch code on a CPU."""
 LARGEST_NORM = {torch.float64: 1e150, torch.float32: 1e18, torch.bfloat16: 1e18, torch.float16: 6e4}
 """Up to this norm, `F.normalize` computes the norm without overflow."""
+
+
+def _world() -> tuple[int, int]:
+    """Return the rank of this process and the number of processes: 0 and 1 without a process group."""
+    if not (torch_distributed.is_available() and torch_distributed.is_initialized()):
+        return 0, 1
+    return torch_distributed.get_rank(), torch_distributed.get_world_size()
 
 
 def negative_mises_fisher_weights(out0: Tensor, out1: Tensor, sigma: float = 0.5) -> Tensor:
@@ -170,8 +177,8 @@ class MemoryBankModule(nn.Module):
 
     @torch.no_grad()
     def _store(self, rows: Tensor) -> None:
-        if self.gather_distributed and world()[1] > 1:
-            rows = gather(rows)
+        if self.gather_distributed and _world()[1] > 1:
+            rows = gather_rows(rows, group="world")
         start = int(self.bank_ptr)
         end = min(start + len(rows), self.size[0])
         self.bank[start:end] = rows[: end - start].detach()
@@ -214,16 +221,22 @@ class _TwoViews(nn.Module):
             out0: ``[n, D]``, the first views.
             out1: ``[n, D]``, the second views.
             normalised: whether they are normalised.
+
+        Raises:
+            ValueError: the processes have different numbers of rows.
         """
         rows = torch.cat((out0, out1))
         own = torch.arange(len(rows), device=rows.device)
         partners = own.roll(len(out0))
-        rank, processes = world() if self.gather_distributed else (0, 1)
+        rank, processes = _world() if self.gather_distributed else (0, 1)
         if processes == 1:
             return _Rows(rows, rows, own, partners, normalised)
         rows = rows if normalised else F.normalize(rows, dim=1)
-        first = rank * len(rows)
-        return _Rows(rows, gather(rows), own + first, partners + first, normalised=True)
+        columns, first = gather_rows(rows, group="world"), rank * len(rows)
+        if len(columns) != processes * len(rows):
+            got = f"got {len(out0)} of {len(columns) // 2} in all"
+            raise ValueError(f"out0: expected the same number of rows in each of the {processes} processes, {got}")
+        return _Rows(rows, columns, own + first, partners + first, normalised=True)
 
     def _mean(self, given: _Rows, denominator: Denominator) -> Tensor:
         """Return the mean over the rows of the loss with weights 1."""
