@@ -287,6 +287,25 @@ def test_instance_is_identified_by_its_values():
     assert (identification.loss, identification.temperature) == ("supcon", pytest.approx(0.2))
 
 
+def test_temperature_of_a_constructor_and_of_similarities_is_not_called_an_argument():
+    class Loss(torch.nn.Module):
+        def __init__(self, temperature=0.2):
+            super().__init__()
+            self.temperature = temperature
+
+        def forward(self, embeddings, labels):
+            return fast.supcon_loss(embeddings, labels, temperature=self.temperature)
+
+    def of_similarities(similarities):
+        return F.cross_entropy(similarities, torch.arange(len(similarities)))
+
+    for target, words in (
+        (Loss, "computes supcon; takes the temperature as an argument of its constructor"),
+        (of_similarities, "; takes the temperature as the divisor of the similarities that it gets"),
+    ):
+        assert any(line.endswith(words) for line in found(target).lines()), found(target).lines()
+
+
 def test_external_target_keeps_its_call():
     external = External(in_fast("nt_xent"), loss="nt_xent", call="views", temperature=0.2)
     assert found(external).loss == "nt_xent"

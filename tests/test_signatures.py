@@ -207,6 +207,18 @@ def test_no_fitting_call_gives_one_error_with_a_wrapper() -> None:
     compile("\n".join(line[4:] for line in lines[3:]), "wrapper", "exec")
 
 
+@pytest.mark.parametrize("call", forms._OWN)
+def test_wrapper_of_every_call_can_be_compiled(call: str) -> None:
+    def fails(*arrays: object, **others: object) -> None: ...
+
+    lines = forms.wrapper("mine.py:fails", Signature(fails), call)
+    names: dict[str, Any] = {}
+    exec(compile("\n".join(lines[1:]), "wrapper", "exec"), names)
+    given = inspect.signature(names["loss"]).parameters
+    assert given["temperature"].default is inspect.Parameter.empty
+    assert ("labels" in given) == (call in ("labels", "features"))
+
+
 def test_class_in_a_wrapper_gets_its_constructor() -> None:
     class Odd:
         def __init__(self, margin, batch_size, temperature):

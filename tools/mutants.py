@@ -360,11 +360,11 @@ class Judge:
             for function in cached:  # a cached result would hide the lines that compute it
                 function.cache_clear()
             executed.clear()
-            began = time.perf_counter()
+            began = time.process_time()
             sys.settrace(call)
             wrong = check.failure(self.loaded)
             sys.settrace(None)
-            check.seconds = time.perf_counter() - began
+            check.seconds = time.process_time() - began
             if wrong and not check.optional:
                 raise RuntimeError(f"{check.name} fails on the unchanged code: {wrong}")
             if not wrong:
@@ -385,7 +385,8 @@ class Judge:
 # Judging a mutant, in a separate process.
 
 PATIENCE = 10.0
-"""Time limit of an import in seconds. That of a check is longer by 100 times its time on the unchanged code."""
+"""Limit of an import in seconds of CPU time, which the load of the machine does not change. That of a check is longer
+by 100 times its time on the unchanged code."""
 
 MEMORY = 12 * 2**30
 """Maximum memory of a process in bytes, in case a mutant allocates arrays of a wrong size."""
@@ -426,13 +427,13 @@ def load_mutated(mutant: Mutant) -> Loaded:
 def _outcome(judge: Judge, mutant: Mutant) -> tuple[str, str]:
     """Return the outcome of a mutant and the deciding check. The process must not be used afterwards."""
     order = judge.order(mutant)
-    signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+    signal.setitimer(signal.ITIMER_PROF, PATIENCE)
     try:
         loaded = load_mutated(mutant)
     except Exception as error:  # whatever the mutated code raises is a result
         return "killed", f"import: {type(error).__name__}: {error}"
     for check in order:
-        signal.setitimer(signal.ITIMER_REAL, PATIENCE + 100 * check.seconds)
+        signal.setitimer(signal.ITIMER_PROF, PATIENCE + 100 * check.seconds)
         wrong = check.failure(loaded)
         if wrong:
             return "killed", f"{check.name}: {wrong}"
@@ -440,7 +441,7 @@ def _outcome(judge: Judge, mutant: Mutant) -> tuple[str, str]:
 
 
 def _answer(judge: Judge, mutant: Mutant, file: IO[str]) -> NoReturn:
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # kills the process even in a loop within torch
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # kills the process even in a loop within torch
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     warnings.simplefilter("ignore")
     try:
@@ -465,7 +466,7 @@ def judge_one(judge: Judge, mutant: Mutant) -> Verdict:
         text = file.read()
     if status == 0 and not text:
         raise RuntimeError(f"{mutant.id}: the process ended without an answer: {mutant.change()}")
-    end = "killed", "time limit" if status == signal.SIGALRM else f"exit status {status}"
+    end = "killed", "time limit" if status == signal.SIGPROF else f"exit status {status}"
     outcome, check = json.loads(text) if text else end
     seconds = round(time.perf_counter() - began, 1)
     return Verdict(mutant.file, mutant.line, mutant.id, mutant.change(), outcome, check, seconds, judge.code)

@@ -72,6 +72,7 @@ class Identification:
         options: the options of the loss that differ from their defaults.
         temperature: the temperature that the target always uses, as recovered; None if it uses the temperature that is
             passed, or if nothing was recognised.
+        temperature_by: how the temperature is passed, in words.
         factor: the constant that the loss is multiplied by.
         wrong: descriptions of the differences from the loss.
         faults: names of the known faults that return the same values.
@@ -91,6 +92,7 @@ class Identification:
     loss: str = ""
     options: dict[str, str] = field(default_factory=dict)
     temperature: float | None = None
+    temperature_by: str = "an argument"
     factor: float = 1.0
     wrong: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
@@ -110,7 +112,7 @@ class Identification:
 
     def lines(self) -> list[str]:
         """The lines of the report."""
-        at = "; takes the temperature as an argument"
+        at = f"; takes the temperature as {self.temperature_by}"
         if self.temperature is not None:
             # The temperature is as inaccurate as the answers.
             digits = 8 if self.match is None else math.floor(-math.log10(max(self.match.error, 1e-8)))
@@ -183,6 +185,7 @@ def _identify(
 ) -> Identification:
     """Identify a target that is loaded."""
     found = Identification(title or called.__name__, called.call, notes=list(called.notes))
+    found.temperature_by = called.temperature_by
     if called.constructs:
         found.notes.append("a class: a new instance is constructed for each probe, so state is not kept between probes")
     search, unusable, matches = _searched(called, normalised, bias, limit)

@@ -164,11 +164,12 @@ class Diagnosis:
 
     @property
     def short(self) -> str:
-        """The first reason in one line, with the number of cases that it explains; "" if there is none."""
+        """The first reason, with the number of cases that it explains, and the number of others; "" if there is none."""
         if not self.reasons:
             return f"{_cases(self.failing)} not explained" if self.failing else ""
-        first = self.reasons[0]
-        return f"{first.words} ({len(first.cases)} of {_cases(self.failing)})"
+        first, *others = self.reasons
+        more = f", and {len(others)} more reason{'s' * (len(others) > 1)} above" if others else ""
+        return f"{first.words} ({len(first.cases)} of {_cases(self.failing)}){more}"
 
     def as_data(self) -> dict[str, Any]:
         """The diagnosis as plain data, without the details of each failure."""

@@ -457,10 +457,11 @@ def _with_two_epsilons(near: Iterable[Match]) -> list[Variant]:
 
 
 def _unique(variants: Iterable[Variant]) -> list[Variant]:
-    """Return the variants, but of those with the same parts only the first."""
-    first: dict[Variant, Variant] = {}
+    """Return the variants, but of those with the same parts and the same numbers only the first."""
+    first: dict[tuple[Variant, tuple[float, ...]], Variant] = {}
     for variant in variants:
-        first.setdefault(replace(variant, loss="", options=()) if variant.in_parts else variant, variant)
+        parts = replace(variant, loss="", options=()) if variant.in_parts else variant
+        first.setdefault((parts, variant.numbers), variant)
     return list(first.values())
 
 

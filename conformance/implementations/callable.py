@@ -170,6 +170,7 @@ class Target:
         signature: its parameters.
         constructs: whether it is a class, constructed for every call.
         takes_temperature: whether a temperature can be passed.
+        temperature_by: how it is passed, in words.
         trial_keywords: further keywords of every call that explores the target, from ``TRIAL_NUMBERS``.
         forms: the plausible ways to call it, the best guess first.
         form: the one that is used.
@@ -244,7 +245,12 @@ class Target:
         takes = self.signature.keyword
         numbers = [values for name, values in TRIAL_NUMBERS.items() if takes(name)]
         self.trial_keywords = {name: x for values in numbers for name, x in values.items() if takes(name)}
-        self.takes_temperature = self.call == "similarities" or self.signature.keyword("temperature") is not None
+        own = self.signature.keyword("temperature")
+        self.takes_temperature = self.call == "similarities" or own is not None
+        of_constructor = own is not None and self.signature.constructor.get(own.name) is own
+        self.temperature_by = "an argument of its constructor" if of_constructor else "an argument"
+        if own is None and self.takes_temperature:
+            self.temperature_by = "the divisor of the similarities that it gets"
         self.notes = self._notes()
 
     def _notes(self) -> tuple[str, ...]:

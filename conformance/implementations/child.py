@@ -524,6 +524,7 @@ class IsolatedTarget(Target):
                 "notes",
                 "constructs",
                 "takes_temperature",
+                "temperature_by",
                 "trial_keywords",
             )
 
