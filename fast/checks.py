@@ -309,7 +309,7 @@ def check_references(
     return References(ref_embeddings, _checked("self_rows", own, None, columns, validate), sizes=sizes)
 
 
-def check_hard_negatives(hard_negatives: object, embeddings: Tensor) -> Tensor:
+def check_hard_negatives(hard_negatives: object, embeddings: Tensor, name: str = "hard_negatives") -> Tensor:
     """Return hard negatives ``[N, H, D]`` as rows ``[N H, D]``; N and D are those of the embeddings.
 
     Raises:
@@ -317,13 +317,13 @@ def check_hard_negatives(hard_negatives: object, embeddings: Tensor) -> Tensor:
         ValueError: wrong shape.
     """
     if not isinstance(hard_negatives, Tensor):
-        raise TypeError(f"hard_negatives: expected a tensor, got {type(hard_negatives).__name__}")
+        raise TypeError(f"{name}: expected a tensor, got {type(hard_negatives).__name__}")
     if not hard_negatives.is_floating_point():
-        raise TypeError(f"hard_negatives: expected a floating dtype, got {hard_negatives.dtype}")
+        raise TypeError(f"{name}: expected a floating dtype, got {hard_negatives.dtype}")
     count, columns = embeddings.shape
     if hard_negatives.ndim != 3 or hard_negatives.shape[0] != count or hard_negatives.shape[1] < 1:
         expected = f"shape [{count}, H, {columns}], H >= 1"
-        raise ValueError(f"hard_negatives: expected {expected}, got shape {_shape(hard_negatives)}")
+        raise ValueError(f"{name}: expected {expected}, got shape {_shape(hard_negatives)}")
     return hard_negatives.flatten(0, 1)
 
 

@@ -30,6 +30,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -387,20 +388,35 @@ def gist_masks(
         guide_hard_negatives: floating ``[N, H, E]``, the guide's embeddings of the hard negatives; None: no such rows.
         directions: the directions of the loss.
         margin_strategy: "absolute" or "relative".
-        margin: the number by which the limit is below the positive's cosine, or the fraction under "relative".
+        margin: the finite number by which the limit is below the positive's cosine, or the fraction under "relative".
 
     Returns:
         bool ``[N, C]``, the argument ``ignored`` of `multiple_negatives_ranking_loss` with
         ``hard_negatives_scope="batch"``.
 
     Raises:
-        ValueError: an option is unknown. The shapes are not checked.
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape, value or device, or an option is unknown.
 
     Source:
         Solatorio 2024, arXiv 2402.16829; gist_embed.py of sentence-transformers 6.2.0.
     """
     chosen = check_directions(directions, "joint", "batch", None)
     check_choice("margin_strategy", margin_strategy, ("absolute", "relative"))
+    if isinstance(margin, bool) or not isinstance(margin, Real):
+        raise TypeError(f"margin: expected a number, got {type(margin).__name__}")
+    if not math.isfinite(margin):
+        raise ValueError(f"margin: expected a finite number, got {margin}")
+    check = partial(check_embeddings, similarity="cosine", validate=False, least=1)
+    check(guide_a, name="guide_a")
+    check(guide_b, name="guide_b")
+    if guide_a.shape != guide_b.shape:
+        raise ValueError(f"guide_b: expected the shape of guide_a, {list(guide_a.shape)}, got {list(guide_b.shape)}")
+    check_alike("guide_b", guide_b, "guide_a", guide_a)
+    if guide_hard_negatives is not None:
+        rows = check_hard_negatives(guide_hard_negatives, guide_a, "guide_hard_negatives")
+        check(rows, name="guide_hard_negatives", shape="[N, H, E]")
+        check_alike("guide_hard_negatives", rows, "guide_a", guide_a)
     with torch.no_grad():
         a, b = (F.normalize(rows, dim=1) for rows in (guide_a, guide_b))
         h = b[:0] if guide_hard_negatives is None else F.normalize(guide_hard_negatives.flatten(0, 1), dim=1)

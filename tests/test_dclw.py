@@ -179,6 +179,11 @@ def test_module_has_the_options() -> None:
         ({"detach": False}, {"detach_weights": "False"}, []),
         ({"sigma": 1.0}, {"sigma": "1.0"}, []),
         ({"number": False}, {}, ["the softmax of the weights is not multiplied by the number of items"]),
+        (
+            {"number": False, "detach": False},
+            {"detach_weights": "False"},
+            ["the softmax of the weights is not multiplied by the number of items"],
+        ),
     ],
 )
 def test_identify_names_outside_code(given: dict[str, Any], options: dict[str, str], wrong: list[str]) -> None:

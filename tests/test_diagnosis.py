@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pairproof.conformance.diagnose.identify import identify
+from pairproof.conformance.diagnose.joint import Diagnosis, Reason
 from pairproof.conformance.diagnose.search import Match
 from pairproof.conformance.implementations.child import PRINTED
 from pairproof.conformance.judge.check import CheckResult, check_loss
@@ -110,6 +111,14 @@ def test_first_reason_is_the_mistake(name: str, loss: str, words: str, setting: 
     assert len(reason.cases) >= 0.6 * found.failing
     assert f"explains {len(reason.cases)} of {found.failing} failing cases" in found.sentences()[0]
     assert reason.words in result.summary
+
+
+@pytest.mark.parametrize(
+    ("number", "more"), [(1, ""), (2, ", and 1 more reason above"), (3, ", and 2 more reasons above")]
+)
+def test_last_line_counts_all_reasons(number: int, more: str) -> None:
+    reasons = [Reason(f"reason {k}", ("a", "b")[: 2 - k % 2]) for k in range(number)]
+    assert Diagnosis(reasons, failing=7).short == f"reason 0 (2 of 7 failing cases){more}"
 
 
 def test_norms_that_are_clamped_are_described() -> None:

@@ -297,6 +297,30 @@ def test_installed_gistembed_keeps_self_pairs_where_the_guides_of_query_and_docu
     assert live > float(found.mean()) + 0.1
 
 
+@pytest.mark.parametrize(
+    ("given", "kind", "words"),
+    [
+        ({"guide_a": None}, TypeError, "guide_a: expected a tensor, got NoneType"),
+        ({"guide_b": GUIDE[1].long()}, TypeError, "guide_b: expected a floating dtype, got torch.int64"),
+        ({"guide_b": GUIDE[1].float()}, TypeError, "guide_b: expected the dtype of guide_a, torch.float64"),
+        ({"guide_a": GUIDE[0][0]}, ValueError, "guide_a: expected shape"),
+        ({"guide_b": GUIDE[1][:3]}, ValueError, "guide_b: expected the shape of guide_a"),
+        ({"guide_b": GUIDE[1] * torch.nan}, ValueError, "guide_b: expected finite values"),
+        ({"guide_a": GUIDE[0] * 0}, ValueError, "guide_a: expected no zero row"),
+        ({"guide_hard_negatives": GUIDE[1]}, ValueError, "guide_hard_negatives: expected shape"),
+        ({"guide_hard_negatives": GUIDE[2][:3]}, ValueError, "guide_hard_negatives: expected shape"),
+        ({"guide_hard_negatives": GUIDE[2][..., :1]}, ValueError, "guide_hard_negatives: expected .* columns"),
+        ({"margin": "0.1"}, TypeError, "margin: expected a number, got str"),
+        ({"margin": math.inf}, ValueError, "margin: expected a finite number, got inf"),
+        ({"margin_strategy": "percent"}, ValueError, "margin_strategy: "),
+        ({"directions": "doc_to_query"}, ValueError, "directions: "),
+    ],
+)
+def test_arguments_of_gist_masks_are_checked(given: Any, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=f"^{words}"):
+        fast.gist_masks(**{"guide_a": GUIDE[0], "guide_b": GUIDE[1], "directions": GIST, **given})
+
+
 GUIDED = [f"golden/multiple_negatives_ranking/{name}" for name in ("gist", "ignored-documents")]
 
 

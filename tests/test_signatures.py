@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from dataclasses import replace
@@ -13,10 +14,12 @@ import pytest
 import torch
 
 from pairproof.conformance import check_loss, identify
+from pairproof.conformance.implementations import forms
 from pairproof.conformance.implementations.callable import External
 from pairproof.conformance.implementations.child import load_loss
 from pairproof.conformance.implementations.forms import trial_case
 from pairproof.conformance.implementations.sandbox import TargetError, TargetMisused, find
+from pairproof.conformance.implementations.signatures import Signature
 from pairproof.conformance.judge.options import CouldNotRun, UsageError, read_literals
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.truth.compare import compare

@@ -164,7 +164,7 @@ class Diagnosis:
 
     @property
     def short(self) -> str:
-        """The first reason, with the number of cases that it explains, and the number of others; "" if there is none."""
+        """The first reason, the number of cases that it explains, and the number of others; "" if none is known."""
         if not self.reasons:
             return f"{_cases(self.failing)} not explained" if self.failing else ""
         first, *others = self.reasons
