@@ -403,10 +403,11 @@ def gist_masks(
     """
     chosen = check_directions(directions, "joint", "batch", None)
     check_choice("margin_strategy", margin_strategy, ("absolute", "relative"))
-    if isinstance(margin, bool) or not isinstance(margin, Real):
-        raise TypeError(f"margin: expected a number, got {type(margin).__name__}")
-    if not math.isfinite(margin):
-        raise ValueError(f"margin: expected a finite number, got {margin}")
+    given: object = margin
+    if isinstance(given, bool) or not isinstance(given, Real):
+        raise TypeError(f"margin: expected a number, got {type(given).__name__}")
+    if not math.isfinite(given):
+        raise ValueError(f"margin: expected a finite number, got {given}")
     check = partial(check_embeddings, similarity="cosine", validate=False, least=1)
     check(guide_a, name="guide_a")
     check(guide_b, name="guide_b")
