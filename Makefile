@@ -39,7 +39,7 @@ $(VENV_STAMP): pyproject.toml constraints.txt src/pairproof/__init__.py
 	@echo "venv: installing pairproof and its extras into $(VENV), with the versions of constraints.txt (once)"
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@$(INSTALL) setuptools wheel
-	@$(INSTALL) --no-build-isolation --editable '.[verify,pml,bench,safetensors,triton,mutants,dev]'
+	@$(INSTALL) --no-build-isolation --editable '.[verify,pml,bench,examples,safetensors,triton,mutants,dev]'
 	@touch $@
 
 # Only one file of this package is used, and it is loaded by its path. Dependencies are not installed.

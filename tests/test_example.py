@@ -1,0 +1,82 @@
+"""The example trains, with this package's losses as with another library's, in one process as in two."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+FILE = Path(__file__).resolve().parent.parent / "examples" / "train_digits.py"
+LOSSES = ("supcon", "nt_xent", "clip")
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("train_digits", FILE)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["train_digits"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("loss", "dtype", "limit"),
+    [("supcon", torch.float32, 1e-5), ("nt_xent", torch.float64, 1e-8), ("clip", torch.float64, 1e-8)],
+)
+def test_another_library_gives_the_same_losses(
+    example: ModuleType, loss: str, dtype: torch.dtype, limit: float
+) -> None:
+    given = {"steps": 20, "batch": 32, "dtype": dtype, "quiet": True}
+    ours, theirs = (example.train(loss, of(loss), **given) for of in (example.of_pairproof, example.of_pml))
+    assert len(ours.loss) == 20
+    np.testing.assert_allclose(ours.loss, theirs.loss, rtol=0, atol=limit)
+    assert len({*ours.loss}) == 20
+
+
+def output(*arguments: str, module: str = "") -> str:
+    command = [sys.executable, *(("-m", *module.split()) if module else ()), str(FILE), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_whole_run_is_that_of_another_library(loss: str, tmp_path: Path) -> None:
+    image = tmp_path / "curves.png"
+    printed = output("--loss", loss, "--dtype", "float64", "--batch", "64", "--compare", "--plot", str(image))
+    first, every = map(float, re.findall(r"by at most (\S+) in the first 20 steps and (\S+) in all", printed)[0])
+    assert first <= every < 1e-8
+    pixels, ours, theirs = (float(one) for one in re.findall(r"([\d.]+)%", printed))
+    assert abs(ours - theirs) <= 1
+    assert 80 < pixels < 95
+    assert ours > 80
+    assert loss != "supcon" or ours > pixels
+    assert image.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", LOSSES)
+def test_two_processes_train_as_one(loss: str) -> None:
+    given = ("--loss", loss, "--dtype", "float64", "--batch", "64", "--steps", "30")
+    lines = [
+        [line for line in output(*given, module=module).splitlines() if "accuracy" in line or "loss" in line]
+        for module in ("", "torch.distributed.run --standalone --nproc-per-node 2")
+    ]
+    # All but the alignment and the uniformity, which are of the rows of one process.
+    assert len(lines[0]) == 2
+    assert lines[0] == lines[1]
+
+
+def test_invalid_options_are_refused(example: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        example.main(["--steps", "0"])
+    assert stopped.value.code == 2
+    assert "at least 1" in capsys.readouterr().err
