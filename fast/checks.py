@@ -7,16 +7,19 @@ under `torch.func.vmap`.
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import wraps
 from itertools import combinations
 from numbers import Real
-from typing import Any, cast, get_args
+from typing import Any, ParamSpec, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor
 
+from .distributed import Ranks, eagerly
 from .engine import (
     Backend,
     Denominator,
@@ -66,6 +69,28 @@ ROWS_NOT_ITEMS = "; stacked_partners and interleaved_partners take the number of
 """Hint for partners whose number is half the number of rows."""
 NOT_LABELS = "; partners are row numbers: for labels use nt_xent_pairwise_loss or NTXentPairwiseLoss"
 """Hint for partners that occur repeatedly, as class labels do."""
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def across_ranks(function: Callable[P, R]) -> Callable[P, R]:
+    """Return a loss whose argument ``group`` is a process group; the function itself gets `Ranks` or None."""
+    names = tuple(inspect.signature(function).parameters)
+
+    @wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        if kwargs.get("group") is None:
+            return function(*args, **kwargs)
+        return cast(R, eagerly(function, names, args, kwargs))
+
+    return called
+
+
+def ranks_of(group: object) -> Ranks:
+    """Return the argument ``group`` of a function that is decorated with `across_ranks`."""
+    return cast(Ranks, group)
 
 
 def check_number(name: str, value: object) -> None:

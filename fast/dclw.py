@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from .checks import (
+    across_ranks,
     check_anchors,
     check_choice,
     check_embeddings,
@@ -34,8 +35,9 @@ from .checks import (
     check_partners,
     check_range,
     check_references,
+    ranks_of,
 )
-from .distributed import Group, across_ranks, ranks_of
+from .distributed import Group
 from .engine import Backend, Batch, Policy, Rule, anchor_values, pair_logits, partner_rows, precision, reduced
 from .engine.device import dtypes_of, traced
 
@@ -117,7 +119,7 @@ def dclw_loss(
     check_options(rule, policy, backend, validate=validate)
     check_range("sigma", sigma)
     check_flag("detach_weights", detach_weights)
-    ranks = ranks_of(group)
+    ranks = None if group is None else ranks_of(group)
     shared = ranks is not None and ref_embeddings is None
     least = 0 if ranks is not None else 2 if ref_embeddings is None else 1
     sizes = check_embeddings(embeddings, similarity=similarity, validate=validate, least=least)

@@ -27,9 +27,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import wraps
-from inspect import signature
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -50,7 +48,6 @@ else:
 Group = ProcessGroup | str | None
 """A process group, "world" for that of all processes, or None for one process."""
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 WIDE_MASKS = ("positives", "ignored", "positive_weights", "negative_weights")
@@ -61,20 +58,7 @@ NAMING_TIMEOUT = 5.0
 """How many seconds a rank waits, after a failed exchange, to find out which ranks do not answer."""
 
 
-def across_ranks(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a loss whose argument ``group`` is a process group; the function itself gets `Ranks` or None."""
-    names = tuple(signature(function).parameters)
-
-    @wraps(function)
-    def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        if kwargs.get("group") is None:
-            return function(*args, **kwargs)
-        return cast(R, _eagerly(function, names, args, kwargs))
-
-    return called
-
-
-def _eagerly(*arguments: Any) -> Any:
+def eagerly(*arguments: Any) -> Any:
     """Call a loss with the other ranks, outside any graph that is compiled."""
     # Importing torch._dynamo takes seconds, and is needed only if something is compiled.
     if "torch._dynamo" not in sys.modules:
@@ -82,7 +66,7 @@ def _eagerly(*arguments: Any) -> Any:
     return torch.compiler.disable(_together)(*arguments)  # type: ignore[no-untyped-call]
 
 
-_eagerly._torchdynamo_disable = True  # type: ignore[attr-defined]
+eagerly._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def _together(function: Callable[..., Any], names: Sequence[str], args: Any, kwargs: dict[str, Any]) -> Any:
@@ -123,11 +107,6 @@ def find_group(group: object) -> Any:
     if not (dist.is_available() and dist.is_initialized()):
         raise ValueError("group: expected torch.distributed to be initialised, got no default process group")
     return dist.group.WORLD if isinstance(group, str) else group
-
-
-def ranks_of(group: object) -> Ranks | None:
-    """Return the argument ``group`` of a function that is decorated with `across_ranks`."""
-    return cast("Ranks | None", group)
 
 
 class Share(NamedTuple):
@@ -454,7 +433,6 @@ class Ranks:
         return found
 
 
-@across_ranks
 def gather_rows(rows: Tensor, *, group: Group = None) -> Tensor:
     """Return the rows of all ranks, in the order of the ranks, with a gradient.
 
@@ -477,17 +455,19 @@ def gather_rows(rows: Tensor, *, group: Group = None) -> Tensor:
         TypeError: rows are not a tensor.
         ValueError: rows have no dimensions, or other shapes or dtypes on other ranks.
     """
+    if group is not None:
+        found: Tensor = eagerly(_all_rows, ("rows",), (rows,), {"group": group})
+        return found
+    return rows
+
+
+def _all_rows(rows: Tensor, group: Ranks) -> Tensor:
     if not isinstance(rows, Tensor):
         raise TypeError(f"rows: expected a tensor, got {type(rows).__name__}")
     if not rows.ndim:
         raise ValueError("rows: expected at least one dimension, got shape []")
-    ranks = ranks_of(group)
-    if ranks is None:
-        return rows
-    ranks.meet(rows)
-    if not rows.is_floating_point():
-        return ranks.first.gather(rows)
-    return ranks.first.rows(rows).to(rows.dtype)
+    group.meet(rows)
+    return group.first.rows(rows).to(rows.dtype) if rows.is_floating_point() else group.first.gather(rows)
 
 
 def _described(name: str, given: dict[str, Any]) -> str:

@@ -36,6 +36,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .checks import (
+    across_ranks,
     check_anchors,
     check_choice,
     check_embeddings,
@@ -44,8 +45,9 @@ from .checks import (
     check_partners,
     check_range,
     check_references,
+    ranks_of,
 )
-from .distributed import Group, across_ranks, ranks_of
+from .distributed import Group
 from .engine import Backend, Batch, Policy, Rule, anchor_values, pair_logits, partner_rows, precision, reduced
 from .engine.device import dtypes_of, traced
 
@@ -129,7 +131,7 @@ def hard_negative_loss(
     check_options(rule, policy, backend, validate=validate)
     check_range("tau_plus", tau_plus)
     check_range("beta", beta)
-    ranks = ranks_of(group)
+    ranks = None if group is None else ranks_of(group)
     shared = ranks is not None and ref_embeddings is None
     least = 0 if ranks is not None else 2 if ref_embeddings is None else 1
     sizes = check_embeddings(embeddings, similarity=similarity, validate=validate, least=least)

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from .checks import (
     INSIDE_REDUCTIONS,
+    across_ranks,
     check_alike,
     check_choice,
     check_direction_weights,
@@ -38,8 +39,9 @@ from .checks import (
     check_options,
     check_pairs_of_towers,
     check_weights,
+    ranks_of,
 )
-from .distributed import Group, across_ranks, ranks_of
+from .distributed import Group
 from .engine import (
     AnchorValues,
     Backend,
@@ -162,7 +164,7 @@ def info_nce_loss(
     policy = Policy(reduction, base_temperature, no_positive)
     check_options(rule, policy, backend, validate=validate, direction=direction)
     weights = check_direction_weights(direction_weights, direction)
-    ranks = ranks_of(group)
+    ranks = None if group is None else ranks_of(group)
     check = partial(check_embeddings, similarity=similarity, validate=validate, least=1 if ranks is None else 0)
     a, b = embeddings_a, embeddings_b
     named = [value for value in (partners, labels, positives) if value is not None]

@@ -16,8 +16,16 @@ from typing import Literal
 
 from torch import Tensor
 
-from .checks import check_anchors, check_embeddings, check_ignored, check_options, check_positive_pairs
-from .distributed import Group, across_ranks, ranks_of
+from .checks import (
+    across_ranks,
+    check_anchors,
+    check_embeddings,
+    check_ignored,
+    check_options,
+    check_positive_pairs,
+    ranks_of,
+)
+from .distributed import Group
 from .engine import Backend, Batch, Policy, References, Rule, Similarity, loss_of
 
 Reduction = Literal["mean", "sum", "none"]
@@ -84,7 +92,7 @@ def nt_bxent_loss(
     rule = Rule("binary", similarity, temperature)
     policy = Policy(reduction, base_temperature, no_negative=no_negative)
     check_options(rule, policy, backend, validate=validate)
-    ranks = ranks_of(group)
+    ranks = None if group is None else ranks_of(group)
     shared = ranks is not None
     sizes = check_embeddings(embeddings, similarity=similarity, validate=validate, least=0 if shared else 2)
     targets = check_positive_pairs(embeddings, positive_pairs, validate=validate, shared=shared)

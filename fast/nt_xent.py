@@ -20,6 +20,7 @@ from torch import Tensor
 
 from .checks import (
     PAIR_REDUCTIONS,
+    across_ranks,
     check_anchors,
     check_embeddings,
     check_ignored,
@@ -27,8 +28,9 @@ from .checks import (
     check_partners,
     check_references,
     check_weights,
+    ranks_of,
 )
-from .distributed import Group, across_ranks, ranks_of
+from .distributed import Group
 from .engine import Backend, Batch, Policy, Rule, Similarity, WeightsDivisor, ZeroRow, loss_of
 from .supcon import labelled_loss
 
@@ -109,7 +111,7 @@ def nt_xent_loss(
     """
     rule, policy = Rule("out", similarity, temperature, zero_row=zero_row), Policy(reduction, base_temperature)
     check_options(rule, policy, backend, validate=validate)
-    ranks = ranks_of(group)
+    ranks = None if group is None else ranks_of(group)
     shared = ranks is not None and ref_embeddings is None
     least = 0 if ranks is not None else 2 if ref_embeddings is None else 1
     # As for dot products, rows of zeros are then valid.

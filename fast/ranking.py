@@ -39,6 +39,7 @@ from torch import Tensor
 
 from .checks import (
     HARDNESS_MODES,
+    across_ranks,
     check_alike,
     check_choice,
     check_directions,
@@ -47,8 +48,9 @@ from .checks import (
     check_ignored_blocks,
     check_options,
     check_range,
+    ranks_of,
 )
-from .distributed import Group, across_ranks, ranks_of
+from .distributed import Group
 from .engine import (
     AnchorValues,
     Backend,
@@ -167,7 +169,7 @@ def multiple_negatives_ranking_loss(
     check_options(rule, policy, backend, validate=validate)
     check_choice("hardness_mode", hardness_mode, HARDNESS_MODES)
     check_range("hardness_strength", hardness_strength)
-    ranks = ranks_of(group)
+    ranks = None if group is None else ranks_of(group)
     check = partial(check_embeddings, similarity=similarity, validate=validate, least=1 if ranks is None else 0)
     a, b = embeddings_a, embeddings_b
     of_a, of_b = check(a, name="embeddings_a"), check(b, name="embeddings_b")

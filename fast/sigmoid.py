@@ -23,14 +23,16 @@ from torch import Tensor
 
 from .checks import (
     PAIR_REDUCTIONS,
+    across_ranks,
     check_bias,
     check_embeddings,
     check_ignored_of_towers,
     check_options,
     check_pairs_of_towers,
     check_weights,
+    ranks_of,
 )
-from .distributed import Group, across_ranks, ranks_of
+from .distributed import Group
 from .engine import Backend, Batch, Policy, References, Rule, Similarity, loss_of, pair_values
 
 PairReduction = Literal["mean", "sum", "none", "mean_pairs", "sum_pairs", "none_pairs"]
@@ -113,7 +115,7 @@ def sigmoid_loss(
     rule, policy = Rule("sigmoid", similarity, temperature, bias=bias), Policy(reduction, base_temperature)
     check_options(rule, policy, backend, validate=validate, reductions=PAIR_REDUCTIONS)
     check_bias(bias, validate=validate)
-    ranks = ranks_of(group)
+    ranks = None if group is None else ranks_of(group)
     check = partial(check_embeddings, similarity=similarity, validate=validate, least=1 if ranks is None else 0)
     a, b = embeddings_a, embeddings_b
     shape = "[N, D]" if partners is labels is positives is None else "[M, D]"

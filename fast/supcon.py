@@ -34,6 +34,7 @@ from torch import Tensor
 
 from .checks import (
     REDUCTIONS,
+    across_ranks,
     check_anchors,
     check_embeddings,
     check_ignored,
@@ -41,8 +42,9 @@ from .checks import (
     check_options,
     check_references,
     check_weights,
+    ranks_of,
 )
-from .distributed import Group, across_ranks, ranks_of
+from .distributed import Group
 from .engine import (
     Backend,
     Batch,
@@ -346,7 +348,7 @@ def labelled_loss(
     """
     check_options(rule, policy, backend, validate=validate, reductions=reductions)
     ref_embeddings, ref_labels, _ = references
-    ranks = ranks_of(group)
+    ranks = None if group is None else ranks_of(group)
     shared = ranks is not None and ref_embeddings is None
     least = 0 if ranks is not None else 2 if ref_embeddings is None else 1
     # As for dot products, rows of zeros are then valid.
