@@ -137,7 +137,7 @@ def _tables(evidence: Failing, outcome: Outcome, computed: Computed | None, mess
     found = outcome.anchors or (computed.anchors if computed else None)
     if found is not None:
         what = "returned" if outcome.anchors else "as computed"
-        rows = [(f"value of anchor {i}", [x], [found.get(i, math.nan)]) for i, x in truth.anchors.items()]
+        rows = [(f"value of anchor {i}", [x], [found.get(i)]) for i, x in truth.anchors.items()]
         yield _table("The values of the anchors", what, ["value"], rows, message)
     if case.size <= MOST_ROWS:
         terms = {key: pair for key, pair in call_reference(case).terms.pairs.items() if pair.members}

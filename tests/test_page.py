@@ -19,6 +19,7 @@ import torch
 
 from pairproof.conformance import cli, differences, findings
 from pairproof.conformance import page as pages
+from pairproof.conformance.diagnose.joint import Diagnosis, Reason
 from pairproof.conformance.documents.load import load_worked, worked_cases
 from pairproof.conformance.implementations import ALL, Unavailable
 from pairproof.conformance.implementations.documents import stacked_criterion
@@ -229,6 +230,26 @@ def test_an_option_that_explains_a_failure_gives_the_terms() -> None:
     for row, (key, pair) in zip(table["rows"], sorted(right.terms.pairs.items()), strict=True):
         assert row["name"] == f"anchor {key[0]} with {key[1]}"
         assert row["found"][2] == pytest.approx(float(pair.value), rel=1e-5)
+
+
+def test_an_anchor_that_is_left_out_has_no_computed_value() -> None:
+    golden = next(one for one in load_golden() if one.id == "golden/supcon/lonely-zero")
+    case, lonely = golden.case, [i for i, positives in enumerate(golden.case.positives()) if not positives]
+    loss = fast_supcon(
+        torch.tensor(case.embeddings),
+        torch.tensor(case.arguments["labels"]),
+        temperature=case.temperature,
+        no_positive="drop",
+    )
+    check = Check("case", "target", "supcon", case.id, "float64", Status.FAILED, "loss: expected 1, got 2")
+    reason = Reason("anchors without positives are left out of the mean", (case.id,), "no_positive=drop")
+    evidence = Failing(case, golden.expected, {"float64": Outcome([loss.item()])})
+    failing = differences._failure([check], evidence, Diagnosis([reason], 1), {}, search=True)
+    assert failing["computed"] == reason.words
+    (table,) = (one for one in failing["tables"] if one["title"] == "The values of the anchors")
+    assert [i for i, row in enumerate(table["rows"]) if row["found"] == [None]] == lonely != []
+    assert [i for i, row in enumerate(table["rows"]) if row["first"]] == lonely[:1]
+    assert all(row["found"] in ([None], row["expected"]) for row in table["rows"])
 
 
 def test_a_long_table_shows_the_rows_at_the_first_difference() -> None:

@@ -25,7 +25,7 @@ class Computed:
 
     Attributes:
         words: what is wrong.
-        anchors: the value of each anchor, by row.
+        anchors: the value of each anchor, by row, without those that are left out.
         pairs: the logarithm of the numerator, the logarithm of the denominator and the cost of each pair, by
             (anchor, column); empty if the loss does not consist of them.
     """
@@ -90,7 +90,7 @@ def _of_case(words: str, case: Case) -> Computed:
         for key, pair in terms.pairs.items()
         if pair.members
     }
-    return Computed(words, {i: float(value) for i, value in terms.anchor_losses.items()}, pairs)
+    return Computed(words, {i: float(terms.anchor_losses[i]) for i in terms.counted}, pairs)
 
 
 def _of_suspect(failure: Failure, suspect: Suspect, words: str) -> Computed | None:
