@@ -30,8 +30,9 @@ except ImportError as error:
         'pairproof.compat.pytorch_metric_learning needs pytorch-metric-learning: pip install "pairproof[pml]"'
     ) from error
 
-from ..fast import nt_xent_pairwise_loss, supcon_loss
-from ..fast.checks import LOWEST
+from ..fast import nt_xent_pairwise_loss
+from ..fast.checks import LOWEST, check_embeddings, check_ignored, check_labels_or_positives, check_references
+from ..fast.engine import AnchorValues, Batch, Rule, Similarity, Sizes, anchor_values
 
 __all__ = ["NTXentLoss", "SupConLoss"]
 
@@ -40,6 +41,8 @@ Lists = tuple[Tensor, Tensor, Tensor, Tensor]
 """Anchors and positives of the positive pairs, and anchors and negatives of the negative pairs."""
 
 LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+LOWEST_NORM = 1e-12
+"""The smallest norm by which `torch.nn.functional.normalize` divides."""
 ROUNDING = 4
 """A loss below this multiple of the rounding error of its logits may be 0 in the library's arithmetic."""
 
@@ -48,17 +51,19 @@ class _Pairs(NamedTuple):
     """The batch as the engine takes it.
 
     Attributes:
-        rows: ``[N, D]``, normalised by the distance.
+        rows: ``[N, D]``; under "dot", normalised by the distance if it normalises.
+        similarity: "cosine" or "dot".
+        sizes: the sizes of the rows, if values were read.
         keywords: references, and labels or masks.
-        some: whether there is a positive pair, and whether there is a negative one.
         negatives: an upper bound on the number of an anchor's negatives.
         listed: anchors and positives ``[P]``, if a miner has listed pairs.
         distinct: whether no positive pair is listed twice.
     """
 
     rows: Tensor
+    similarity: Similarity
+    sizes: Sizes | None
     keywords: dict[str, Any]
-    some: tuple[bool, bool]
     negatives: int
     listed: tuple[Tensor, Tensor] | None = None
     distinct: bool = True
@@ -91,8 +96,8 @@ class _PairLoss(GenericPairLoss):  # type: ignore[misc]
         lists = None if indices_tuple is None else lmu.convert_to_pairs(indices_tuple, labels, ref_labels)
         found: Losses | None = None
         if self._is_for_engine(embeddings, labels, lists, ref_emb, ref_labels):
-            pairs = self._pairs(embeddings, labels, lists, ref_emb, ref_labels)
             try:
+                pairs = self._pairs(embeddings, labels, lists, ref_emb, ref_labels)
                 found = None if pairs is None else self._by_engine(pairs, embeddings.dtype)
             except ValueError:  # NaN, infinity, or products that exceed the range of the dtype
                 found = None
@@ -144,17 +149,12 @@ class _PairLoss(GenericPairLoss):  # type: ignore[misc]
         self, embeddings: Tensor, labels: Tensor | None, lists: Lists | None, ref_emb: Tensor, ref_labels: Tensor | None
     ) -> _Pairs | None:
         """Return the batch as the engine takes it, or None if a kind is empty or a pair is of both kinds."""
-        distance = self.distance
-        distance.reset_stats()
-        rows = distance.maybe_normalize(embeddings)
-        columns = rows if ref_emb is embeddings else distance.maybe_normalize(ref_emb)
-        distance.set_default_stats(embeddings, ref_emb, rows, columns)
+        rows, columns, similarity, sizes = self._rows(embeddings, ref_emb)
         if lists is None:
-            assert labels is not None
             if ref_labels is labels:
-                return _Pairs(rows, {"labels": labels}, _kinds(labels, None), len(columns))
+                return _Pairs(rows, similarity, sizes, {"labels": labels}, len(columns))
             keywords = {"labels": labels, "ref_embeddings": columns, "ref_labels": ref_labels}
-            return _Pairs(rows, keywords, _kinds(labels, ref_labels), len(columns))
+            return _Pairs(rows, similarity, sizes, keywords, len(columns))
         a1, p, a2, n = lists
         if not len(a1) or not len(a2):
             return None
@@ -174,7 +174,30 @@ class _PairLoss(GenericPairLoss):  # type: ignore[misc]
             dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
             weights = torch.zeros(size, dtype=dtype, device=rows.device)
             masks["negative_weights"] = weights.index_put_((a2, n), weights.new_ones(()), accumulate=True)
-        return _Pairs(rows, {**masks, **references}, (True, True), len(a2), (a1, p), distinct)
+        return _Pairs(rows, similarity, sizes, {**masks, **references}, len(a2), (a1, p), distinct)
+
+    def _rows(self, embeddings: Tensor, ref_emb: Tensor) -> tuple[Tensor, Tensor, Similarity, Sizes | None]:
+        """Return rows, references, their similarity and the sizes of the rows.
+
+        The engine normalises rows if the library would divide them by their norms, not by `LOWEST_NORM` or infinity.
+
+        Raises:
+            ValueError: NaN or infinity.
+        """
+        distance = self.distance
+        plain = distance.normalize_embeddings and distance.p == 2 and not distance.collect_stats
+        # References are normalised here: a memory may be overwritten before the backward pass.
+        if plain and ref_emb is embeddings:
+            sizes = check_embeddings(embeddings, similarity="dot", validate=False, least=1)
+            numbers = torch.finfo(embeddings.dtype)
+            lowest, highest = max(LOWEST_NORM, numbers.tiny), math.sqrt(numbers.max) / embeddings.shape[1]
+            if sizes is not None and lowest < sizes.low <= sizes.high < highest:
+                return embeddings, embeddings, "cosine", sizes
+        distance.reset_stats()
+        rows = distance.maybe_normalize(embeddings)
+        columns = rows if ref_emb is embeddings else distance.maybe_normalize(ref_emb)
+        distance.set_default_stats(embeddings, ref_emb, rows, columns)
+        return rows, columns, "dot", None
 
     counts_multiplicities = False
     """Whether a pair that is listed twice counts twice."""
@@ -184,12 +207,12 @@ class _PairLoss(GenericPairLoss):  # type: ignore[misc]
         temperature = self.temperature
         if isinstance(temperature, Tensor):
             temperature = temperature.to(torch.promote_types(temperature.dtype, pairs.rows.dtype))
-        return {"temperature": temperature, "similarity": "dot", **pairs.keywords}
+        return {"temperature": temperature, "similarity": pairs.similarity, **pairs.keywords}
 
     def _bound(self, pairs: _Pairs) -> float:
         """Return an upper bound on the difference of two logits."""
         largest = 1.0
-        if not (self.distance.normalize_embeddings and self.distance.p == 2):
+        if pairs.similarity == "dot":
             others = pairs.keywords.get("ref_embeddings")
             norms = [rows.detach().norm(dim=1).max() for rows in (pairs.rows, others) if rows is not None]
             largest = float(norms[0] * norms[-1])
@@ -199,9 +222,11 @@ class _PairLoss(GenericPairLoss):  # type: ignore[misc]
         """Return whether a loss is so small that the library may compute 0, which reducers can leave out."""
         if type(self._reducer()) is MeanReducer:
             return False
-        smallest = ROUNDING * torch.finfo(pairs.rows.dtype).eps * (1 + self._bound(pairs))
-        sizes = losses.detach().abs()
-        return bool(((sizes > 0) & (sizes < smallest)).any())
+        return bool(losses.count_nonzero() != (losses > self._smallest(pairs)).sum())
+
+    def _smallest(self, pairs: _Pairs) -> float:
+        """Return a bound on the losses that may be 0 in the library's arithmetic."""
+        return ROUNDING * torch.finfo(pairs.rows.dtype).eps * (1 + self._bound(pairs))
 
     def _reducer(self) -> Any:
         """Return the reducer of the loss itself; with a regularizer, there is one for each part."""
@@ -214,16 +239,6 @@ class _PairLoss(GenericPairLoss):  # type: ignore[misc]
 
 def _number(temperature: float | Tensor) -> float:
     return float(temperature.detach() if isinstance(temperature, Tensor) else temperature)
-
-
-def _kinds(labels: Tensor, columns: Tensor | None) -> tuple[bool, bool]:
-    """Return whether labels give a positive pair, and whether they give a negative one."""
-    if columns is not None:
-        differ = (labels != labels[0]).any() | (columns != labels[0]).any()
-        return bool(torch.isin(labels, columns).any()), bool(differ)
-    ordered = labels.sort().values
-    equal = ordered[1:] == ordered[:-1]
-    return bool(equal.any()), not bool(equal.all())
 
 
 class SupConLoss(_PairLoss):
@@ -269,11 +284,30 @@ class SupConLoss(_PairLoss):
         return AvgNonZeroReducer()
 
     def _by_engine(self, pairs: _Pairs, dtype: torch.dtype) -> Losses | None:
-        some_positive, some_negative = pairs.some
-        if not some_positive or (self.zero_without_negatives and not some_negative):
+        found = self._values(pairs)
+        if not bool(found.positives.any()) or (self.zero_without_negatives and not bool(found.negatives.any())):
             return None
-        losses = supcon_loss(pairs.rows, reduction="none", **self._options(pairs))
-        return None if self._may_round_to_zero(losses, pairs) else _of_anchors(losses.to(dtype))
+        losses, reducer = found.values, self._reducer()
+        if type(reducer) is not AvgNonZeroReducer or reducer.collect_stats:
+            return None if self._may_round_to_zero(losses, pairs) else _of_anchors(losses.to(dtype))
+        number = int((losses > self._smallest(pairs)).sum())
+        if not number or number != int(losses.count_nonzero()):
+            return None
+        return _reduced(losses.sum() / number, dtype)
+
+    def _values(self, pairs: _Pairs) -> AnchorValues:
+        """Return each anchor's value, without the steps of `supcon_loss` that the reducers replace."""
+        rows, given = pairs.rows, self._options(pairs)
+        similarity: Similarity = given["similarity"]
+        sizes = pairs.sizes or check_embeddings(rows, similarity=similarity, validate=False)
+        references = given.get("ref_embeddings")
+        others = check_references(rows, references, None, None, similarity=similarity, validate=False)
+        labels = given.get("labels"), given.get("positives"), others, given.get("ref_labels")
+        targets = check_labels_or_positives(rows, *labels)
+        if "ignored" in given:
+            targets = check_ignored(rows, targets, others, given["ignored"], None, None, validate=False)
+        rule = Rule("out", similarity, given["temperature"])
+        return anchor_values(Batch(rows, targets, rule, others, sizes=sizes))
 
     def _compute_loss(self, mat: Tensor, pos_mask: Tensor, neg_mask: Tensor) -> Losses:
         if not bool(pos_mask.any()) or (self.zero_without_negatives and not bool(neg_mask.any())):
@@ -285,6 +319,10 @@ class SupConLoss(_PairLoss):
         sums = logits.masked_fill((pos_mask + neg_mask) == 0, lowest).logsumexp(dim=1, keepdim=True)
         totals = (pos_mask * (sums - logits)).sum(dim=1)
         return _of_anchors(totals / pos_mask.sum(dim=1).clamp_min(1))
+
+
+def _reduced(loss: Tensor, dtype: torch.dtype) -> Losses:
+    return {"loss": {"losses": loss.to(dtype), "indices": None, "reduction_type": "already_reduced"}}
 
 
 def _of_anchors(losses: Tensor) -> Losses:
@@ -332,7 +370,7 @@ class NTXentLoss(_PairLoss):
         self.saturates = saturates
 
     def _by_engine(self, pairs: _Pairs, dtype: torch.dtype) -> Losses | None:
-        if not all(pairs.some) or (self.saturates and dtype == torch.float16):
+        if self.saturates and dtype == torch.float16:
             return None
         numbers = torch.finfo(dtype)
         # Below this loss, the number that is added to the ratio is less than the rounding error of the ratio.
@@ -341,8 +379,9 @@ class NTXentLoss(_PairLoss):
         reducer = self._reducer()
 
         if type(reducer) is MeanReducer and not reducer.collect_stats and pairs.distinct and largest < limit:
-            mean = nt_xent_pairwise_loss(pairs.rows, reduction="mean_pairs", **self._options(pairs)).to(dtype)
-            return {"loss": {"losses": mean, "indices": None, "reduction_type": "already_reduced"}}
+            return _reduced(nt_xent_pairwise_loss(pairs.rows, reduction="mean_pairs", **self._options(pairs)), dtype)
+        if pairs.listed is None and not all(_kinds(pairs)):
+            return None
         losses = nt_xent_pairwise_loss(pairs.rows, reduction="none_pairs", **self._options(pairs))
         if (largest >= limit and float(losses.detach().max()) >= limit) or self._may_round_to_zero(losses, pairs):
             return None
@@ -381,6 +420,17 @@ class NTXentLoss(_PairLoss):
 
 def _of_pairs(losses: Tensor, anchors: Tensor, positives: Tensor) -> Losses:
     return {"loss": {"losses": losses, "indices": (anchors, positives), "reduction_type": "pos_pair"}}
+
+
+def _kinds(pairs: _Pairs) -> tuple[bool, bool]:
+    """Return whether the labels give a positive pair, and whether they give a negative one."""
+    labels, columns = pairs.keywords["labels"], pairs.keywords.get("ref_labels")
+    if columns is not None:
+        differ = (labels != labels[0]).any() | (columns != labels[0]).any()
+        return bool(torch.isin(labels, columns).any()), bool(differ)
+    ordered = labels.sort().values
+    equal = ordered[1:] == ordered[:-1]
+    return bool(equal.any()), not bool(equal.all())
 
 
 def _positives(pairs: _Pairs) -> tuple[Tensor, Tensor]:

@@ -303,6 +303,17 @@ def test_solved_anchors_leave_the_mean_as_in_the_library() -> None:
         assert mean.evaluated_by == "engine"
 
 
+def test_anchor_without_positives_has_no_gradient_where_the_librarys_is_nan() -> None:
+    rows, labels = torch.randn(4, 3).requires_grad_(), torch.tensor([0, 0, 1, 2])
+    for distance in (distances.CosineSimilarity, distances.LpDistance):
+        found = []
+        for module in (losses, ours):
+            loss = module.SupConLoss(distance=distance(), reducer=reducers.MeanReducer())
+            found += torch.autograd.grad(32 * loss(rows, labels), [rows])
+        assert found[0].isnan().all()
+        assert found[1].isfinite().all()
+
+
 def test_supcon_of_one_class_is_zero_or_its_formula() -> None:
     rows = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     labels = torch.zeros(5, dtype=torch.int64)
@@ -451,6 +462,6 @@ def test_own_tests_of_the_distributed_wrapper_pass_with_gloo(name: str, tmp_path
         {f"pytorch_metric_learning.losses:{name}": REPLACED[f"pytorch_metric_learning.losses:{name}"]},
         tmp_path,
         record_property,
-        environment={**WIDE, "PAIRPROOF_SNAPSHOT_LOSS": name},
+        environment={**WIDE, "TEST_DTYPES": "float64", "PAIRPROOF_SNAPSHOT_LOSS": name},
         plugins=["snapshots_gloo"],
     )

@@ -1,0 +1,140 @@
+"""Time of a drop-in replacement beside the library's own class: ``python -m bench.compat``.
+
+A step is forward and backward, on one thread. Both classes are sampled in turn, and the order alternates; the ratio is
+the median of the ratios of neighbouring samples. Each comparison runs in its own process, with a limit on its memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+COLUMNS, CLASSES = 128, 10
+SIZES = (64, 256, 1024)
+GIBIBYTES = 8
+"""Limit on the address space of a process."""
+SECONDS = 4.0
+"""Duration of the samples of one comparison; a slow step is sampled at least `LEAST` times."""
+LEAST = 5
+
+PML = "pytorch_metric_learning"
+
+
+def pml(name: str, **options: Any) -> Callable[[str], Callable[[Tensor, Tensor], Tensor]]:
+    """Return a function from the module that has the class to a loss of rows and labels."""
+
+    def made(module: str) -> Callable[[Tensor, Tensor], Tensor]:
+        distances = importlib.import_module(f"{PML}.distances")
+        given = {key: getattr(distances, value)() if key == "distance" else value for key, value in options.items()}
+        loss: Callable[[Tensor, Tensor], Tensor] = getattr(importlib.import_module(module), name)(**given)
+        return loss
+
+    return made
+
+
+LOSSES = {
+    "SupConLoss": pml("SupConLoss"),
+    "NTXentLoss": pml("NTXentLoss"),
+    "SupConLoss, Euclidean": pml("SupConLoss", distance="LpDistance"),
+    "NTXentLoss, Euclidean": pml("NTXentLoss", distance="LpDistance"),
+    "SupConLoss, signal to noise": pml("SupConLoss", distance="SNRDistance"),
+}
+MODULES = {"theirs": f"{PML}.losses", "ours": f"pairproof.compat.{PML}"}
+CLASSES_OF = {"two views": 0, "10 classes": CLASSES}
+
+
+def batch(size: int, form: str) -> tuple[Tensor, Tensor]:
+    """Return rows and labels: two views of ``size / 2`` items, or 10 classes."""
+    generator = torch.Generator().manual_seed(size)
+    rows = torch.randn(size, COLUMNS, generator=generator).requires_grad_()
+    classes = CLASSES_OF[form]
+    if not classes:
+        return rows, torch.arange(size // 2).repeat(2)
+    return rows, torch.randint(0, classes, (size,), generator=generator)
+
+
+def sampled(step: Callable[[], object], repeats: int) -> float:
+    """Return the CPU seconds per call."""
+    start = time.process_time()
+    for _ in range(repeats):
+        step()
+    return (time.process_time() - start) / repeats
+
+
+def measured(name: str, form: str, size: int) -> dict[str, Any]:
+    """Compare both classes on one batch; return medians in milliseconds, and the ratio theirs / ours."""
+    torch.set_num_threads(1)
+    limit = GIBIBYTES * 2**30
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    rows, labels = batch(size, form)
+    losses = {side: LOSSES[name](module) for side, module in MODULES.items()}
+
+    def step(side: str) -> float:
+        rows.grad = None
+        value = losses[side](rows, labels)
+        value.backward()  # type: ignore[no-untyped-call]
+        return value.item()
+
+    value = step("ours")
+    found: dict[str, Any] = {"loss": name, "form": form, "size": size, "by": losses["ours"].evaluated_by}  # type: ignore[attr-defined]
+    try:
+        theirs = step("theirs")
+    except RuntimeError as error:
+        line = str(error).splitlines()[0]
+        if "alloc" not in line:
+            raise
+        return {**found, "ours": 1e3 * statistics.median(sampled(partial(step, "ours"), 1) for _ in range(LEAST))}
+    if not abs(value - theirs) <= 1e-4 * abs(theirs):
+        raise ValueError(f"{name}, {form}, {size}: the values differ: {value}, {theirs}")
+    slowest = max(sampled(partial(step, side), 1) for side in losses)
+    repeats = max(1, int(0.01 / slowest))
+    rounds = max(LEAST, int(SECONDS / (2 * slowest * repeats)))
+    samples: dict[str, list[float]] = {"theirs": [], "ours": []}
+    gc.disable()
+    for turn in range(rounds):
+        for side in sorted(losses, reverse=bool(turn % 2)):
+            samples[side].append(sampled(partial(step, side), repeats))
+    ratios = [one / other for one, other in zip(samples["theirs"], samples["ours"], strict=True)]
+    medians = {side: 1e3 * statistics.median(times) for side, times in samples.items()}
+    return {**found, **medians, "ratio": statistics.median(ratios)}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print one line of Markdown for each comparison."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--one", help="run one comparison, JSON, and print the result as JSON")
+    parser.add_argument("--losses", nargs="*", default=[*LOSSES], choices=[*LOSSES])
+    parser.add_argument("--sizes", nargs="*", type=int, default=[*SIZES])
+    given = parser.parse_args(arguments)
+    if given.one:
+        print(json.dumps(measured(*json.loads(given.one))))  # noqa: T201
+        return
+    print("| loss | positives | rows | evaluated by | original, ms | ours, ms | times as fast |")  # noqa: T201
+    print("|---|---|---|---|---|---|---|")  # noqa: T201
+    for name in given.losses:
+        for form in CLASSES_OF:
+            for size in given.sizes:
+                command = [sys.executable, "-m", "bench.compat", "--one", json.dumps([name, form, size])]
+                done = subprocess.run(command, check=True, capture_output=True, text=True)
+                row = json.loads(done.stdout)
+                theirs = f"{row['theirs']:.2f}" if "theirs" in row else f"more than {GIBIBYTES} GiB"
+                ratio = f"{row['ratio']:.2f}" if "ratio" in row else ""
+                cells = f"{row['by']} | {theirs} | {row['ours']:.2f} | {ratio}"
+                print(f"| {name} | {form} | {size} | {cells} |", flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
