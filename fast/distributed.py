@@ -509,7 +509,7 @@ def _device_of_messages(group: Any) -> torch.device:
     if "cpu:" in str(dist.get_backend_config(group)):
         return torch.device("cpu")
     kind = torch.accelerator.current_accelerator()
-    return torch.device("cpu") if kind is None else torch.device(kind.type, torch.accelerator.current_device_index())
+    return torch.device("cpu" if kind is None else kind.type)
 
 
 def _collective(kind: str, found: Tensor, given: Tensor, group: Any) -> None:
