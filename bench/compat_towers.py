@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -77,6 +78,11 @@ def of_gist(clip: Any, ranking: Any) -> Loss:
     return loss
 
 
+def step(loss: Loss, *given: Tensor) -> Tensor:
+    """Return the loss of the inputs."""
+    return loss([*given])
+
+
 def near(a: Tensor, b: Tensor) -> Tensor:
     """Return minus the Euclidean distances."""
     return -torch.cdist(a, b)
@@ -111,18 +117,18 @@ def measured(name: str, size: int, columns: int) -> dict[str, Any]:
         folder = SentenceTransformers({}, "cpu").path.parents[3]
         peers["theirs"] = None, importlib.import_module(TESTS).loaded(folder)  # type: ignore[assignment]
     losses = {side: LOSSES[name](*libraries) for side, libraries in peers.items()}
-    steps = {side: lambda *given, loss=loss: loss([*given]) for side, loss in losses.items()}
+    steps = {side: partial(step, loss) for side, loss in losses.items()}
     ours, theirs = (float(train(steps[side], inputs)) for side in ("ours", "theirs"))
     if not abs(ours - theirs) <= 1e-4 * abs(theirs):
         raise ValueError(f"{name}, {size}: the values differ: {ours}, {theirs}")
     clock = Clock()
-    slowest = max(clock.call(lambda step=step: train(step, inputs), 3) for step in steps.values())
+    slowest = max(clock.call(partial(train, each, inputs), 3) for each in steps.values())
     repeats = max(1, int(0.01 / slowest))
     samples: dict[str, list[float]] = {side: [] for side in steps}
     gc.disable()
     for turn in range(max(LEAST, int(SECONDS / (2 * slowest * repeats)))):
         for side in sorted(steps, reverse=bool(turn % 2)):
-            samples[side].append(clock.call(lambda side=side: train(steps[side], inputs), repeats))
+            samples[side].append(clock.call(partial(train, steps[side], inputs), repeats))
     ratios = [one / other for one, other in zip(samples["theirs"], samples["ours"], strict=True)]
     medians = {side: 1e3 * statistics.median(times) for side, times in samples.items()}
     return {**medians, "ratio": statistics.median(ratios), "by": evaluated_by(losses["ours"])}
@@ -130,7 +136,7 @@ def measured(name: str, size: int, columns: int) -> dict[str, Any]:
 
 def evaluated_by(loss: Loss) -> str:
     """Return what evaluated the last call of one of our losses."""
-    cells = [cell.cell_contents for cell in loss.__closure__ or ()]  # type: ignore[attr-defined]
+    cells = [cell.cell_contents for cell in loss.__closure__ or ()]
     return next(str(cell.evaluated_by) for cell in cells if hasattr(cell, "evaluated_by"))
 
 

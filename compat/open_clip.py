@@ -426,7 +426,7 @@ class SigLipLoss(nn.Module):
                 raise ValueError(f"text_features: expected one row per image without chunk_size, got {given}")
             if not 0 < self.chunk_size < count:
                 return -block(0, image_features) / count
-            chunks = image_features.split(self.chunk_size)
+            chunks = torch.split(image_features, self.chunk_size)
             return -torch.stack([block(turn * self.chunk_size, rows) for turn, rows in enumerate(chunks)]).sum() / count
 
         def block(first: int, rows: Tensor) -> Tensor:
