@@ -21,7 +21,7 @@ from pairproof.conformance.suite.golden import load_golden
 from tools import build_docs
 
 ROOT = Path(__file__).resolve().parent.parent
-RUN = ("start", "losses", "train")
+RUN = ("compat", "start", "losses", "train")
 CALLS = (ROOT / "docs/calls.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n# (\w+\.py)\n(.*?)```\n\n```sh\n(.*?)```", CALLS, re.DOTALL)
 DOCTESTS = [

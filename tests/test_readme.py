@@ -72,7 +72,7 @@ def test_examples_run(names: dict[str, object]) -> None:
 
 def test_python_is_only_in_documents_whose_examples_are_run() -> None:
     # tests/test_docs.py and, of docs/distributed.md, tests/test_distributed.py
-    run = ["README.md", *(f"docs/{page}.md" for page in ("calls", "distributed", "losses", "start", "train"))]
+    run = ["README.md", *(f"docs/{page}.md" for page in ("calls", "compat", "distributed", "losses", "start", "train"))]
     assert [name for name, text in DOCUMENTS.items() if "```python" in text] == run
 
 
