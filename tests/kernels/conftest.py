@@ -257,7 +257,7 @@ def _calls() -> dict[str, Call]:
         ),
         "ids of partners in the sigmoid loss": Call(
             lambda z, w, **o: sigmoid_loss(
-                z, w, partners=place % len(w), ignored_ids=ids, ref_ignored_ids=ref_ids, **o
+                z, w, partners=place % len(w), bias=-2.0, ignored_ids=ids, ref_ignored_ids=ref_ids, **o
             ),
             z,
             (w,),
