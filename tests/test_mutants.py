@@ -179,6 +179,17 @@ def test_code_that_does_not_run_is_killed(
     assert (found.outcome, found.check) == ("killed", check)
 
 
+def test_mutants_are_judged_with_some_cases_only(capsys: pytest.CaptureFixture[str]) -> None:
+    mutant = mutant_at("reference/terms.py", VALUE, "ReplaceBinaryOperator_Sub_Add")
+    assert tool.main(["--id", mutant.id, "--case", "golden/supcon/two-rows"]) == 0
+    printed = capsys.readouterr().out
+    assert "reference: 3 checks, 1 mutants" in printed
+    assert f"killed: {mutant.id}" in printed
+    assert "golden/supcon/two-rows" in printed
+    with pytest.raises(SystemExit):
+        tool.main(["--case", "*", "--resume", "verdicts"])
+
+
 def test_an_error_of_the_tool_is_not_a_killed_mutant(reference_judge: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tool, "_outcome", lambda *_: sys.exit("broken"))
     with pytest.raises(RuntimeError, match="without an answer"):
@@ -277,7 +288,7 @@ def test_verdicts_are_resumed(
     path.write_text("".join(json.dumps(one) + "\n" for one in (killed, verdict(made[1], "killed"))), encoding="utf-8")
     judged_again: list[Any] = []
 
-    def judge_all(package: str, work: list[Any], processes: int) -> list[Any]:
+    def judge_all(package: str, work: list[Any], processes: int, cases: list[str]) -> list[Any]:
         judged_again.extend(work)
         return [verdict(one, "unreached") for one in work]
 

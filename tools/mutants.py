@@ -35,6 +35,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache, partial
 from importlib.machinery import SourceFileLoader
 from itertools import pairwise
@@ -562,10 +563,17 @@ def stored(path: Path) -> list[Verdict]:
     return [Verdict(*json.loads(line)) for line in lines]
 
 
-def judge_all(package: str, work: Sequence[Mutant], processes: int) -> Iterator[Verdict]:
-    """Judge mutants of one package, several at a time, and print the outcomes."""
+def judge_all(package: str, work: Sequence[Mutant], processes: int, cases: Sequence[str] = ()) -> Iterator[Verdict]:
+    """Judge mutants of one package, several at a time, and print the outcomes.
+
+    Args:
+        package: "reference" or "fast".
+        work: the mutants.
+        processes: how many are judged in parallel.
+        cases: patterns of the cases and error cases that are used; all by default.
+    """
     print(f"{package}: computing true values and bounds, then running every check once", flush=True)
-    judge = Judge(package)
+    judge = Judge(package, lambda name: not cases or any(fnmatchcase(name, pattern) for pattern in cases))
     judge.survey({mutant.file for mutant in work})
     print(f"{package}: {len(judge.checks)} checks, {len(work)} mutants", flush=True)
     gc.freeze()  # otherwise a garbage collection in a child would copy the pages of all objects
@@ -583,12 +591,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=COUNT, help="number of mutants to draw; default: %(default)s")
     parser.add_argument("--only", **many, metavar="FILE", help="mutate only this file; may be repeated; writes nothing")
     parser.add_argument("--id", **many, help="judge this mutant; may be repeated; writes nothing")
+    patterns = "use only these cases; may be repeated; a survivor must be judged again with all cases; writes nothing"
+    parser.add_argument("--case", **many, metavar="PATTERN", help=patterns)
     parser.add_argument("--processes", type=int, default=1, help="mutants to judge in parallel; default: %(default)s")
     parser.add_argument("--survivors", action="store_true", help="judge only mutants that the stored run did not kill")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="store verdicts in FILE, and reuse those in it")
     options = parser.parse_args(arguments)
     every = {mutant.id: mutant for file in files() for mutant in mutants(file)}
     unknown = {*options.only, *options.id} - {*files(), *every}
+    if options.case and options.resume:
+        parser.error("--case: the verdicts of some cases cannot be stored in the file of --resume")
     if unknown:
         parser.error(f"no such file or mutant: {', '.join(unknown)}")
     work = [every[name] for name in options.id] or draw(options.only or files(), options.count)
@@ -600,12 +612,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     for package in PACKAGES:
         left = [mutant for mutant in work if mutant.file.startswith(package) and mutant.id not in verdicts]
-        for one in judge_all(package, left, options.processes) if left else ():
+        for one in judge_all(package, left, options.processes, options.case) if left else ():
             verdicts[one.id] = one
             if options.resume:
                 with options.resume.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(one) + "\n")
-    if options.id:
+    if options.id or options.case:
         return 0
     judged = sorted(verdicts[mutant.id] for mutant in work)
     explained = explanations()
