@@ -345,13 +345,16 @@ class Ranks:
             self.check(lambda: _check_pairs(targets.given, rows.shape[0], share.total))
         if targets.ids is not None:
             targets = replace(targets, column_ids=share.gather(targets.ids))
-        every = share.gather(rows) if local else share.rows(rows)
+        every = share.gather(rows)
         references = References(every, share.place(rows), sizes=measure(every) if device.may_read(every) else None)
         batch = replace(batch, targets=targets, references=references, storage=rows.dtype)
         if local:
             self._planned = shared.planned(batch, cast(Backend, backend))
-            if self._planned is None:
-                batch = replace(batch, references=replace(references, embeddings=share.with_gradient(rows, every)))
+        if self._planned is None:
+            # The gradients of all ranks, and that of the anchors, are added before they are rounded to a narrow dtype.
+            wide = rows if rows.is_cuda else rows.to(dtypes_of(rows)[0])
+            references = replace(references, embeddings=share.with_gradient(wide, every.to(wide.dtype)))
+            batch = replace(batch, embeddings=wide, references=references)
         return batch, policy
 
     def anchor_values(self, batch: Batch, backend: Backend) -> AnchorValues:
@@ -406,7 +409,7 @@ class Ranks:
                 back = replace(back, ids=targets.column_ids, column_ids=first.gather(targets.ids))
             sides.append((b, batch.references.sizes, a, first, back))
         # The rows are gathered first, so that in the backward pass all ranks add their gradients in the same order.
-        every = [share.rows(others).to(rows.dtype) for rows, _, others, share, _ in sides]
+        every = [share.rows(others) for rows, _, others, share, _ in sides]
         return [
             replace(batch, embeddings=rows, sizes=sizes, targets=aims, references=References(others))
             for (rows, sizes, _, _, aims), others in zip(sides, every, strict=True)

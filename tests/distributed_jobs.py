@@ -17,23 +17,25 @@ from pairproof.fast.engine import tiles_of
 warnings.filterwarnings("ignore", "torch.distributed.* is deprecated", FutureWarning)
 
 
-def evaluate(calls: Sequence[tuple[str, dict[str, Any], Sequence[str]]]) -> list[Any]:
+def evaluate(calls: Sequence[tuple[str, dict[str, Any], Sequence[str]]], dtype: str = "") -> list[Any]:
     """Evaluate losses, each in one call by all ranks.
 
     Args:
         calls: the name of the function, its arguments as tensors, and the names of those that get a gradient.
+        dtype: the dtype that these are converted to; "": they are not.
 
     Returns:
         The values and the gradients of their sum for each call, or the error as text.
     """
     found: list[Any] = []
     for name, given, leaves in calls:
-        given = {**given, **{leaf: given[leaf].clone().requires_grad_() for leaf in leaves}}
+        leaf_of = {leaf: given[leaf].to(getattr(torch, dtype, given[leaf].dtype), copy=True) for leaf in leaves}
+        given = {**given, **{leaf: tensor.requires_grad_() for leaf, tensor in leaf_of.items()}}
         try:
             with tiles_of(4):  # several panels, under "tiled"
                 loss = getattr(fast, name)(**given, group="world")
             gradients = torch.autograd.grad(loss.sum(), [given[leaf] for leaf in leaves], materialize_grads=True)
-            found.append((loss.detach().numpy(), [gradient.numpy() for gradient in gradients]))
+            found.append((loss.detach().double().numpy(), [gradient.double().numpy() for gradient in gradients]))
         except (TypeError, ValueError) as error:
             found.append(f"{type(error).__name__}: {error}")
     return found

@@ -192,7 +192,13 @@ def chosen_cases(every: bool) -> list[GoldenCase]:
 
 
 def check_cases(
-    folder: Path, world: int, cases: list[GoldenCase], *, each_anchor: bool, backend: str = "auto"
+    folder: Path,
+    world: int,
+    cases: list[GoldenCase],
+    *,
+    each_anchor: bool,
+    backend: str = "auto",
+    dtype: str = "float64",
 ) -> dict[str, float]:
     """Evaluate cases on a number of ranks; return the largest error of each loss in units of its bound."""
     splits = [Split(golden.case, world) for golden in cases]
@@ -204,7 +210,7 @@ def check_cases(
             more = {"no_positive": "zero"} if split.case.option("no_positive") == "drop" else {}
             more |= {"backend": backend}
             jobs += [split.job(rank, backend=backend), split.job(rank, reduction="none", **more)][:calls]
-        arguments.append([jobs])
+        arguments.append([jobs, dtype])
     results = run_ranks(folder, world, evaluate, arguments)
     worst: dict[str, float] = {}
     wrong = []
@@ -216,7 +222,7 @@ def check_cases(
             wrong.append((golden.id, errors[0]))
             continue
         truth = stored_truth(golden.case, golden.expected)
-        comparison = compare(golden.case, truth, split.outcome(found, each), bounds(golden.case, truth, "float64"))
+        comparison = compare(golden.case, truth, split.outcome(found, each), bounds(golden.case, truth, dtype), dtype)
         if not comparison.ratio <= 1:
             wrong.append((golden.id, comparison))
         worst[golden.case.loss] = max(worst.get(golden.case.loss, 0.0), comparison.ratio)
@@ -234,6 +240,14 @@ def test_golden_cases_are_met_by_panels_of_two_ranks(tmp_path: Path) -> None:
     cases = [case for case in chosen_cases(True) if case.case.loss in ("supcon", "nt_xent") and case.case.size <= SMALL]
     worst = check_cases(tmp_path, 2, cases[::20], each_anchor=False, backend="tiled")
     assert worst.keys() == {"supcon", "nt_xent"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_golden_cases_in_other_dtypes_are_met_by_two_ranks(dtype: str, tmp_path: Path) -> None:
+    """Without queues: each rank rounds its part of the gradient of rows that all ranks have in common."""
+    found = [case for case in chosen_cases(True) if case.case.size <= SMALL and dtype in case.dtypes]
+    found = [case for case in found if not {"negatives", "ref_embeddings"} & case.case.others.keys()][::50]
+    assert check_cases(tmp_path, 2, found, each_anchor=False, dtype=dtype).keys() == LOSSES.keys()
 
 
 @pytest.mark.slow
