@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from ..fast.engine import Batch, Policy, References, Rule, Sizes, Targets, anchor_values, loss_of, measure
 from ..fast.engine.device import autocast, dtypes_of, may_read
-from .evaluation import EvaluatedBy, large, suits_engine
+from .evaluation import EvaluatedBy, suits_engine
 
 ContrastMode = Literal["all", "one"]
 NoPositive = Literal["zero", "nan"]
@@ -149,7 +149,7 @@ class SupConLoss(nn.Module):
             mask: float32 ``[batch, batch]``, or None.
         """
         least = LEAST_PAIRS["partners" if labels is None and mask is None and count == len(rows) else "labels"]
-        if not large(rows[:count], rows, least) or len(rows) < 2 or not suits_engine(rows, self.temperature):
+        if (rows.is_cpu and count * len(rows) < least) or len(rows) < 2 or not suits_engine(rows, self.temperature):
             return None
         items, views = features.shape[:2]
         if mask is not None and mask.shape != (items, items):
@@ -226,10 +226,10 @@ class SupConLoss(nn.Module):
         """Return the loss, evaluated on matrices of all pairs; the arguments are those of `_by_engine`."""
         items = len(rows) // views
         if mask is None:
-            labels = torch.arange(items, device=rows.device) if labels is None else labels
-            mask = (labels[:, None] == labels).float()
+            same = torch.eye(items, device=rows.device) if labels is None else labels[:, None] == labels
+            mask = same.float()
         weights = _of_pairs(mask, count, views)
-        logits = rows[:count] @ rows.T / self.temperature
+        logits = (rows if count == len(rows) else rows[:count]) @ rows.T / self.temperature
         if self.self_in_maximum:
             logits = logits - logits.detach().amax(1, keepdim=True)
             others = torch.ones_like(weights).fill_diagonal_(0)
