@@ -303,3 +303,17 @@ def test_bounds_of_the_sum_over_pairs_are_those_of_the_mean_times_their_number()
 def test_bound_of_an_anchor_with_one_pair_is_that_of_the_pair() -> None:
     labels = (0, 0, 1, 1, 2, 2)
     np.testing.assert_allclose(bounded("none_pairs", labels).values, bounded("none", labels).values, rtol=1e-12)
+
+
+@pytest.mark.parametrize("backend", ["auto", "dense", "tiled"])
+def test_pairs_of_float32_at_the_lowest_temperature_are_computed_in_float64(backend: Any) -> None:
+    """The cosines of row 0 with its positive and its negative differ by 5e-6, of which float32 keeps two digits."""
+    rows = torch.tensor([[1, 0, 0], [0.8, 0.6, 0], [0.80001, 0.6, 0], [0, 0.3, 1]], dtype=torch.float32)
+    labels, wide = torch.tensor([0, 0, 1, 1]), rows.double()
+    found = fast.nt_xent_pairwise_loss(rows, labels, temperature=1e-10, reduction="none_pairs", backend=backend)
+    cosines = (wide @ wide.T / (wide.norm(dim=1)[:, None] * wide.norm(dim=1))).tolist()
+    # At this temperature, the loss of a pair is the distance of its logit from the largest one, or 0.
+    others = {(0, 1): (2, 3), (1, 0): (2, 3), (2, 3): (0, 1), (3, 2): (0, 1)}
+    expected = [max(0, max(cosines[i][k] for k in ns) - cosines[i][p]) / 1e-10 for (i, p), ns in others.items()]
+    assert 0 < expected[0] < 1e5
+    assert found.tolist() == pytest.approx(expected, rel=1e-6)
