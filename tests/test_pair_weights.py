@@ -433,3 +433,25 @@ def test_mistake_is_explained(name: str) -> None:
             found.append(explain_failure(golden.case, outcome, golden.expected))
     assert found
     assert any(WORDS[name] in (words or "") for words in found), found
+
+
+@pytest.mark.parametrize("package", [fast, reference], ids=["fast", "reference"])
+def test_the_largest_weight_and_the_largest_numbers_are_accepted(package: Any) -> None:
+    """1e10 is the end of the ranges of weights, of ``beta`` and of ``hardness_strength``."""
+    z, largest = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-0.6, 0.8]], dtype=torch.float64), 1e10
+    partners, weights = torch.tensor([1, 0, 3, 2]), torch.full((4, 4), largest, dtype=torch.float64)
+    a, b = z[::2], z[1::2]
+    if package is reference:
+        z, a, b, partners, weights = (x.numpy() for x in (z, a, b, partners, weights))
+
+    def value(found: Any) -> float:
+        return float(found if package is fast else found.loss)
+
+    labels = partners // 2
+    once = value(package.supcon_loss(z, labels))
+    assert value(package.supcon_loss(z, labels, positive_weights=weights)) == pytest.approx(largest * once, rel=1e-12)
+    assert 0 < value(package.hard_negative_loss(z, partners, beta=largest)) < 10
+    ranked = package.multiple_negatives_ranking_loss
+    hardest = value(ranked(a, b, hardness_mode="in_batch_negatives", hardness_strength=largest))
+    # The cosines of the queries with their negatives are -0.6 and 0.8, so that only the second negative counts.
+    assert hardest == pytest.approx((0.0 + largest * 0.8) / 2, rel=1e-8)
