@@ -1,9 +1,9 @@
 """Loss and gradient in float64. For the forms of `forms.BY_PAIRS` they are accurate even when the loss is small.
 
-With u_ip = logsumexp of the negatives of anchor i - s_ip, the loss of the pair (i, p) is log(1 + e^u), and the factor
-in its derivative is 1 / (1 + e^-u). Neither has a cancelling difference. This is the pairwise loss; with one positive
-per anchor, NT-Xent and SupCon are equal to it. It is computed by blocks of anchors. For the other forms, plain torch
-is evaluated in float64.
+Let u_ip = logsumexp(s_in over the negatives n of anchor i) - s_ip. The loss of the pair (i, p) is log(1 + e^u), and the
+factor in its derivative is 1 / (1 + e^-u). In neither do nearly equal numbers cancel. This is the pairwise loss; with
+one positive per anchor, NT-Xent and SupCon are equal to it. It is computed one block of anchors at a time. For the
+other forms, plain torch is evaluated in float64.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _pair_losses(form: Form, y: Tensor, anchors: Tensor, temperature: float) -> 
 
 
 def _blocks(anchors: Tensor, columns: int) -> Sequence[Tensor]:
-    """Split anchors into runs with at most `BLOCK` logits each."""
+    """Split anchors into blocks of at most `BLOCK` logits; `ACCELERATOR_FACTOR` times as many on an accelerator."""
     entries = BLOCK * (1 if anchors.device.type == "cpu" else ACCELERATOR_FACTOR)
     return torch.split(anchors, max(1, entries // columns))
 

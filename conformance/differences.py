@@ -28,13 +28,13 @@ MOST_LINES = 24
 """Largest number of rows of a table."""
 
 BEFORE = 4
-"""Number of rows before the first difference that a longer table shows."""
+"""Number of rows that are shown before the first difference if a table is too long to show whole."""
 
 MOST_COLUMNS = 8
 """Largest number of entries of a row of a gradient that are shown."""
 
 DIFFERENT = 1e-5
-"""Relative difference from which a term is marked, if the message of the check names none of the table."""
+"""Smallest relative difference that is marked, if the message of the check names no term of the table."""
 
 Row = tuple[str, Sequence[Any], Sequence[Any]]
 """The name of a term, and the expected and the found numbers."""

@@ -1,4 +1,4 @@
-"""The findings of the HTML page that are computed when it is made: charts of known mistakes, and temperature sweeps."""
+"""What is computed for the findings of the HTML page: charts of known mistakes, temperature sweeps, public losses."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DTYPE = "float32"
 """The dtype of the sweeps."""
 
 BOTTOM = 1e-9
-"""Relative errors below this are drawn at it."""
+"""Relative errors below this value are drawn at this value."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Finding:
         title: what happens, in a few words.
         because: why, as the figure or the deviation records it.
         proof: the numbers that show it.
-        link: where the cause is; "" for a document.
+        link: where the cause is discussed or documented; "" for a finding about a document.
         charts: the charts.
     """
 
@@ -69,7 +69,7 @@ class Finding:
 
 
 def judged(report: Report) -> dict[str, Implementation]:
-    """Load the implementations that a run judged, by name; those that ``Unavailable`` names are left out."""
+    """Load the implementations that a run judged, by name, without those that are no longer available."""
     found = {}
     for kind in ALL:
         if kind.name in report.versions:
@@ -106,7 +106,7 @@ def _largest(outcome: Outcome) -> float:
 
 
 def _constant(figure: Judgement, tutorial: Implementation) -> Finding:
-    """The batch tutorial's loss of random rows that are multiplied by a factor; the tutorial's own rows have 1."""
+    """The batch tutorial's loss on random rows multiplied by a factor, which is 1 in the tutorial itself."""
     rows, labels = np.random.default_rng(0).standard_normal((5, 192)).astype(np.float32), [0, 3, 9, 3, 1]
     factors = np.geomspace(0.01, 1, 17).tolist()
     cases = [
@@ -163,9 +163,9 @@ def _negative(logits: npt.NDArray[np.float64], dtype: torch.dtype) -> list[float
 
 
 def _rising_mean(pml: Implementation, reason: Deviation) -> Finding:
-    """Eight pairs, of which one after the other is solved, the one with the smallest loss first.
+    """The mean loss of eight pairs that are solved one after the other, the pair with the smallest loss first.
 
-    The pairs are orthogonal to each other. The cosine of a pair that is not solved is 0 or negative.
+    The pairs are orthogonal to each other. The cosine of a solved pair is 1, that of any other pair 0 or negative.
     """
     pairs, cases = 8, []
     for solved in range(pairs):
@@ -226,7 +226,8 @@ def _saturation(pml: Implementation, reason: Deviation) -> Finding:
 def sweeps(losses: Iterable[str], implementations: Mapping[str, Implementation]) -> Iterator[dict[str, Any]]:
     """Yield the temperature sweep of each loss that some implementation computes: its chart and its table.
 
-    The rows are those of the search for limits (``judge/ranges.py``). An error is wrong as it is there.
+    The rows, and the size from which an error counts as wrong, are those of the search for limits
+    (``judge/ranges.py``).
 
     Args:
         losses: the losses.
@@ -257,7 +258,7 @@ def _case(loss: str, temperature: float) -> Case:
 
 
 def _errors(one: Implementation, case: Case, true: Expected) -> tuple[float, float]:
-    """The relative errors of the value and of the gradient; infinite if a result is not finite or cannot be had."""
+    """The relative errors of value and gradient; infinite if one is not finite, or if the implementation fails."""
     try:
         outcome = one.evaluate(case, DTYPE)
     except Exception:  # external code may raise anything
@@ -278,9 +279,9 @@ def _distance(expected: Any, found: Any) -> float:
 
 
 def _sweep(loss: str, found: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Any]:
-    """The chart of a loss, and where each implementation breaks; those with the same numbers are one line.
+    """The chart of a loss, and where each implementation breaks. Implementations with the same errors share a line.
 
-    An implementation that differs at the highest temperature too computes something else, and is not in the chart.
+    An implementation that is wrong even at the highest temperature computes another loss, and is not in the chart.
     """
     eps = float(np.finfo(DTYPE).eps)
     allowed = [min(max(ranges.WIDE, 16 * eps / t), 100 * ranges.WIDE) for t in TEMPERATURES]
@@ -304,7 +305,7 @@ def _sweep(loss: str, found: Mapping[str, Sequence[tuple[float, float]]]) -> dic
         rows.append({"who": names, "value": places[0], "gradient": places[1]})
     if right:
         worst = [max(max(found[name][k]) for name in right) for k in range(len(TEMPERATURES))]
-        name = f"{'the other ' * bool(lines)}{len(right)} that never break: their largest error"
+        name = f"largest error of the {'other ' * bool(lines)}{len(right)} that never break"
         lines.append(Line(name, _points(TEMPERATURES[::-1], worst[::-1]), faint=True))
     title = f"{loss}: relative error of value and gradient against the temperature, in {DTYPE}"
     chart = Chart(title, "temperature", "larger relative error", lines, True, True, BOTTOM, (ranges.WIDE, 1.0))

@@ -58,7 +58,7 @@ def of_pairproof(name: str) -> LossFunction:
 
 
 def of_pml(name: str) -> LossFunction:
-    """Return the same loss, of pytorch-metric-learning."""
+    """Return the same loss from pytorch-metric-learning."""
     from pytorch_metric_learning import losses
 
     loss = losses.SupConLoss(TEMPERATURE) if name == "supcon" else losses.NTXentLoss(TEMPERATURE)
@@ -83,9 +83,9 @@ class Run:
         loss: the loss of each step.
         alignment: mean squared distance of the two views of an image, each step.
         uniformity: log of the mean of exp(-2 d^2) over pairs of rows at a distance d, each step. Both are defined in
-            Wang and Isola 2020, arXiv 2005.10242; with several processes, they are those of the first one's rows.
-        pixels: share of test images that the classifier of the pixels gets right.
-        embeddings: the same for the features of the encoder, before its head.
+            Wang and Isola 2020, arXiv 2005.10242; with several processes, each measures its own rows.
+        pixels: share of test images that are classified correctly by their pixels.
+        embeddings: share of test images that are classified correctly by the features of the encoder, before its head.
     """
 
     loss: list[float] = field(default_factory=list)
@@ -96,7 +96,7 @@ class Run:
 
 
 def augmented(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Return images ``[B, 8, 8]`` moved by up to one pixel, with other contrasts and some noise."""
+    """Return images ``[B, 8, 8]`` moved by up to one pixel, with random contrast and some noise."""
     padded, size = F.pad(images, (1, 1, 1, 1)), images.shape[-1]
     moves = torch.randint(0, 3, (len(images), 2), generator=generator)
     rows, columns = (moves[:, k, None] + torch.arange(size) for k in (0, 1))
@@ -119,7 +119,7 @@ class Tower(nn.Module):
 
 
 class Encoder(nn.Module):
-    """One tower for both views, or one for each half of an image, and the head whose embeddings are contrasted."""
+    """One tower for both views, or one for each half of an image, each with a head that returns the embeddings."""
 
     def __init__(self, towers: int) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class Encoder(nn.Module):
 
 
 def accuracy(train: Tensor, train_labels: Tensor, test: Tensor, test_labels: Tensor) -> float:
-    """Return the share of test rows whose label the five nearest training rows give."""
+    """Return the share of test rows that a 5-nearest-neighbour classifier labels correctly."""
     classifier = KNeighborsClassifier(n_neighbors=5).fit(train.flatten(1).numpy(), train_labels.numpy())
     return float(classifier.score(test.flatten(1).numpy(), test_labels.numpy()))
 
@@ -150,7 +150,10 @@ def train(
     seed: int = 0,
     quiet: bool = False,
 ) -> Run:
-    """Train and return what was measured; every process of a group gets its part of each batch, and the same result."""
+    """Train, and return what was measured.
+
+    Every process of a group trains on its part of each batch. All return the same loss and the same accuracies.
+    """
     rank, processes = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     digits = load_digits()
     arrays = train_test_split(digits.images / 16, digits.target, test_size=0.3, random_state=0, stratify=digits.target)
@@ -217,10 +220,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--loss", choices=LOSSES, default="supcon")
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--batch", type=int, default=256, help="images of a step, over all processes")
+    parser.add_argument("--batch", type=int, default=256, help="images per step, over all processes")
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="save the curves, such as digits.png")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="save the curves as an image, such as digits.png")
     parser.add_argument(
         "--compare", action="store_true", help="repeat the run with pytorch-metric-learning, and print the differences"
     )

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import get_device_states, set_device_states
 
 Encoder = Callable[[Any], Tensor]
 LIMIT = 0.05
-"""The largest relative difference between the embeddings of both passes, which compiled code and autocast may cause."""
+"""Largest accepted relative difference between the embeddings of both passes. Compilers and autocast cause some."""
 
 
 def cached_backward(
@@ -32,9 +32,9 @@ def cached_backward(
     backward: Callable[[Tensor], object] = Tensor.backward,
     validate: bool = False,
 ) -> Tensor:
-    """Add the gradient of a loss of a whole batch to the parameters, a chunk of rows at a time.
+    """Compute the gradient of the loss of a whole batch, one chunk of rows at a time, and add it to the parameters.
 
-    Everything else is as after ``loss(encoder(inputs)).backward()``. Random numbers of torch, such as those of dropout,
+    The gradients are those of ``loss(encoder(inputs)).backward()``. Torch's random numbers, such as those of dropout,
     are the same in both passes. If the encoder is wrapped in ``DistributedDataParallel``, gradients are exchanged once.
 
     Example:
@@ -52,8 +52,8 @@ def cached_backward(
         towers: pairs of an encoder and its inputs; two pairs for two towers. The inputs are a tensor whose first
             dimension is that of the rows, or a tuple, list or dictionary of such tensors. The encoder is called with a
             part of the same structure, and returns one embedding per row, which must not depend on the other rows.
-        chunk_size: number of rows that the encoder gets at a time, from 1. It does not change the result, except for
-            rounding and for which random number is drawn for which row.
+        chunk_size: number of rows per call of the encoder, at least 1. It affects the result only through rounding, and
+            through which random numbers each row gets.
         backward: called with the loss, instead of its method ``backward``: with a gradient scaler,
             ``lambda loss: scaler.scale(loss).backward()``.
         validate: also compare the embeddings of both passes on devices other than the CPU, which synchronises with the
@@ -163,7 +163,7 @@ def _parts(number: int, inputs: Any, chunk_size: int) -> list[Any]:
             raise TypeError(f"towers[{number}]: expected inputs that are tensors with rows, got {got}")
     sizes = sorted({len(leaf) for leaf in leaves})
     if len(sizes) != 1 or sizes[0] == 0:
-        raise ValueError(f"towers[{number}]: expected inputs with one number of rows, from 1, got {sizes}")
+        raise ValueError(f"towers[{number}]: expected inputs with the same number of rows, at least 1, got {sizes}")
     return [
         tree_map(lambda leaf: leaf[start : start + chunk_size], inputs)  # noqa: B023
         for start in range(0, sizes[0], chunk_size)

@@ -59,7 +59,7 @@ def nt_bxent_loss(
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
         no_negative: the negatives' part of a row without negatives: "zero" or "nan".
-        reduction: "mean" over the rows, "sum", or "none" (a list, one value per row).
+        reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor).
 
     Returns:
         The loss and its terms.

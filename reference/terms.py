@@ -26,16 +26,21 @@ Columns = Sequence[int]
 class Pair:
     """One pair (anchor, other) and its contribution to the loss.
 
+    The value is -log(numerator / denominator). For binary cross-entropy, this ratio is 1 / (1 + e^x), where x is -s_io
+    for a positive and s_io for a negative: the numerator is e^-shift and the denominator (1 + e^x) e^-shift. For the
+    other losses, s_ia is the logit of the formula, with the weights that dclw_loss and multiple_negatives_ranking_loss
+    apply to it.
+
     Attributes:
         anchor: the anchor's row.
         other: the column of the other member: a row of the batch, of the references or of the other tower.
         positive: whether ``other`` is a positive of ``anchor``. Only binary cross-entropy has pairs of negatives.
         members: the columns whose exponentials are summed in the denominator; empty for binary cross-entropy.
         shift: numerator and denominator are stored divided by e^shift.
-        numerator: e^(s_io - shift), in supcon_epsilon_loss plus epsilon; for binary cross-entropy, whose ratio is
-            1 / (1 + e^x) with x = -s_io for a positive and x = s_io for a negative, e^-shift.
-        denominator: Σ over the members a of e^(s_ia - shift), each plus epsilon in supcon_epsilon_loss, or times its
-            weight with negative_weights; for binary cross-entropy (1 + e^x) e^-shift.
+        numerator: e^(s_io - shift), plus epsilon in supcon_epsilon_loss.
+        denominator: Σ over the members a of e^(s_ia - shift). In supcon_epsilon_loss, epsilon is added to each term;
+            negative_weights multiply the terms of negatives. In hard_negative_loss, the terms of the negatives are
+            replaced by M e^-shift, where M is an estimate of their sum.
         log_numerator: the logarithm of the numerator plus ``shift``.
         log_denominator: the logarithm of the denominator plus ``shift``.
         value: -log(numerator / denominator).
@@ -153,8 +158,8 @@ class Terms:
         positives: for each row i the sorted columns P(i).
         negatives: for each row i the sorted columns N(i).
         pairs: the pairs that were summed, by (anchor, other).
-        anchor_losses: the value of every anchor, times its weight, by row; also of those that no_positive="drop" leaves
-            out.
+        anchor_losses: by row, the value of every anchor times its weight, including the anchors that
+            no_positive="drop" leaves out.
         counted: the anchors that enter the reduction, in row order.
         scale: the factor of every value: temperature / base_temperature, or 1.
         divisor: what a mean divides by: the number of its anchors or pairs, or the sum of their weights; 1 if it is 0.

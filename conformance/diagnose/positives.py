@@ -1,4 +1,4 @@
-"""How the arguments of a loss say which rows are positives, and the ways in which implementations misread them.
+"""How the arguments of a loss determine which rows are positives, and how implementations misread them.
 
 A ``Setting`` is what a target makes of the arguments: rows, the rows that each anchor is compared with, and which of
 those are its positives. ``POSITIVES`` lists the right and the wrong ways to read them.
@@ -39,7 +39,7 @@ class Setting:
         n_views: number of views of each item; the views are stacked.
         queued: number of rows of a queue, or of hard negatives, which follow all views.
         views: [M], which view of its item each row is, if the views are not stacked.
-        added: bool [M, M], the pairs of a row that are added to the denominators of the anchors whose positive it is.
+        added: bool [M, M]; the pairs in row p are added to the denominator of every anchor that has p as a positive.
         harder: bool [M, M], the pairs whose exponentials are multiplied by e^(hardness_strength * similarity).
     """
 
@@ -85,9 +85,9 @@ def same(labels: Tensor) -> Tensor:
 
 
 def batch_setting(batch: Batch, rows: Tensor | None = None) -> Setting:
-    """Return the setting of a batch, its positives read correctly.
+    """Return the setting of a batch, with the positives read correctly.
 
-    With a queue or hard negatives, it has no members and no positives.
+    If the batch has a queue or hard negatives, no members and no positives are set.
 
     Args:
         batch: the batch.
@@ -112,7 +112,7 @@ def batch_setting(batch: Batch, rows: Tensor | None = None) -> Setting:
 
 
 def similarity_rows(case: Case) -> list[tuple[int, list[int]]]:
-    """For every row of the case's similarities, return its row and its columns among the concatenated matrices."""
+    """Return the row and the columns of each row of the similarity matrix, as indices of the concatenated matrices."""
     places = iter(range(sum(map(len, case.matrices.values()))))
     rows = {name: [next(places) for _ in matrix] for name, matrix in case.matrices.items()}
     columns: dict[int, list[int]] = defaultdict(list)
@@ -235,7 +235,7 @@ RANKING_OPTIONS = ("directions", "partition", "hard_negatives_scope", "hardness_
 
 
 def ranking_reading(directions: str, partition: str, scope: str, mode: str) -> str:
-    """Return the name of the reading of two views, and of hard negatives, with values of ``RANKING_OPTIONS``."""
+    """Return the key in ``POSITIVES`` of the reading that these values of ``RANKING_OPTIONS`` define."""
     return f"ranking {directions}, {partition}, {scope}, {mode}"
 
 

@@ -45,7 +45,7 @@ def _exponentials(e: Evaluation, name: str) -> list[Any]:
 
 
 def _means_over_views(e: Evaluation) -> list[Any]:
-    """The mean over the views of the losses of each item, as many items as the figure has entries."""
+    """For each item, the mean of the losses of its views. The number of items is that of the figure's entries."""
     losses, items = e.result.terms.anchor_losses, len(e.figure.printed)
     return [sum(losses[i] for i in range(b, e.n, items)) * items / e.n for b in range(items)]
 

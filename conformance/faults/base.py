@@ -68,8 +68,8 @@ def fault(
 ) -> Callable[[_F], _F]:
     """Declare the decorated function as a fault; its name and its docstring, one sentence, describe the mistake.
 
-    The fault is the mean of the values that the function returns, or the right loss of the batch, the rows or the
-    directions that it returns. Its family is the name of its file.
+    If the function returns values, the faulty loss is their mean. If it returns a batch, rows or directions, the faulty
+    loss is the right loss evaluated on them. The family of the fault is the name of its file.
 
     Args:
         loss: the loss that it claims to be.

@@ -174,11 +174,11 @@ def info_nce_scale_clamped(direction: parts.Direction) -> parts.Direction:
 
 @fault("dclw", build=parts.decoupled)
 def dclw_weights_of_logits(given: parts.Decoupled) -> Tensor:
-    """The weights are those of the logits: their cosines are divided by the temperature as well as by sigma."""
+    """The weights are computed from the logits, so cosines are divided by both the temperature and sigma."""
     return given.against(given.held(2 - len(given.own) * (given.closeness / given.temperature).softmax(dim=0)))
 
 
 @fault("multiple_negatives_ranking", build=parts.ranked, right_at=(1.0, 1.0), because="Dividing by 1 changes nothing.")
 def multiple_negatives_ranking_hardness_over_the_temperature(given: dict[str, Any]) -> parts.Ranking:
-    """The strength multiplies the logit, not the similarity: it is divided by the temperature too."""
+    """The hardness strength multiplies the logit instead of the similarity, so it is divided by the temperature."""
     return parts.ranking(**given, divided=True)

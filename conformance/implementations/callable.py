@@ -57,13 +57,13 @@ from .usages import BY_NAME, NotApplicable, Use
 Tensor = torch.Tensor
 
 PROBED_AS = {"stacked": "views", "interleaved": "views", "towers": "views"}
-"""The call of the batches that identify a target, by the target's own call, if the two differ."""
+"""Calls whose targets are identified by batches of another call, and that other call."""
 
 REQUIRED: Mapping[str, tuple[str, str]] = {
     "queue": ("info_nce", "negatives"),
     "hard": ("multiple_negatives_ranking", "hard_negatives"),
 }
-"""For the call of batches with a matrix in addition to two views: a loss with this matrix, and the matrix."""
+"""For each call with a third matrix in addition to two views: a loss that takes it, and its keyword."""
 
 LATE = 3
 """Number of calls of one kind that may exceed the time limit; further cases or usages of this kind are not run."""
@@ -80,7 +80,7 @@ TRIAL_NUMBERS: Mapping[str, Mapping[str, float]] = {
     "bias": {"bias": -10.0},
     "tau_plus": {"tau_plus": 0.1, "beta": 1.0},
 }
-"""For a target with a parameter of this name, the options that it takes in all calls that explore it."""
+"""By name of a parameter: a target with this parameter gets those of these keywords that it takes, in trial calls."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,7 +207,7 @@ class Target:
 
         Raises:
             TargetError: it cannot be called, or jax is needed and not installed.
-            TargetMisused: the call cannot be guessed or is unknown, or it has no parameter of a name in ``init``.
+            TargetMisused: the call cannot be guessed or is unknown, or ``init`` names a parameter that does not exist.
         """
         check_call(call, arrays)
         self.thing, self.signature, self.spec = thing, Signature(thing, init), thing if spec is None else spec
@@ -270,13 +270,13 @@ class Target:
     def settle(self, attempt: Callable[[int], Tensor] | None = None, limit: float | None = None) -> None:
         """Choose the first form in which a small ordinary batch raises no error.
 
-        If a call does not end in time, its form is kept: the other ones are not tried. If a call compares a vector of
-        labels with its transpose, which is the same vector, labels of shape [N, 1] are tried next. If all other forms
-        raise errors, this form is kept.
+        If a call exceeds the time limit, its form is kept and no other form is tried. If a call compares a vector of
+        labels with its transpose, which is the same vector, labels of shape [N, 1] are tried next; if every other form
+        raises an error, the form with the vector is kept.
 
         Args:
-            attempt: calls the target in the form of this index, and returns the values; by default with a batch that
-                fits the call.
+            attempt: function that calls the target in the form with a given index and returns the values; by default,
+                the target is called with a batch that fits the call.
             limit: seconds that one call of the default ``attempt`` may take; None for no limit.
 
         Raises:
@@ -352,11 +352,11 @@ class Target:
 
     @property
     def last_death(self) -> str:
-        """How the target's own process died the last time; "" because the target runs in this process."""
+        """How the target's process ended, if it did; always "" here, because the target runs in this process."""
         return ""
 
     def close(self) -> None:
-        """Release what the target holds: nothing, because it runs in this process."""
+        """Do nothing: the target runs in this process and holds no resources."""
 
     def loss(self, batch: Batch) -> Tensor:
         """Call it on a batch of torch tensors; return its values, [K] float64, with their graph for autograd.
@@ -761,7 +761,7 @@ class External(Implementation):
         return loss[[order.index(one) for one in wanted]] if rows and len(loss) == len(order) > 1 else loss
 
     def _batches(self, case: Case, given: Mapping[str, Tensor], **changed: Any) -> tuple[list[Batch], list[int]]:
-        """Return the batches to call the target with, and the new order of the case's rows; [] if they keep theirs."""
+        """Return the batches to call the target with, and the new order of the case's rows; [] if it is unchanged."""
         claim, rows, arrays = self.claim, given[case.first], self.arrays(case)
         passed = [name for name in case.entry.scalars if name in claim.passed]
         matrices = called(given)

@@ -36,7 +36,7 @@ class Fast(Implementation):
     held_to_plain = True
     dtypes: ClassVar[tuple[str, ...]] = ("float64", "float32", "bfloat16", "float16")
     backend: ClassVar[str | None] = None
-    """The backend that is passed; None passes none."""
+    """The value of the keyword ``backend``; None: the keyword is not passed."""
 
     def load(self, options: Mapping[str, str]) -> None:
         """Record whether the default backend uses the kernels: on a CUDA device that meets their requirements."""
@@ -116,7 +116,7 @@ def products_exceed_float32(case: Case) -> bool:
 
 
 def ignores_by_mask(case: Case) -> bool:
-    """Whether pairs are left out of a case, by a mask or beside a mask of positives."""
+    """Whether a case ignores pairs by a mask, or by ids together with a mask of positives."""
     return "ignored" in case.arguments or case.arguments.keys() >= {"ignored_ids", "positives"}
 
 

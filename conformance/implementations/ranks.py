@@ -139,13 +139,13 @@ class Member:
         }
 
     def _passed(self, rank: int, world: int, known: Mapping[str, Any], group: Any = None) -> dict[str, Any]:
-        """The parameters that tell a rank which one it is, with their values; the user's values are kept."""
+        """The parameters for the rank, the number of ranks and the group, with values; without those in ``init``."""
         words = {**dict.fromkeys(FACTS["rank"], rank), **dict.fromkeys(FACTS["world_size"], world)}
         words |= dict.fromkeys(GROUPS, group)
         return {name: value for name, value in words.items() if name in known and name not in self.subject.init}
 
     def __call__(self, what: str, *given: Any) -> Any:
-        """Answer a request: the name of a method and its arguments. After an error, the other ranks do not wait."""
+        """Call a method by name. After an error, leave the group, so that the other ranks do not wait for this one."""
         try:
             return getattr(self, what)(*given)
         except BaseException:
@@ -229,7 +229,7 @@ class Member:
 
         Args:
             batch: the inputs in place of embeddings, and the other arguments.
-            projection: [D, D]; its product with the inputs are the embeddings.
+            projection: [D, D]; the embeddings are the product of the inputs and this matrix.
             learned: the keywords that are passed as tensors with a gradient.
             weight: the factor of the mean before the backward pass.
 
@@ -264,7 +264,7 @@ class Member:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Send what this process writes to standard error nowhere: gloo reports that sizes differ before it aborts."""
+    """Discard what this process writes to standard error, such as gloo's report that sizes differ."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:
@@ -336,7 +336,7 @@ class Ranks:
         return found
 
     def join(self, world: int, seconds: float = math.inf) -> None:
-        """Form a group of the first ranks, in which a rank waits for the others for ``seconds`` or up to the limit.
+        """Form a group of the first ranks. A rank waits for the others for at most ``seconds`` and at most the limit.
 
         Raises:
             TargetError: a rank failed.

@@ -48,7 +48,7 @@ PROBES, TRIED = 3, 20
 """Number of cases that must show that a target computes in float32, and largest number of cases that are tried."""
 
 NEAR = 0.01
-"""A failure is attributed to a tiny epsilon only if no value is wrong by more than this times 1 plus its magnitude."""
+"""A failure is attributed to a tiny epsilon only if no value x is wrong by more than this times (1 + abs(x))."""
 
 ROUNDED = 2.0**-20
 """Largest relative change of a temperature if it, or its logarithm, is stored in float32."""

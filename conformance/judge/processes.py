@@ -61,7 +61,7 @@ BIAS = -5.0
 """The bias that is passed, if the target takes one."""
 
 SPREAD = 1.5
-"""The standard deviation of a row of norm 1 around the centre of its item or class."""
+"""Root-mean-square norm of the noise that is added to a centre of norm 1, before the row is normalised."""
 
 READING_TEMPERATURE = 0.5
 """The temperature of the batch on which positives are read: lower ones make some coefficients negligible."""
@@ -217,7 +217,7 @@ class Processes:
                 labels = [(k + items) % (2 * items) for k in range(2 * items)]
             if call == "pairs":
                 pairs = [(k, (k + items) % (2 * items)) for k in range(2 * items)]
-            # The views of an item are divided by the call; labels and pairs belong to single rows.
+            # Only these calls divide the rows into views; for the others, labels and pairs refer to single rows.
             divided = views if call in ("views", "features") else 1
             parts.append(Batch(name, call, inputs, labels, pairs, divided, given))
         projection = torch.eye(width, dtype=torch.float64)
@@ -253,7 +253,7 @@ class Processes:
     def expected(self, shared: _Shared) -> _Expected:
         """Evaluate a batch in one process, and measure how much rounding may change the result.
 
-        The effect of rounding is that of random relative changes of the inputs and of the numbers.
+        The effect of rounding is estimated by small random relative changes of the inputs and of the keywords.
         """
         found, whole = self.alone(shared.whole, shared.projection), shared.whole
         slopes = dict.fromkeys(("loss", *found.gradients), 0.0)
@@ -325,8 +325,8 @@ class Processes:
             self.notes.append("precision: the target returns float32 values for float64 rows")
         elif not self.differentiates(shared, found.gradients[PROJECTION]):
             self.notes.append(
-                "gradient: in one process it is not the derivative of the loss; if no gradient is stopped on purpose, "
-                "the gathered rows may lack one even there: compare with a right loss (--against)"
+                "gradient: even in one process, it is not the derivative of the loss. Unless this is intended, the "
+                "gathered rows may have no gradient; compare with a correct loss (--against)"
             )
 
     def differentiates(self, shared: _Shared, gradient: Tensor) -> bool:
@@ -364,7 +364,7 @@ class Processes:
         answers: list[list[dict[str, Any]]],
         parts: dict[str, _Difference],
     ) -> tuple[list[_Shared], list[list[dict[str, Any]]], dict[str, _Difference]]:
-        """Compare again with pairs whose second rows count those of all ranks; keep the results if this is right."""
+        """Compare again with pairs whose second rows index the rows of all ranks; keep the results if all are equal."""
         self.columns_of_all = True
         again = [self.shifted(shared) for shared in batches]
         try:
@@ -377,12 +377,12 @@ class Processes:
             self.columns_of_all = False
             return batches, answers, parts
         self.notes.append(
-            "pairs: the second row of a pair counts the rows of all ranks, the first one those of its rank"
+            "pairs: the second row of a pair indexes the rows of all ranks, the first one those of its own rank"
         )
         return again, found, others
 
     def shifted(self, shared: _Shared) -> _Shared:
-        """Return the batch in which the second rows of pairs count the rows of all ranks, if the target does so."""
+        """Return the batch with second rows of pairs that index the rows of all ranks, if the target expects this."""
         if not self.columns_of_all:
             return shared
         starts = [0, *accumulate(shared.items)]
@@ -470,7 +470,7 @@ class Naming:
             bad = [rank for rank, known in enumerate(finite) if not known]
             where = f"the loss is not finite on rank {', '.join(map(str, bad))}"
             if finite[0]:
-                words = f"{MASK}: {where}, but on rank 0 it is: the rank's own positives are masked"
+                words = f"{MASK}: {where}, but it is on rank 0: the rank's own positives are masked"
                 return dict.fromkeys(self.parts, words)
             return dict.fromkeys(self.parts, where)
         reading = self.processes.draw([EVEN[0]] * self.world, "reading", reading=True)
@@ -491,9 +491,9 @@ class Naming:
         return ["loss", *self.true.gradients]
 
     def one_by_one(self, shared: _Shared) -> list[list[Tensor]]:
-        """Return the gradients of the rows on all ranks if only the loss of one rank is propagated, for each rank.
+        """For each rank, propagate only its loss, and return the resulting gradients of the rows on all ranks.
 
-        It is empty if the batch cannot be evaluated.
+        The list is empty if the batch cannot be evaluated, or if a gradient is not finite.
         """
         try:
             rows = []
@@ -556,10 +556,10 @@ class Naming:
             return f"{own} {k} of rank {rank} and {what} {m} of rank {other}"
 
         if wrong:
-            example = f"{shown(*wrong[0])} are a positive pair, in one process they are not"
+            example = f"{shown(*wrong[0])} are a positive pair, but not in one process"
             if any(places[j][1] < 0 <= places[i][1] for i, j in wrong):
                 i, j = next((i, j) for i, j in wrong if places[j][1] < 0 <= places[i][1])
-                return f"{HARD_TARGETS}: {shown(i, j)} are a positive pair (the order of the gathered rows)"
+                return f"{HARD_TARGETS}: {shown(i, j)} are a positive pair; check the order of the gathered rows"
             if all(self._without_offset(i, j, places, index, true) for i, j in wrong):
                 masked = self.processes.facts["probed_as"] in MASKED
                 return f"{POSITIVE_MASK if masked else OFFSET}: {example}"
@@ -568,7 +568,7 @@ class Naming:
             i, j = changed[0]
             signs = {-1: "a positive pair", 0: "left out", 1: "a negative pair"}
             if all(places[i][0] > 0 for i, _ in changed):
-                return f"{MASK}: {shown(i, j)} are not {signs[int(true[i, j])]}, in one process they are"
+                return f"{MASK}: {shown(i, j)} are not {signs[int(true[i, j])]}, but they are in one process"
         return ""
 
     @property
@@ -597,7 +597,7 @@ class Naming:
         return torch.where(coefficients.abs() < least, 0.0, coefficients.sign())
 
     def factors(self, crosses: bool | None) -> dict[str, str]:
-        """Name the parts that differ by the world size as a factor, and the gradient of another direction.
+        """Name the parts that differ by a factor of the world size, and a gradient that has another direction.
 
         Args:
             crosses: whether a gradient reaches the rows of other ranks; None if it is not known.
@@ -699,7 +699,7 @@ def _comparison(name: str, one: _Difference, batches: int, mistake: str) -> Comp
 
 
 def _told(facts: Mapping[str, Any]) -> str:
-    """How the target learns which rank it is, and how it is called in one process."""
+    """A note on what a rank is, which parameters identify it, and how the target is called in one process."""
     passed = [*facts["passed"]]
     ways = "each rank is a process with an initialised group of torch.distributed (gloo)"
     alone = "without a group" if facts["alone"] else "in a group of one process, because it fails without a group"

@@ -12,13 +12,13 @@ Progress = Callable[[str, int, int], None]
 
 
 def tracked(what: str, items: Iterable[T], total: int, progress: Progress | None) -> Iterator[T]:
-    """The items of a step, each reported when it has been used.
+    """Yield the items of a step, and report each one when the caller asks for the next.
 
     Args:
         what: the name of the step.
-        items: in their order.
-        total: how many there are.
-        progress: called before the first and after each; None for no reports.
+        items: the items.
+        total: the number of items.
+        progress: called before the first item and after each item; None for no reports.
     """
     report = progress or (lambda what, done, total: None)
     report(what, 0, total)

@@ -45,7 +45,7 @@ def loss_of(batch: Batch, policy: Policy, backend: Backend) -> Tensor:
 
 
 def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
-    """Evaluate one value per anchor, differentiable with respect to embeddings, references and temperature.
+    """Evaluate one value per anchor, differentiable with respect to embeddings, references, temperature and bias.
 
     Args:
         batch: the batch, already checked.
@@ -226,9 +226,9 @@ _TENSORS = [path for path, schema in _BATCH if schema.startswith("Tensor")]
 _PLAIN = [path for path, schema in _BATCH if not schema.startswith("Tensor")]
 _TEMPERATURE, _NUMBER = _TENSORS.index("rule.temperature"), _PLAIN.index("rule.temperature")
 _EITHER = [(_TENSORS.index(path), _PLAIN.index(path)) for path in ("rule.temperature", "rule.bias")]
-"""The places, among tensors and among plain values, of the values that may be either."""
+"""For each field that may be a tensor or a number, its index in ``_TENSORS`` and in ``_PLAIN``."""
 _IN_TENSOR = 0.0
-"""In the place of the plain temperature: the temperature is a number that is stored in a tensor on the CPU."""
+"""Stored as the plain temperature if the temperature is a number that was moved to a tensor on the CPU."""
 _INPUTS = ("embeddings", "references.embeddings", "rule.temperature", "rule.bias")
 _DIFFERENTIATED = [_TENSORS.index(path) for path in _INPUTS]
 _PLACES = [[*_TENSORS, *_PLAIN].index(path) for path in dict.fromkeys(path for path, _ in _BATCH)]
@@ -481,7 +481,7 @@ def second_derivative(
         plan: how it was evaluated.
 
     Returns:
-        The derivatives with respect to ``grad``, embeddings, references, temperature and bias; None for no input.
+        The derivatives with respect to ``grad``, embeddings, references, temperature and bias; None for an absent one.
     """
     others, count = batch.references.embeddings, batch.embeddings.shape[0]
     if batch.references.mutual and others is not None:

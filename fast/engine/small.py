@@ -1,7 +1,8 @@
-"""The loss of a small batch, in one panel. Operations and Python calls are few, because they take most of the time.
+"""The loss of a small batch, in one panel, with few operations and few Python calls, which take most of the time.
 
-It is the mean or the sum over all anchors, in plain eager mode on a CPU, where the logits are known to be moderate. The
-panel is that of `unshifted`. The operations for partners are written out here, because their formula is short.
+The module evaluates the mean or the sum over all anchors, in eager mode on a CPU, if the logits are known to be
+moderate. The panel is that of `unshifted`. The operations for partners are written out here, because their formula is
+short.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def suits(batch: Batch, policy: Policy) -> bool:
     others, across = references.embeddings, references.sizes
     if sizes is None or (others is not None and (across is None or others.dtype != rows.dtype)) or not rows.is_cpu:
         return False
-    if torch._C._are_functorch_transforms_active():  # under which the temperature may have no value
+    if torch._C._are_functorch_transforms_active():  # a temperature may have no value
         return False
     count, temperature = rows.shape[0], rule.temperature
     if isinstance(temperature, Tensor):
@@ -38,7 +39,7 @@ def suits(batch: Batch, policy: Policy) -> bool:
         count <= DENSE_UP_TO
         and LOWEST_OF_FLOAT32 <= temperature <= 1 / LOWEST_OF_FLOAT32
         and rule.terms != "lse"
-        and not (dot and rows.dtype == torch.float64)  # whose sizes are not norms
+        and not (dot and rows.dtype == torch.float64)  # the sizes of float64 rows are not norms
         and 2 * largest <= (LARGEST_OF_FLOAT32 if pairwise else UNSHIFTED[dtypes_of(rows)[0]] - math.log(count))
         and formulas.is_plain(batch, policy)
         and not torch.is_autocast_enabled("cpu")
@@ -74,7 +75,7 @@ def evaluate(batch: Batch, *, backward: bool) -> tuple[AnchorValues, Saved]:
 
 
 def differentiate(grad: Tensor, size: float, batch: Batch, saved: Saved) -> Gradients:
-    """Return the gradients with respect to embeddings, references and temperature; overwrite the saved matrices.
+    """Return the gradients of embeddings, references, temperature and bias; overwrite the saved matrices.
 
     Args:
         grad: ones, as many as there are values.

@@ -30,7 +30,7 @@ LINES = 128
 FEW = 32
 """Embeddings per program in the kernels that convert embeddings or gradients."""
 NARROW = 64
-"""Entries of an embedding that such a program processes at a time; more would spill registers on some compilers."""
+"""Entries of an embedding that these programs process at a time; with more, some compilers spill registers."""
 REACH = 4096.0
 """Factor that scales the gradient's float16 weights of pairs into the normal range; unscaled they are at most 8."""
 WAVES = 4
@@ -101,7 +101,7 @@ class Side:
         power: ``[pad]``, the power of two that scales each row into range; 1 under "dot".
         label: int64 ``[pad]``, the label of each row.
         itself: int32 ``[pad]``, the column that is the row itself, or -1.
-        ident: int32 ``[pad]``, the rank of the id of each row; ``itself`` without ids.
+        ident: int32 ``[pad]``, the rank of the id of each row; without ids, the same tensor as ``itself``.
         bounds: int64, flat: the smallest and largest ``label`` and ``itself`` of tiles of 128, of 64 and of 32 rows.
     """
 
