@@ -447,10 +447,19 @@ def test_own_tests_in_every_dtype_pass(tmp_path: Path, record_property: Any) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", ["self_supervised_loss", "cross_batch_memory", "multiple_losses"])
+@pytest.mark.parametrize("file", ["self_supervised_loss", "cross_batch_memory"])
 def test_own_tests_of_wrappers_pass(file: str, tmp_path: Path, record_property: Any) -> None:
-    tests = [f"tests/losses/test_{file}.py"]
-    snapshots.check_own_tests(LIBRARY, tests, REPLACED, tmp_path, record_property, environment=WIDE)
+    snapshots.check_own_tests(
+        LIBRARY,
+        [f"tests/losses/test_{file}.py"],
+        REPLACED,
+        tmp_path,
+        record_property,
+        environment=WIDE,
+        # This test of version 2.8.1 passes pairs of both kinds to losses, which version 2.9.0 rejects.
+        failing=["TestCrossBatchMemory::test_loss"],
+        limit=3600,
+    )
 
 
 @pytest.mark.slow
@@ -464,4 +473,7 @@ def test_own_tests_of_the_distributed_wrapper_pass_with_gloo(name: str, tmp_path
         record_property,
         environment={**WIDE, "TEST_DTYPES": "float64", "PAIRPROOF_SNAPSHOT_LOSS": name},
         plugins=["snapshots_gloo"],
+        # Its miner's pairs are in the batch, not in the memory, so that some are both positive and negative.
+        failing=["test_distributed_tuple_loss_and_miner"] if name == "SupConLoss" else [],
+        limit=3600,
     )
