@@ -175,7 +175,7 @@ def _judge(judge: Callable[[Progress], Report | CheckResult], printing: tables.P
     """
     from . import report as pages
     from . import summary as summaries
-    from .page import write_page
+    from .page.write import write_page
 
     writers = {
         "html": write_page,
@@ -280,7 +280,7 @@ def report(
         pairproof report --out page --loss supcon,nt_xent --thorough
     """
     from .judge.verify import run
-    from .page import write_page
+    from .page.write import write_page
 
     (selection,) = _split(options, Selection)
     if out.is_file():

@@ -242,7 +242,8 @@ LAYERS = (
     {"judge"},
     {"faults"},
     {"maintain"},
-    {"explain", "page", "report", "summary", "training"},
+    {"explain", "report", "summary", "training"},
+    {"page"},
     {"cli", "pytest_plugin", "test_target", "__init__", "_moved"},
 )
 """The subpackages of ``conformance/`` in layers: each layer but the last two imports only from earlier layers."""

@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from pairproof.conformance import cli, differences, findings
-from pairproof.conformance import page as pages
+from pairproof.conformance import cli
 from pairproof.conformance.diagnose.joint import Diagnosis, Reason
 from pairproof.conformance.documents.load import load_worked, worked_cases
 from pairproof.conformance.implementations import ALL, Unavailable
@@ -29,7 +28,9 @@ from pairproof.conformance.judge.check import Failing, check_loss
 from pairproof.conformance.judge.options import CouldNotRun, Selection
 from pairproof.conformance.judge.results import Check, Status
 from pairproof.conformance.judge.verify import run
-from pairproof.conformance.plots import HEIGHT, LEFT, TOP, WIDTH, Chart, Line, range_bar
+from pairproof.conformance.page import differences, findings
+from pairproof.conformance.page import write as pages
+from pairproof.conformance.page.plots import HEIGHT, LEFT, TOP, WIDTH, Chart, Line, range_bar
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.golden import load_golden
 from pairproof.conformance.suite.records import Outcome

@@ -16,7 +16,7 @@ from playwright.sync_api import sync_playwright  # type: ignore[import-not-found
 
 from pairproof.conformance.judge.options import Selection
 from pairproof.conformance.judge.verify import run
-from pairproof.conformance.page import OPENED, write_page
+from pairproof.conformance.page.write import OPENED, write_page
 
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "report.png"
 LARGEST = 150_000

@@ -7,16 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from .diagnose.joint import Diagnosis
-from .diagnose.terms import Computed, computed_terms
+from ..diagnose.joint import Diagnosis
+from ..diagnose.terms import Computed, computed_terms
+from ..judge.check import CheckResult, Failing
+from ..judge.results import BAD, Check, grouped
+from ..judge.verify import Report, load_cases, truth_of
+from ..suite.cases import call_reference
+from ..suite.levels import Level
+from ..suite.records import Expected, Outcome
 from .examples import MOST_ROWS, exp, number
 from .findings import judged
-from .judge.check import CheckResult, Failing
-from .judge.results import BAD, Check, grouped
-from .judge.verify import Report, load_cases, truth_of
-from .suite.cases import call_reference
-from .suite.levels import Level
-from .suite.records import Expected, Outcome
 
 SHOWN = 40
 """Largest number of failing cases that are shown."""

@@ -11,23 +11,23 @@ from typing import Any
 
 import numpy as np
 
+from ..documents.load import WorkedFixture
+from ..implementations import ALL
+from ..judge.check import CONFORMS, CheckResult
+from ..judge.options import CouldNotRun
+from ..judge.results import Check, Status, counted, grouped
+from ..judge.verify import Report, load_cases
+from ..suite.catalogue import LOSSES
+from ..suite.golden import load_flags
 from .differences import failing_cases, failures
-from .documents.load import WorkedFixture
 from .examples import document, number
 from .findings import findings, judged, public_losses, sweeps
-from .implementations import ALL
-from .judge.check import CONFORMS, CheckResult
-from .judge.options import CouldNotRun
-from .judge.results import Check, Status, counted, grouped
-from .judge.verify import Report, load_cases
 from .plots import Chart, Line, range_bar
-from .suite.catalogue import LOSSES
-from .suite.golden import load_flags
 
 FORMAT = "pairproof-page/1"
 LARGEST = 3_000_000
 """Largest size of a page in bytes."""
-BENCH = Path(__file__).resolve().parent.parent / "bench/results/cpu.json"
+BENCH = Path(__file__).resolve().parents[2] / "bench/results/cpu.json"
 """The results of the benchmark. The installed package does not contain them."""
 COLUMNS = 128
 """The number of columns of the benchmark's plots."""
@@ -217,7 +217,7 @@ def page_of(data: Mapping[str, Any]) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
-    loader = PackageLoader("pairproof.conformance", "templates")
+    loader = PackageLoader("pairproof.conformance.page", "")
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

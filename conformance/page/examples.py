@@ -10,12 +10,12 @@ import numpy as np
 
 from pairproof.reference import Pair, Result
 
-from .documents.load import WorkedFixture, worked_cases
-from .explain import whole
-from .judge.results import grouped
-from .judge.verify import Report
-from .suite.cases import Case, call_reference
-from .suite.catalogue import LOSSES
+from ..documents.load import WorkedFixture, worked_cases
+from ..explain import whole
+from ..judge.results import grouped
+from ..judge.verify import Report
+from ..suite.cases import Case, call_reference
+from ..suite.catalogue import LOSSES
 
 FOUR = ("supcon", "nt_xent", "nt_xent_pairwise", "nt_bxent")
 """The losses whose terms are shown for every batch."""

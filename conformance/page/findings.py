@@ -16,22 +16,22 @@ import torch.nn.functional as F
 
 from pairproof import reference
 
-from .documents.figures import Judgement
-from .implementations import ALL, Implementation, Unavailable
-from .implementations.base import Deviation
-from .implementations.public import FOLDER, PublicLoss, load_public
-from .judge import public, ranges
-from .judge.check import is_above, judge_target
-from .judge.proofs import as_claimed
-from .judge.results import Check, Status, grouped
-from .judge.verify import Report
+from ..documents.figures import Judgement
+from ..implementations import ALL, Implementation, Unavailable
+from ..implementations.base import Deviation
+from ..implementations.public import FOLDER, PublicLoss, load_public
+from ..judge import public, ranges
+from ..judge.check import is_above, judge_target
+from ..judge.proofs import as_claimed
+from ..judge.results import Check, Status, grouped
+from ..judge.verify import Report
+from ..suite.cases import Case
+from ..suite.catalogue import LOSSES
+from ..suite.golden import GoldenCase
+from ..suite.levels import Level
+from ..suite.records import Expected, Outcome
+from ..truth.evaluate import truth
 from .plots import Chart, Line
-from .suite.cases import Case
-from .suite.catalogue import LOSSES
-from .suite.golden import GoldenCase
-from .suite.levels import Level
-from .suite.records import Expected, Outcome
-from .truth.evaluate import truth
 
 TEMPERATURES = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.014, 0.01, 0.005, 0.002, 0.001, 0.0005)
 """The temperatures of the sweeps."""

@@ -1,0 +1,1 @@
+"""The HTML page of ``pairproof report`` and ``pairproof check --html``."""
