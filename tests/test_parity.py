@@ -17,8 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from pairproof import conformance, fast
 from pairproof.conformance import cli
 from pairproof.conformance.implementations import child
-from pairproof.conformance.judge.options import CouldNotRun, UsageError
-from pairproof.conformance.judge.parity import (
+from pairproof.conformance.judge.comparisons import (
     COMPARISONS,
     DIFFERS,
     ERRORED,
@@ -27,9 +26,9 @@ from pairproof.conformance.judge.parity import (
     PASSED,
     Comparison,
     ParityResult,
-    exponent,
-    parity,
 )
+from pairproof.conformance.judge.options import CouldNotRun, UsageError
+from pairproof.conformance.judge.parity import exponent, parity
 
 Tensor = torch.Tensor
 Loss = Callable[..., Any]

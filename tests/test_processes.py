@@ -16,16 +16,9 @@ from pairproof.conformance.implementations.callable import Batch
 from pairproof.conformance.implementations.files import load_file, load_from_package
 from pairproof.conformance.implementations.lightly import PACKAGES, UNUSED
 from pairproof.conformance.implementations.ranks import blamed
+from pairproof.conformance.judge.comparisons import DIFFERS, ERRORED, NOT_APPLICABLE, PASSED, Comparison, ParityResult
 from pairproof.conformance.judge.options import CouldNotRun, UsageError
-from pairproof.conformance.judge.parity import (
-    DIFFERS,
-    ERRORED,
-    NOT_APPLICABLE,
-    PASSED,
-    Comparison,
-    ParityResult,
-    parity,
-)
+from pairproof.conformance.judge.parity import parity
 from pairproof.conformance.judge.processes import joined
 from pairproof.conformance.suite.catalogue import LOSSES
 

@@ -29,8 +29,7 @@ from ..implementations.callable import Batch
 from ..implementations.child import CannotFork
 from ..implementations.ranks import HARD, PROJECTION, Ranks, Subject
 from ..implementations.sandbox import TargetError
-from .options import CouldNotRun, ParityRequest, UsageError
-from .parity import (
+from .comparisons import (
     DIFFERS,
     ERRORED,
     FACTOR,
@@ -48,6 +47,7 @@ from .parity import (
     ParityResult,
     signs,
 )
+from .options import CouldNotRun, ParityRequest, UsageError
 
 Tensor = torch.Tensor
 

@@ -1,0 +1,165 @@
+"""What ``pairproof parity`` reports, and the constants of its tolerances, which :mod:`.parity` explains."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .options import ParityRequest
+
+Tensor = torch.Tensor
+
+FORMAT = "pairproof-parity/1"
+
+PASSED, DIFFERS, ERRORED = "passed", "differs", "errored"
+MEASURED, NOT_APPLICABLE = "measured", "not applicable"
+
+COMPARISONS = ("repetition", "permutation", "chunks", "float32", "bfloat16", "autocast", "compile", "memory")
+"""The names of all comparisons, in their order."""
+
+PARTS = ("loss", "gradient", "uneven")
+"""The names of the comparisons of several processes with one, in their order."""
+
+WIDTH = 16
+"""The number of columns of the batches."""
+
+TEMPERATURE, LOWER = 0.1, 0.05
+"""The temperature that is passed, if the target takes one, and a second one for fitted batches."""
+
+ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8}
+"""Unit roundoff of each dtype."""
+
+NOISE = 2.0**-20
+"""The relative change e by which slopes are measured; larger than the rounding errors of float32."""
+
+TRIALS = 4
+"""Number of random changes per slope; the largest effect counts."""
+
+FACTOR, UNITS = 8.0, 16.0
+"""The allowed difference is ``FACTOR`` times the measured effect of rounding, plus ``UNITS`` unit roundoffs of the
+result (in bfloat16 a quarter of them) and of the largest result on the random batches (in bfloat16 those of float32):
+fused operations, such as a cross-entropy, round numbers of that size."""
+
+LEAST = 1e-300
+"""A difference that is always allowed, so that no allowed difference is 0."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One comparison of a target with itself.
+
+    Attributes:
+        name: what was varied, such as "permutation" or "chunk_size=3".
+        status: "passed", "differs", "errored", "measured" (a measurement without a claim) or "not applicable".
+        message: numbers, or the reason.
+        difference: the difference of the loss or gradient that is largest in units of the allowed difference, relative
+            to its norm; None if nothing was compared.
+        allowed: the allowed difference of this loss or gradient, relative to its norm.
+        batch: the batch of this difference, or of the error.
+        mistake: the name of the mistake of a loss that differs in several processes; "" if none was found.
+    """
+
+    name: str
+    status: str
+    message: str
+    difference: float | None = None
+    allowed: float | None = None
+    batch: str = ""
+    mistake: str = ""
+
+
+@dataclass
+class ParityResult:
+    """The comparisons of a target with itself.
+
+    Attributes:
+        request: the target and the options.
+        seed: the seed of the batches.
+        call: how the target is called.
+        notes: messages about the target, such as the inferred way to call it, and the batches that were left out.
+        version: the file of the target and the version of its package.
+        comparisons: the comparisons.
+        memory: [rows, bytes kept for the backward pass, bytes at the peak] for each size.
+        seconds: duration.
+    """
+
+    request: ParityRequest
+    seed: int
+    call: str = ""
+    notes: list[str] = field(default_factory=list)
+    version: str = ""
+    comparisons: list[Comparison] = field(default_factory=list)
+    memory: list[tuple[int, int, int]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def exit_code(self) -> int:
+        """3 if no comparison has a result; otherwise 1 if one differs or ended in an error, and 0 if not.
+
+        An error of several processes, such as a rank that waits for another one, is a result.
+        """
+        statuses = {one.status for one in self.comparisons}
+        if not statuses & {PASSED, DIFFERS, MEASURED, *((ERRORED,) if self.request.world_size else ())}:
+            return 3
+        return int(bool(statuses & {DIFFERS, ERRORED}))
+
+    @property
+    def summary(self) -> str:
+        """The verdict with the number of comparisons of each status, in one line."""
+        names = [one.status for one in self.comparisons]
+        ends = ", ".join(f"{names.count(status)} {status}" for status in dict.fromkeys(names))
+        verdict = {0: "agrees with itself", 1: "does not agree with itself"}.get(self.exit_code, "could not run")
+        return f"{verdict}: {self.request.name}: {ends}"
+
+    def lines(self) -> list[str]:
+        """The lines of the report."""
+        heading = [f"{self.request.name}, called with {self.call}, seed {self.seed}"]
+        shown = [f"{one.status:<14} {one.name}: {one.message}" for one in self.comparisons]
+        named = [f"mistake: {name}: {', '.join(where)}" for name, where in self.mistakes.items()]
+        end = f"{self.summary} in {self.seconds:.1f} s"
+        return [*heading, *(f"  {note}" for note in self.notes), *shown, *named, end]
+
+    @property
+    def mistakes(self) -> dict[str, list[str]]:
+        """The mistakes of a loss in several processes, each with the numbers of processes at which it was found."""
+        found: dict[str, list[str]] = {}
+        for one in self.comparisons:
+            where = re.split("[:,]", one.name)[0]
+            if one.mistake and where not in found.setdefault(one.mistake, []):
+                found[one.mistake].append(where)
+        return found
+
+    def as_json(self) -> dict[str, Any]:
+        """The result as JSON data, in the format ``pairproof-parity/1``."""
+        options = ("temperature", "init", "result", "vary", "rows", "linear_memory", "device", "world_size")
+        return {
+            "format": FORMAT,
+            "passed": self.exit_code == 0,
+            "target": self.request.name,
+            "version": self.version,
+            "call": self.call,
+            "seed": self.seed,
+            "options": {name: getattr(self.request, name) for name in options},
+            "notes": self.notes,
+            "comparisons": [
+                {key: _plain(value) for key, value in vars(comparison).items()} for comparison in self.comparisons
+            ],
+            "mistakes": self.mistakes,
+            "memory": [dict(zip(("rows", "kept", "peak"), sizes, strict=True)) for sizes in self.memory],
+            "summary": self.summary,
+            "seconds": self.seconds,
+        }
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def signs(like: Tensor, chance: torch.Generator) -> Tensor:
+    """A tensor of the same shape whose entries are 1 + NOISE or 1 - NOISE at random."""
+    bits = torch.randint(0, 2, like.shape, generator=chance)
+    return (1 + NOISE * (2 * bits - 1)).to(like.device, like.dtype)
