@@ -26,6 +26,7 @@ try:
     from rich.markup import escape
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
+    from typer.core import TyperCommand, TyperGroup
 except ImportError as error:  # the base install contains only the losses
     sys.exit(f'pairproof: the command needs {error.name}: pip install "pairproof[verify]"')
 
@@ -44,8 +45,27 @@ T = TypeVar("T", bound=Callable[..., Any])
 KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 NOT_CONFORMING, MISUSED, COULD_NOT_RUN = 1, 2, 3
 
+
+class _NoTypeForFlags:
+    """A command or group whose help shows no type for flags, because they take no value."""
+
+    def get_params(self, *given: Any) -> Any:
+        parameters = super().get_params(*given)  # type: ignore[misc]
+        for one in parameters:
+            if getattr(one, "is_flag", False):
+                one.metavar = ""
+        return parameters
+
+
+class _Command(_NoTypeForFlags, TyperCommand): ...
+
+
+class _Group(_NoTypeForFlags, TyperGroup): ...
+
+
 Group = functools.partial(
     typer.Typer,
+    cls=_Group,
     no_args_is_help=True,
     rich_markup_mode="rich",
     add_completion=False,
@@ -82,7 +102,7 @@ def _command(group: typer.Typer, name: str | None = None) -> Callable[[T], T]:
 
     def register(function: T) -> T:
         text = re.sub(r"(?<=\S)\n(?=\S)", " ", inspect.getdoc(function) or "")
-        group.command(name, help=escape(text))(function)
+        group.command(name, cls=_Command, help=escape(text))(function)
         return function
 
     return register
@@ -122,7 +142,8 @@ def with_options(
             kind, default = (list[str], None) if one.read else (one.type if one.flags else str, one.default)
             form = typer.Option if one.flags else typer.Argument
             text = escape(one.help.partition(until)[0] if until else one.help)
-            about = form(*one.flags, help=text, metavar=one.metavar, show_default=default is not None)
+            metavar = one.metavar or ("FILE" if one.help.startswith("File with ") else None)
+            about = form(*one.flags, help=text, metavar=metavar, show_default=default is not None)
             default = inspect.Parameter.empty if one.required else default
             more = {"default": default, "annotation": Annotated[kind, about]}
             parameters.append(inspect.Parameter(one.keyword, KEYWORD_ONLY, **more))
@@ -235,10 +256,10 @@ def verify(
 ) -> None:
     """Check every implementation, and every number that five published documents and three public tests print.
 
-    A number that a document or a test prints is called a figure. The reference recomputes each figure with interval
-    arithmetic. A figure that is not reproduced is called an artefact; its recorded explanation is checked. The claims
-    that the documents make in words are tested. Every implementation is compared with the proved value and gradient of
-    every case that it supports.
+    Every implementation is compared with the proved value and gradient of every case that it supports. A number that a
+    document or a test prints is called a figure. The reference recomputes each figure with interval arithmetic. A
+    figure that is not reproduced is called an artefact; its recorded explanation is checked. The claims that the
+    documents make in words are tested, too.
 
     Exit codes: 0 everything holds and the expected number of checks ran, 1 something does not hold, 2 invalid command
     line, 3 could not run: something that the options request is not available, or no result could be compared.
@@ -409,7 +430,7 @@ def identify(
 @_command(app)
 @with_options(tables.ParityRequest)
 def parity(**options: Any) -> None:
-    """Check that different ways to evaluate a loss agree. This works for any loss, because it needs no expected values.
+    r"""Check that different ways to evaluate a loss agree. No expected values are needed, so any loss can be checked.
 
     The same random batches are evaluated in several ways that should agree: twice, with permuted rows, with other chunk
     sizes, in float32 and bfloat16, under autocast, and compiled. The allowed difference is the effect of rounding. The
@@ -426,7 +447,8 @@ def parity(**options: Any) -> None:
         pairproof parity mylib.losses:SigLipLoss --init bias=-10
         pairproof parity losses.py:chunked --vary chunk_size=0,4,7
         pairproof parity losses.py:my_loss --only memory --linear-memory
-        pairproof parity losses.py:NTXentLoss --world-size 1,2,4 --init gather_distributed=True
+        pairproof parity losses.py:NTXentLoss --world-size 1,2,4 \
+            --init gather_distributed=True
     """
     from .judge import parity as comparing
 
@@ -449,9 +471,9 @@ def diagnose(
 ) -> None:
     r"""Report whether a loss value is plausible for a batch, and whether its embeddings can still improve.
 
-    The value is compared with the lowest value that is possible for these classes, which is rarely 0, with the value of
-    random embeddings, and with that of equal embeddings, which a collapsed encoder returns. With embeddings, their
-    norms, cosines and gradient are examined too.
+    The value is compared with three others: the lowest value that is possible for these classes (rarely 0), the value
+    of random embeddings, and that of a collapsed encoder, which returns equal embeddings. If embeddings are given,
+    their norms, cosines and gradient are examined, too.
 
     Exit codes: 0 no problem found, 1 a problem, such as a collapsed encoder, a gradient of 0 or a value below the
     lowest, 2 invalid command line.
@@ -486,7 +508,7 @@ def diagnose(
 @with_options(Selection, only=("losses",))
 def list_everything(
     what: Annotated[
-        str | None, typer.Argument(metavar="[WHAT]", help=f"What to list: {', '.join(LISTS[:-1])} or {LISTS[-1]}.")
+        str | None, typer.Argument(metavar="WHAT", help=f"What to list: {', '.join(LISTS[:-1])} or {LISTS[-1]}.")
     ] = None,
     *,
     losses: tuple[str, ...],
@@ -535,7 +557,7 @@ def list_everything(
         "losses": [f"{name}: {it.function}({takes[name]}), {count[name]} cases" for name, it in entries.items()],
         "implementations": lists["implementations"],
         "documents": lists["documents"],
-        f"pairproof list {'|'.join(LISTS)} lists all of one kind": [],
+        f"pairproof list {'|'.join(LISTS)}: details": [],
     }
     shown = {name: lists[name] for name in ([what] if what else ["losses", "cases"])} if what or losses else summary
     for title, lines in shown.items():
@@ -550,13 +572,14 @@ def new_loss(
     ],
     source: Annotated[str, typer.Option(metavar="TEXT", help="Where the new loss is published.")],
 ) -> None:
-    """Create the files of a new loss in a checkout, and list the remaining steps.
+    r"""Create the files of a new loss in a checkout, and list the remaining steps.
 
     The files are copies of those of another loss, under the new name and without cases. Then edit three files: the
     entry in the catalogue, the formula in reference/ and the function in fast/.
 
     Examples:
-        pairproof new-loss dcl --like nt_xent --source "Yeh et al. 2022, equation 6"
+        pairproof new-loss dcl --like nt_xent \
+            --source "Yeh et al. 2022, equation 6"
     """
     from .maintain import new_loss as writing
 
@@ -566,7 +589,9 @@ def new_loss(
 
 @_command(app)
 def explain(
-    case: Annotated[str, typer.Argument(metavar="CASE", help="A case, or a printed figure that is a loss value.")],
+    case: Annotated[
+        str, typer.Argument(metavar="CASE", help="The id of a case, or of a figure that is the value of a loss.")
+    ],
     anchor: Annotated[int | None, typer.Option(metavar="ROW", help="Only the anchor in this row.")] = None,
 ) -> None:
     """Print every term of the loss of one case, and their sum.

@@ -246,13 +246,14 @@ class Selection:
         peers: supcontrast=PATH also runs the current SupContrast code; PATH is its repository or its losses.py.
             folder=PATH is the folder with the files of the peers (public implementations); without it, the environment
             variable PAIRPROOF_PEERS, or else .peers.
-        processes: Number of processes; by default one per core, at most 8, on Linux and for more than 50 cases.
+        processes: Number of processes. Default: one per core, at most 8. Fewer than 50 cases, accelerators, and systems
+            other than Linux use one process.
         covering: Run only a small fixed subset of the selected cases, chosen to cover every kind of mistake, every
             value of every option and every kernel.
-        thorough: Also run the cases of more than 258 rows, bfloat16 and float16, and fast-dense, fast-tiled and
-            fast-exact on every case. Without this option, large cases and half precision run only if --case, --dtype or
-            --covering selects them; each of these three implementations runs on a third of the cases, unless a loss,
-            case, dtype or implementation is selected.
+        thorough: Also run the cases of more than 258 rows, bfloat16 and float16, and run fast-dense, fast-tiled and
+            fast-exact on every case. By default, large cases and half precision run only if --case, --dtype or
+            --covering selects them, and each of these three implementations runs on a third of the cases, or on all
+            cases that --loss, --case, --dtype or --impl selects.
     """
 
     losses: Sequence[str] = option((), "--loss", "-l", metavar="LOSS", read=read_commas)
@@ -374,9 +375,9 @@ class Request:
             applies exp to it; log_scale for this logarithm.
         normalised: In cases with cosine similarity, pass rows of norm 1, for a target that does not normalise. Default:
             raw.
-        settings: The target computes this value of an option of the loss, such as no_positive=drop (repeatable). KEY=*
-            means that the target takes the option as a keyword, for example through **kwargs.
-        init: Pass VALUE to the parameter KEY of the target: of a function, or of the constructor of a class
+        settings: The target has this value of an option of the loss built in, such as no_positive=drop (repeatable).
+            KEY=* means that the target takes the option as a keyword, for example through **kwargs.
+        init: Pass VALUE to the parameter KEY of the function, or of the constructor of the class
             (repeatable). The value is read as a Python literal if it is one. Batch size, number of views, device, world
             size and rank are passed automatically.
         result: The name or position of the loss, if the target returns several results. By default, the result with
@@ -495,7 +496,7 @@ class ParityRequest:
         call: The arguments of the target, as in pairproof check. By default inferred from the parameter names, and
             reported.
         arrays: Kind of arrays passed to the target: torch, numpy or jax. By default inferred, and reported.
-        init: Pass VALUE to the parameter KEY of the target: of a function, or of the constructor of a class
+        init: Pass VALUE to the parameter KEY of the function, or of the constructor of the class
             (repeatable). The value is read as a Python literal if it is one.
         result: The name or position of the loss, if the target returns several results. By default inferred, and
             reported.
@@ -506,10 +507,11 @@ class ParityRequest:
         rows: Memory is measured at this batch size, at twice and at four times this size.
         only: Only this comparison: repetition, permutation, chunks, float32, bfloat16, autocast, compile or memory;
             with --world-size: loss, gradient or uneven (repeatable or comma-separated).
-        world_size: Instead, compare the loss in this number of processes (torch.distributed, gloo) with one process:
-            the loss and the gradients of parameters, averaged over the ranks (comma-separated, such as 1,2,3,4).
-        against: With --world-size: another loss, named like TARGET, that is evaluated in the single process. By default
-            the target itself.
+        world_size: Instead of these comparisons, run the loss in these numbers of processes (torch.distributed, gloo),
+            and compare the loss and the gradients of parameters, averaged over the ranks, with those of one process
+            (comma-separated, such as 1,2,3,4).
+        against: With --world-size: another loss, in the format of TARGET, which is evaluated in the single process. By
+            default the target itself.
         seed: The seed of the random batches. By default it is random, and reported.
         device: The torch device on which the target runs.
         limit: Maximum time of one evaluation, in seconds. Ranks wait for each other up to this time.
@@ -565,12 +567,12 @@ class Batch:
         ref_embeddings: File with an [M, D] array, the rows that anchors are contrasted with instead of the batch.
         ref_labels: File with [M] integers, the labels of the reference rows.
         self_rows: File with [N] integers: each anchor's own row in the reference rows, or -1 if it is not among them.
-        ignored: File with [N, N] booleans, with reference rows [N, M]: the pairs that are left out.
+        ignored: File with [N, N] booleans ([N, M] with reference rows): the pairs that are left out.
         ignored_ids: File with [N] integers; pairs with equal ids are left out unless they are positives.
         ref_ignored_ids: File with [M] integers, the ids of the reference rows.
-        positive_weights: File with [N, N] numbers from 0, with reference rows [N, M]: the factors of positives.
-        negative_weights: File with [N, N] numbers from 0, with reference rows [N, M]: the factors of negatives.
-        anchor_weights: File with [N] numbers from 0: the factors of the anchors' values.
+        positive_weights: File with [N, N] weights of positives ([N, M] with reference rows), at least 0.
+        negative_weights: File with [N, N] weights of negatives ([N, M] with reference rows), at least 0.
+        anchor_weights: File with [N] weights of the anchors' losses, at least 0.
         embeddings_b: File with an [N, D] array, the second tower.
         negatives: File with a [K, D] array, the queue of info_nce.
         hard_negatives: File with a [N, H, D] array, the hard negatives of multiple_negatives_ranking.
@@ -578,7 +580,7 @@ class Batch:
     """
 
     loss: str = option("", "--loss", "-l", metavar="LOSS", required=True)
-    id: str = option("", "--id", required=True)
+    id: str = option("", "--id", metavar="NAME", required=True)
     embeddings: str = option("", "--embeddings", required=True)
     labels: str | None = option(None, "--labels")
     partners: str | None = option(None, "--partners")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -75,7 +76,8 @@ def _sample(readme: Path) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "losses.py"
         path.write_text(text.split("```python\n")[1].partition("```")[0], encoding="utf-8")
-        done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=False)
+        environment = os.environ | {"COLUMNS": "80"}
+        done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     printed = "\n".join(map(str.rstrip, done.stdout.splitlines()))
     before, sample, after = re.split(r"(?<=```text\n)(.*?)(?=\n```)", text, maxsplit=1, flags=re.DOTALL)
     for part in (r"^[^\n]*: explains \d+ of .*?(?=\nfailed |\n\[)", r"^formula: \d.*"):
