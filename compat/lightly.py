@@ -4,11 +4,11 @@ The first and the second views of the n items of a batch, normalised, are its 2n
 and j divided by the temperature, and p the other view of the item of row i. The loss of row i is
 
     NTXentLoss  log(sum over j != i of e^s_ij) - s_ip
-    DCLLoss     log(sum over j != i, p of e^s_ij) - w_i s_ip, w_i the value of ``weight_fn`` for the item, or 1
+    DCLLoss     log(sum over j != i, p of e^s_ij) - w_i s_ip, where ``weight_fn`` returns the w_i; they are 1 without it
 
 The loss is the mean over the rows. With a memory bank, only the rows of the first view are anchors, and the bank's rows
-are the negatives: their loss is log(e^s_ip + sum over the bank of e^s_ij) - s_ip. With ``gather_distributed`` the rows
-of all processes are contrasted with, and each process returns the mean over its own rows.
+are the negatives: their loss is log(e^s_ip + sum over the bank of e^s_ij) - s_ip. With ``gather_distributed``, rows are
+contrasted with the rows of all processes, and each process returns the mean over its own rows.
 
 Sources: ``lightly/loss/ntx_ent_loss.py``, ``lightly/loss/dcl_loss.py`` and ``lightly/models/modules/memory_bank.py`` of
 lightly-ai/lightly at commit e8d317f, and lightly 1.6.0.
@@ -104,10 +104,10 @@ class MemoryBankModule(nn.Module):
         size: the number of rows and their dimension, such as (65536, 128), or 0: there is no bank. The rows are random
             unit vectors at first. Without a dimension, that of the first batch is used.
         gather_distributed: whether the rows of all processes are stored.
-        feature_dim_first: whether the bank is returned as ``[D, size]``, else as ``[size, D]``.
-        bare_size: what a number of rows without a dimension is: "infer": the dimension is that of the first batch, and
-            a warning says that the size should have both, as in lightly at commit e8d317f; "error": invalid, as in
-            lightly 1.6.0.
+        feature_dim_first: True: the bank is returned as ``[D, size]``; False: as ``[size, D]``.
+        bare_size: how a number of rows without a dimension is handled. "infer": the dimension is that of the first
+            batch, with a warning, as in lightly at commit e8d317f. "error": a ValueError is raised, as in lightly
+            1.6.0.
 
     Raises:
         ValueError: a size is negative, or, with ``bare_size="error"``, has no dimension or more than one.
@@ -204,7 +204,7 @@ class _Rows(NamedTuple):
 
 
 class _TwoViews(nn.Module):
-    """What the losses of two views share."""
+    """The base class of the losses of two views."""
 
     def __init__(self, temperature: float | Tensor, gather_distributed: bool) -> None:
         super().__init__()
@@ -318,7 +318,7 @@ class NTXentLoss(_TwoViews):
             none; see `MemoryBankModule`.
         gather_distributed: whether the rows of all processes are negatives, or are stored in the memory bank. All
             processes must have the same number of rows.
-        bare_size: what a memory bank size without a dimension is; see `MemoryBankModule`.
+        bare_size: how a memory bank size without a dimension is handled; see `MemoryBankModule`.
 
     Attributes:
         memory_bank: a `MemoryBankModule`. The second views are stored in it if the first views require a gradient.
@@ -395,7 +395,7 @@ class DCLLoss(_TwoViews):
             the positives of the first views; for those of the second views it is called with exchanged arguments. None:
             all weights are 1.
         gather_distributed: whether the rows of all processes are negatives. All processes must have the same number of
-            rows. The weights are computed from those of each process.
+            rows. Each process computes the weights of its own rows from these alone.
 
     Attributes:
         evaluated_by: "engine" or "plain", for the last call; see `pairproof.compat`. Empty before the first call.
@@ -451,7 +451,7 @@ class DCLWLoss(DCLLoss):
 
     Args:
         temperature: the number that cosines are divided by; may be negative, and may be a tensor.
-        sigma: in the weights, cosines are divided by it.
+        sigma: the number that cosines are divided by in the weights.
         gather_distributed: see `DCLLoss`.
 
     Attributes:

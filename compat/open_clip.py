@@ -14,7 +14,7 @@ the processes' gradients, as computed by DistributedDataParallel, is
     ClipLoss, gather_with_grad                    equal, with and without local_loss
     SigLipLoss, every dist_impl                   equal
 
-These are open_clip's own gradients; the defaults of ``ClipLoss`` are its defaults. There are three differences:
+These gradients and the defaults are those of open_clip. There are three differences:
 
 - The loss of half-precision features is float32, and the similarities are computed in float32 under autocast too.
 - With ``chunk_size``, open_clip computes the cross-entropy of a positive pair as softplus(l) - l, in which the digits
@@ -147,8 +147,8 @@ class ClipLoss(nn.Module):
         use_horovod: must be False; horovod is not supported.
 
     Attributes:
-        evaluated_by: "engine" or "plain", what evaluated the last call. The plain form evaluates fewer than 512 times
-            512 pairs on a CPU, for which it is faster, features and scales that the engine rejects, such as NaN, and
+        evaluated_by: "engine" or "plain", what evaluated the last call. "plain" is used for fewer than 512 * 512 pairs
+            on a CPU, where it is faster; for features and scales that the engine rejects, such as NaN; and for
             subclasses with their own `get_logits` or `get_ground_truth`.
 
     Raises:
@@ -247,7 +247,7 @@ class ClipLoss(nn.Module):
             image_features: floating ``[N, D]``.
             text_features: floating ``[N, D]``; row i matches row i of the images.
             logit_scale: the number that similarities are multiplied by, or a tensor with one entry.
-            logit_bias: None, or a number that is added to all logits, without an effect.
+            logit_bias: None, or a number that is added to all logits, which does not change the loss.
             output_dict: whether to return the loss in a dict.
 
         Returns:
@@ -342,9 +342,9 @@ class SigLipLoss(nn.Module):
             computes tiles. With a chunk size, the numbers of images and texts may differ.
 
     Attributes:
-        evaluated_by: "engine" or "plain", what evaluated the last block of texts. The plain form evaluates fewer than
-            512 times 512 pairs on a CPU, for which it is faster, features, scales and biases that the engine rejects,
-            such as NaN, and subclasses with their own `get_logits` or `get_ground_truth`.
+        evaluated_by: "engine" or "plain", what evaluated the last block of texts. "plain" is used for fewer than
+            512 * 512 pairs on a CPU, where it is faster; for features, scales and biases that the engine rejects, such
+            as NaN; and for subclasses with their own `get_logits` or `get_ground_truth`.
 
     Raises:
         ValueError: dist_impl is unknown.

@@ -4,9 +4,9 @@ The signatures, the distances, the reducers, the regularizers and the miners are
 
     from pairproof.compat.pytorch_metric_learning import NTXentLoss, SupConLoss
 
-The engine evaluates dot products and cosine similarities, normalised by the library's distance. Other distances,
-autocast, and the batches on which the library's arithmetic differs visibly from the exact value (see the options of the
-classes) are evaluated in torch from the library's matrix of distances.
+The engine evaluates the library's `CosineSimilarity` and `DotProductSimilarity`, with the normalisation that they have.
+Other distances, autocast, and batches on which the library's arithmetic differs visibly from the exact value (see the
+options of the classes) are evaluated in torch, from the library's matrix of distances.
 
 Source: KevinMusgrave/pytorch-metric-learning, version 2.9.0.
 """
@@ -120,7 +120,7 @@ class _PairLoss(GenericPairLoss):  # type: ignore[misc]
     def _is_for_engine(
         self, embeddings: Tensor, labels: Tensor | None, lists: Lists | None, ref_emb: Tensor, ref_labels: Tensor | None
     ) -> bool:
-        """Return whether the engine has this configuration. Only the ends of a tensor of temperature are read."""
+        """Return whether the engine has this configuration. The only value that is read is that of the temperature."""
         distance, temperature = self.distance, self.temperature
         if type(distance) not in (CosineSimilarity, DotProductSimilarity) or distance.power != 1:
             return False
@@ -148,7 +148,7 @@ class _PairLoss(GenericPairLoss):  # type: ignore[misc]
     def _pairs(
         self, embeddings: Tensor, labels: Tensor | None, lists: Lists | None, ref_emb: Tensor, ref_labels: Tensor | None
     ) -> _Pairs | None:
-        """Return the batch as the engine takes it, or None if a kind is empty or a pair is of both kinds."""
+        """Return the batch as the engine takes it; None if it lacks positive or negative pairs, or a pair is both."""
         rows, columns, similarity, sizes = self._rows(embeddings, ref_emb)
         if lists is None:
             if ref_labels is labels:
@@ -254,8 +254,8 @@ class SupConLoss(_PairLoss):
 
     Args:
         temperature: what similarities are divided by.
-        zero_without_negatives: whether a batch without a negative pair has the loss 0, as in the library, or the value
-            of its formula.
+        zero_without_negatives: True: the loss of a batch without negative pairs is 0, as in the library. False: it is
+            the value of the formula.
         zero_for_single_pair: whether the loss is 0, as in the library, if there is at most one positive pair and at
             most one negative one.
         **kwargs: distance, reducer, embedding_regularizer, embedding_reg_weight and collect_stats, as in the library.

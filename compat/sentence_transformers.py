@@ -48,7 +48,7 @@ ONE_BLOCK_FROM = 2**15
 BLOCKS_FROM = 2**17
 """The same for sums over several directions, and for hardness weights."""
 SMALLEST_NORM = {"ranking": 1e-12, "gist": 1e-8}
-"""The norms below which sentence-transformers, as `F.normalize` and `nn.CosineSimilarity`, does not normalise rows."""
+"""The norms below which `F.normalize` (ranking) and `nn.CosineSimilarity` (gist) do not give rows the norm 1."""
 
 logger = logging.getLogger(__name__)
 
@@ -139,10 +139,10 @@ class MultipleNegativesRankingLoss(nn.Module):
         hardness_strength: a number that is not negative.
 
     Attributes:
-        evaluated_by: "engine" or "plain", what evaluated the last call. The plain form evaluates small batches on a
-            CPU, for which it is faster, other similarities, embeddings that the engine rejects, such as NaN, rows whose
-            norm is below 1e-12, which `cos_sim` does not normalise, and ``gather_across_devices`` with hardness weights
-            or with "joint" and several directions.
+        evaluated_by: "engine" or "plain", what evaluated the last call. "plain" is used for small batches on a CPU,
+            where it is faster; for other similarities; for embeddings that the engine rejects, such as NaN; for rows
+            with a norm below 1e-12, which `cos_sim` does not normalise; and for ``gather_across_devices`` with hardness
+            weights, or with "joint" and several directions.
 
     Raises:
         ValueError: an option has an unknown value, or does not fit the others.
@@ -317,9 +317,9 @@ class MultipleNegativesRankingLoss(nn.Module):
 def _above(rows: Tensor, columns: Tensor, limits: Tensor) -> Tensor:
     """Return whether the cosines of rows ``[N, E]`` and ``[M, E]`` are above the limits ``[N, 1]``, bool ``[N, M]``.
 
-    The cosines are computed as a matrix product, which rounds differently from `F.cosine_similarity`, and rounds equal
-    pairs differently. Those within the rounding error of the limit, such as duplicates of the positive, are therefore
-    computed again.
+    The cosines are computed as a matrix product, whose rounding differs from that of `F.cosine_similarity` and may
+    differ even between equal pairs. Cosines within the rounding error of the limit, such as those of duplicates of the
+    positive, are therefore computed again.
     """
     smallest = SMALLEST_NORM["gist"]
     a, b = (each / torch.linalg.vector_norm(each, dim=1, keepdim=True).clamp_min(smallest) for each in (rows, columns))
@@ -377,8 +377,9 @@ class MultipleNegativesSymmetricRankingLoss(MultipleNegativesRankingLoss):
 class GISTEmbedLoss(nn.Module):
     """The ranking loss of queries and documents, without the negatives that a guide model considers too similar.
 
-    Let s be the guide's cosine. A pair of query i is left out if its s is greater than s(query i, document i) - margin
-    or, under "relative", s - margin * |s|. The query's document itself is never left out.
+    Let s be the guide's cosine of a pair, and p_i that of query i and document i. A pair of query i or document i is
+    left out if s > p_i - margin or, under "relative", if s > p_i - margin * |p_i|. The pair of query i and document i
+    itself is never left out.
 
     Example:
         >>> import torch
@@ -396,7 +397,7 @@ class GISTEmbedLoss(nn.Module):
             vocabulary or a greater length, the texts are tokenized again for the guide.
         temperature: the number that cosines are divided by.
         margin_strategy: "absolute" or "relative".
-        margin: the number by which the limit is below the positive's s, or the fraction under "relative".
+        margin: how far the limit is below p_i; under "relative", as a fraction of |p_i|.
         contrast_anchors: whether queries are contrasted with the other queries.
         contrast_positives: whether documents are contrasted with the other documents.
         gather_across_devices: whether to contrast with the documents of all processes.
@@ -406,10 +407,10 @@ class GISTEmbedLoss(nn.Module):
             False: never.
 
     Attributes:
-        evaluated_by: "engine" or "plain", what evaluated the last call. The plain form evaluates pairs of a row and
-            itself, ``gather_across_devices``, another ``similarity_fct`` or ``cross_entropy_loss``, embeddings that the
-            engine rejects, such as NaN, and rows whose norm is below 1e-8, which `nn.CosineSimilarity` does not
-            normalise.
+        evaluated_by: "engine" or "plain", what evaluated the last call. "plain" is used if a row is contrasted with
+            itself; for ``gather_across_devices``; for another ``similarity_fct`` or ``cross_entropy_loss``; for
+            embeddings that the engine rejects, such as NaN; and for rows with a norm below 1e-8, which
+            `nn.CosineSimilarity` does not normalise.
 
     Raises:
         ValueError: an option has an unknown value, or a model has no tokenizer with a vocabulary.

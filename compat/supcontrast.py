@@ -56,8 +56,8 @@ class SupConLoss(nn.Module):
         temperature: the number that similarities are divided by. It may be a tensor, also one that requires a gradient.
         contrast_mode: "all": the rows of all views are anchors; "one": those of the first view.
         base_temperature: the loss is multiplied by ``temperature / base_temperature``.
-        no_positive: the value of an anchor whose weights sum to 0: "zero" since pull request 142 of SupContrast, "nan"
-            before. Since then, a sum below 1e-6 is also replaced by 1.
+        no_positive: the value of an anchor whose weights sum to 0: "zero", as in SupContrast since its pull request
+            142, or "nan", as before it. Under "zero", any sum of weights below 1e-6 is replaced by 1.
         self_in_maximum: whether the maximum that is subtracted from the logits of a row includes the self pair. If the
             other logits lie so far below it that their exponentials underflow, the loss is NaN or inaccurate, as in
             SupContrast (issue 104 there). False: the self pair is left out, and the loss is right. Under True the
@@ -216,7 +216,7 @@ class SupConLoss(nn.Module):
         # Pairs of different items, and of different views of the same item.
         different, same = _of_pairs(mask, items, 1), mask.diagonal()[:, None]
         total = divided = views * different.sum(1, keepdim=True) + (views - 1) * same
-        if sums.dtype == torch.float64:  # in which the rounding of SupContrast's sum in float32 shows
+        if sums.dtype == torch.float64:  # SupContrast sums in float32, and its rounding shows
             divided = _of_pairs(mask.float(), len(sums), views).sum(1).view(-1, items).T
         across = (different @ of_items[:, 0])[:, None] + same[:, None] * (of_items - anchors)
         values = total * sums.view(-1, items).T - (anchors * across).sum(2) / self.temperature
@@ -240,7 +240,7 @@ class SupConLoss(nn.Module):
         return -((weights * ratios).sum(1) / self._divisor(weights.sum(1))).mean()
 
     def _divisor(self, total: Tensor) -> Tensor:
-        """Return what the weighted sums of anchors are divided by, from the sums of their weights."""
+        """Return the number that each anchor's weighted sum is divided by, given the sums of the weights."""
         return torch.where(total < NO_POSITIVES, 1.0, total) if self.no_positive == "zero" else total
 
 

@@ -1,6 +1,6 @@
 """Train a small encoder on scikit-learn's images of digits with a contrastive loss, and measure its embeddings.
 
-    python examples/train_digits.py                                  # SupCon; under ten seconds
+    python examples/train_digits.py                                  # SupCon; about ten seconds
     python examples/train_digits.py --loss nt_xent --plot digits.png # SimCLR, without labels
     python examples/train_digits.py --loss clip --compare            # two towers, and the same run with another library
     torchrun --nproc-per-node 2 examples/train_digits.py             # the same run in two processes

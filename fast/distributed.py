@@ -5,7 +5,7 @@ ranks are contrasted with each other, in the order of the ranks. Numbers of rows
 may have none.
 
 - Masks and weights of pairs have a row for each row of this rank, and a column for each row of all ranks.
-- Partners are rows of the same rank. The second column of ``positive_pairs`` counts the rows of all ranks.
+- Partners are rows of the same rank. The second column of ``positive_pairs`` indexes the rows of all ranks.
 - ``ref_embeddings`` and ``negatives`` take the place of the rows of other ranks. They are not gathered: all ranks pass
   the same ones.
 - The means and sums are those over the anchors of all ranks, and every rank returns the same value. "none" and
@@ -110,7 +110,7 @@ def find_group(group: object) -> Any:
 
 
 class Share(NamedTuple):
-    """The rows of one argument that each rank has.
+    """How the rows of one argument are divided among the ranks.
 
     Attributes:
         group: the process group.
@@ -154,7 +154,7 @@ class Share(NamedTuple):
         return torch.cat([found[k * most : k * most + count] for k, count in enumerate(self.counts)])
 
     def scatter(self, tensor: Tensor) -> Tensor:
-        """Return the sum over the ranks of their ``[N, ...]``, but only the rows of this rank, ``[n, ...]``."""
+        """Return this rank's rows ``[n, ...]`` of the sum over the ranks of tensors ``[N, ...]``."""
         most = max(self.counts)
         if min(self.counts) < most:
             padded = tensor.new_zeros((len(self.counts), most, *tensor.shape[1:]))
@@ -474,7 +474,7 @@ def _all_rows(rows: Tensor, group: Ranks) -> Tensor:
 
 
 def _described(name: str, given: dict[str, Any]) -> str:
-    """Return what all ranks must have in common of one argument."""
+    """Return a description of one argument, which must be the same on all ranks."""
     value = given[name]
     if not isinstance(value, Tensor):
         return repr(value)
@@ -508,7 +508,7 @@ def _of_ranks(ranks: Sequence[int]) -> str:
 
 
 def _device_of_messages(group: Any) -> torch.device:
-    """Return the device on which a group exchanges small messages: if possible the CPU, which is not synchronised."""
+    """Return the device on which a group exchanges small messages: if possible the CPU, to avoid synchronisation."""
     if "cpu:" in str(dist.get_backend_config(group)):
         return torch.device("cpu")
     kind = torch.accelerator.current_accelerator()
