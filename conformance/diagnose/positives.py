@@ -112,7 +112,7 @@ def batch_setting(batch: Batch, rows: Tensor | None = None) -> Setting:
 
 
 def similarity_rows(case: Case) -> list[tuple[int, list[int]]]:
-    """Return the row and the columns of each row of the similarity matrix, as indices of the concatenated matrices."""
+    """Return, for each row of the similarity matrix, the indices of its row and columns in the joined matrices."""
     places = iter(range(sum(map(len, case.matrices.values()))))
     rows = {name: [next(places) for _ in matrix] for name, matrix in case.matrices.items()}
     columns: dict[int, list[int]] = defaultdict(list)

@@ -57,7 +57,7 @@ from .usages import BY_NAME, NotApplicable, Use
 Tensor = torch.Tensor
 
 PROBED_AS = {"stacked": "views", "interleaved": "views", "towers": "views"}
-"""Calls whose targets are identified by batches of another call, and that other call."""
+"""Targets with these calls are identified with batches of another call, the value. Other calls keep their own."""
 
 REQUIRED: Mapping[str, tuple[str, str]] = {
     "queue": ("info_nce", "negatives"),
@@ -80,7 +80,7 @@ TRIAL_NUMBERS: Mapping[str, Mapping[str, float]] = {
     "bias": {"bias": -10.0},
     "tau_plus": {"tau_plus": 0.1, "beta": 1.0},
 }
-"""By name of a parameter: a target with this parameter gets those of these keywords that it takes, in trial calls."""
+"""By parameter: keywords for trial calls of a target that has this parameter. Those it does not take are left out."""
 
 
 @dataclass(frozen=True, eq=False)
