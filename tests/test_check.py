@@ -357,7 +357,7 @@ def test_misuse_of_the_command_line_exits_2(capsys: pytest.CaptureFixture[str]) 
 
 def test_target_that_cannot_run_exits_3(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("check", "nowhere.py:supcon", "--loss", "supcon") == 3
-    assert "could not run: no file nowhere.py" in capsys.readouterr().err
+    assert "could not run: there is no file nowhere.py" in capsys.readouterr().err
     assert call("check", f"{LOSSES}:supkon", "--loss", "supcon") == 3
     assert call("check", f"{LOSSES}:supcon", "--loss", "supcon", "--device", "cuda:77") == 3
     capsys.readouterr()

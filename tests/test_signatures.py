@@ -276,7 +276,7 @@ def test_identify_uses_the_same_calls(name: str, call: str) -> None:
 
 
 def test_near_name_is_suggested() -> None:
-    with pytest.raises(TargetError, match=r"shapes.py has no by_scael; did you mean 'by_scale'\?"):
+    with pytest.raises(TargetError, match=r"shapes.py has no attribute 'by_scael'; did you mean 'by_scale'\?"):
         find(f"{SHAPES}:by_scael")
 
 

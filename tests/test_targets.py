@@ -129,10 +129,10 @@ def test_arrays_are_guessed_from_annotations_then_imports(tmp_path: Path) -> Non
     ("spec", "words"),
     [
         ("losses.supcon", "expected package.module:attribute or file.py:attribute"),
-        ("nowhere.py:supcon", "no file nowhere.py"),
+        ("nowhere.py:supcon", "there is no file nowhere.py"),
         ("no_such_package.losses:supcon", "cannot be imported: ModuleNotFoundError: No module named 'no_such_package'"),
-        (f"{LOSSES}:supkon", "has no supkon"),
-        (f"{LOSSES}:Module.nothing", "has no Module.nothing"),
+        (f"{LOSSES}:supkon", "has no attribute 'supkon'"),
+        (f"{LOSSES}:Module.nothing", "has no attribute 'Module.nothing'"),
         (f"{LOSSES}:NOT_A_FUNCTION", "it is an int, which cannot be called"),
     ],
 )

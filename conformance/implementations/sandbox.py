@@ -62,7 +62,7 @@ def find(spec: str) -> Any:
         raise TargetMisused(f"{spec!r}: expected package.module:attribute or file.py:attribute")
     path = Path(name) if name.endswith(".py") else None
     if path and not path.is_file():
-        raise TargetError(f"no file {name}")
+        raise TargetError(f"there is no file {name}")
     folder = str(path.resolve().parent if path else Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -78,7 +78,7 @@ def find(spec: str) -> Any:
     except AttributeError:
         near = get_close_matches(attribute, [key for key in vars(module) if not key.startswith("_")], 1)
         hint = "".join(f"; did you mean {key!r}?" for key in near)
-        raise TargetError(f"{name} has no {attribute}{hint}") from None
+        raise TargetError(f"{name} has no attribute {attribute!r}{hint}") from None
     except Exception as error:  # a module's __getattr__ may import
         raise TargetError(f"{name}: {attribute}: {type(error).__name__}: {error}") from None
 
