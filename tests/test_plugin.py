@@ -529,7 +529,7 @@ def test_wrong_options_are_reported(project: pytest.Pytester, options: list[str]
 def test_an_unknown_target_is_reported(project: pytest.Pytester) -> None:
     options = ["--pairproof-target=losses:nobody", "--pairproof-loss=supcon", "--pairproof-case=*temperature-1"]
     result = project.runpytest_inprocess("--pyargs", "pairproof.conformance", "--import-mode=importlib", *options)
-    result.stdout.fnmatch_lines(["losses:nobody cannot be judged: losses has no nobody"])
+    result.stdout.fnmatch_lines(["losses:nobody cannot be judged: losses has no attribute 'nobody'"])
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
