@@ -618,32 +618,50 @@ def answer_of(function, call, probe):
     return [answer.total, *([] if answer.gradient is None else answer.gradient.flatten().tolist())]
 
 
-def is_right_on_every_probe(fault):
-    """Whether a fault is the correct loss on what identify passes: it is wrong only for options, such as weights."""
+def is_right_on_every_probe(fault, options):
+    """Whether a fault is the correct loss wherever it accepts what identify passes: its mistake needs another argument.
+
+    The options are those that identify has found.
+    """
+    if options:
+        towers = getattr(fast, LOSSES[fault.loss].function)
+
+        def loss(view_a, view_b, temperature):
+            return towers(view_a, view_b, temperature=temperature, **options)
+
+    else:
+        loss = RIGHT[fault.loss, fault.call]
     own = [probes for probes in PROBES if CALLED_AS.get(probes.call, probes.call) == fault.call]
     batches = [batch for probes in own for batch in (*probes.alike, *probes.further, *probes.edges)]
+    accepted = 0
     for probe in (Probe(batch, at) for batch in batches for at in (0.1, 0.5)):
-        given, right = (answer_of(f, fault.call, probe) for f in (fault.function, RIGHT[fault.loss, fault.call]))
-        if given != pytest.approx(right, rel=1e-9, abs=1e-12, nan_ok=True):
+        given, right = (answer_of(f, fault.call, probe) for f in (fault.function, loss))
+        if given and given != pytest.approx(right, rel=1e-9, abs=1e-12, nan_ok=True):
             return False
-    return True
+        accepted += bool(given)
+    return accepted >= 8
 
 
 @pytest.mark.parametrize("step", [34, pytest.param(4, marks=pytest.mark.slow)])
 def test_known_faults_are_named_or_reported_as_another_loss(step):
     """A fault that is the correct loss on every probe is reported as that loss."""
-    chosen, missed, right = FAULTS[::step], [], 0
+    chosen, missed, right, refused = FAULTS[::step], [], 0, 0
     for fault in chosen:
-        identification = found(fault.function, call=fault.call, faults=FAULTS)
+        try:
+            identification = found(fault.function, call=fault.call, faults=FAULTS)
+        except TargetError:  # it refuses labels with several positives
+            refused += 1
+            continue
         named = any(name.startswith(f"{fault.name}:") for name in identification.faults)
         if named or identification.wrong or is_another_loss(identification, fault):
             continue
-        if is_right_on_every_probe(fault):
+        if is_right_on_every_probe(fault, identification.options):
             assert (identification.verdict, identification.loss, identification.faults) == ("match", fault.loss, [])
             right += 1
         else:
             missed.append(fault.name)
     assert len(missed) <= 0.2 * (len(chosen) - right), missed
+    assert refused <= 2
 
 
 def test_fault_that_refuses_a_batch_is_named_and_the_correct_loss_is_not():

@@ -303,7 +303,7 @@ def test_the_jobs_cover_every_kernel_kind_and_length(kinds: Sequence[table.Kind]
     assert len({job[:5] for job in every}) == len(every)
     tiled = [job for job in every if job.kernel in KERNELS]
     forms = Counter((job.kind, job.dim) for job in tiled)
-    assert forms == dict.fromkeys(itertools.product(kinds, (64, 128)), 31)
+    assert forms == dict.fromkeys(itertools.product(kinds, (64, 128)), 33)
     assert all(job.machine == (job.dim == 128 or job.constants.get("FIXED") is True) for job in tiled)
     rest = Counter(job.kernel for job in every if job.kernel not in KERNELS)
     along_rows = {"prepare_labels", "prepare", "finish", "omitted", "combine", "combine_positives", "coefficients"}
