@@ -297,7 +297,8 @@ def test_calls_with_conflicting_arguments_are_rejected() -> None:
 
 
 @needs_triton
-@pytest.mark.parametrize("kinds", [("bfloat16",), pytest.param(KINDS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kinds", [("bfloat16",), KINDS])
+@pytest.mark.slow
 def test_the_jobs_cover_every_kernel_kind_and_length(kinds: Sequence[table.Kind]) -> None:
     every = tool.jobs([90], [64, 128], kinds)
     assert len({job[:5] for job in every}) == len(every)

@@ -179,6 +179,7 @@ def test_code_that_does_not_run_is_killed(
     assert (found.outcome, found.check) == ("killed", check)
 
 
+@pytest.mark.slow
 def test_mutants_are_judged_with_some_cases_only(capsys: pytest.CaptureFixture[str]) -> None:
     mutant = mutant_at("reference/terms.py", VALUE, "ReplaceBinaryOperator_Sub_Add")
     assert tool.main(["--id", mutant.id, "--case", "golden/supcon/two-rows"]) == 0

@@ -458,7 +458,10 @@ def cells(table: Any) -> list[list[str]]:
     return found
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 390)])
+@pytest.mark.parametrize(
+    ("scheme", "width"),
+    [("light", 390), *(pytest.param(name, 1280, marks=pytest.mark.slow) for name in ("light", "dark"))],
+)
 def test_the_page_works_in_a_browser(browser: Any, path: Path, data: dict[str, Any], scheme: str, width: int) -> None:
     errors: list[str] = []
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)

@@ -52,6 +52,7 @@ def check(library: Path, ours: str, **given: object) -> list[str]:
     return lines
 
 
+@pytest.mark.slow
 def test_right_replacement_passes_in_every_module_of_the_library(library: Path) -> None:
     [line] = check(library, "ours:Right")
     assert line == "toylib, test_double.py: 2 passed with its own classes, 2 with ours (calls: 3 unknown)"
