@@ -10,6 +10,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 from playwright.sync_api import sync_playwright  # type: ignore[import-not-found,unused-ignore]
@@ -50,7 +51,7 @@ def picture() -> bytes:
         assert top
         assert last
         height = last["y"] + last["height"] - top["y"] + 2 * MARGIN
-        clip = {
+        clip: Any = {
             "x": top["x"] - MARGIN,
             "y": top["y"] - MARGIN,
             "width": last["x"] + last["width"] - top["x"] + 2 * MARGIN,
