@@ -33,6 +33,7 @@ except ImportError as error:
 from ..fast import nt_xent_pairwise_loss
 from ..fast.checks import LOWEST, check_embeddings, check_ignored, check_labels_or_positives, check_references
 from ..fast.engine import AnchorValues, Batch, Rule, Similarity, Sizes, anchor_values
+from .evaluation import EvaluatedBy
 
 __all__ = ["NTXentLoss", "SupConLoss"]
 
@@ -73,10 +74,10 @@ class _PairLoss(GenericPairLoss):  # type: ignore[misc]
     """Evaluates a loss by the engine if possible, else by `_compute_loss` from the matrix of distances.
 
     Attributes:
-        evaluated_by: "engine" or "plain", for the last call; None before the first.
+        evaluated_by: "engine" or "plain", for the last call; see `pairproof.compat`. Empty before the first call.
     """
 
-    evaluated_by: str | None = None
+    evaluated_by: EvaluatedBy = ""
 
     def __init__(self, *, mat_based_loss: bool, temperature: Any, zero_for_single_pair: bool, **kwargs: Any) -> None:
         super().__init__(mat_based_loss=mat_based_loss, **kwargs)
