@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from pairproof.fast import (
+    dclw_loss,
     hard_negative_loss,
     info_nce_loss,
     interleaved_partners,
@@ -258,6 +259,13 @@ def _calls() -> dict[str, Call]:
         "ids of partners in the sigmoid loss": Call(
             lambda z, w, **o: sigmoid_loss(
                 z, w, partners=place % len(w), bias=-2.0, ignored_ids=ids, ref_ignored_ids=ref_ids, **o
+            ),
+            z,
+            (w,),
+        ),
+        "decoupled ids": Call(
+            lambda z, w, **o: dclw_loss(
+                z, place % len(w), ref_embeddings=w, ignored_ids=ids, ref_ignored_ids=ref_ids, **o
             ),
             z,
             (w,),
