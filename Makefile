@@ -111,7 +111,7 @@ kernels-long: $(VENV_STAMP) ## compile for more architectures, embedding dimensi
 KERNEL_TESTS := TRITON_INTERPRET=1 $(PYTEST)
 
 kernels-golden: $(VENV_STAMP) ## run the GPU kernels on golden cases, without a GPU
-	@echo "kernels-golden: pytest on tests/kernels without slow tests, in triton's interpreter; three minutes on two cores"
+	@echo "kernels-golden: pytest on tests/kernels without slow tests, in triton's interpreter; a minute and a half on two cores"
 	@$(KERNEL_TESTS) $(ARGS) tests/kernels
 
 kernels-golden-slow: $(VENV_STAMP) ## the same, including slow tests
