@@ -7,14 +7,12 @@ the median of the ratios of neighbouring samples. Each comparison runs in its ow
 from __future__ import annotations
 
 import argparse
-import gc
 import importlib
 import json
 import resource
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -22,13 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .alternate import LEAST, alternated
+from .measure import Clock
+
 COLUMNS, CLASSES = 128, 10
 SIZES = (64, 256, 1024)
 GIBIBYTES = 8
 """Limit on the address space of a process."""
-SECONDS = 4.0
-"""Duration of the samples of one comparison; a slow step is sampled at least `LEAST` times."""
-LEAST = 5
 
 PML = "pytorch_metric_learning"
 
@@ -66,14 +64,6 @@ def batch(size: int, form: str) -> tuple[Tensor, Tensor]:
     return rows, torch.randint(0, classes, (size,), generator=generator)
 
 
-def sampled(step: Callable[[], object], repeats: int) -> float:
-    """Return the CPU seconds per call."""
-    start = time.process_time()
-    for _ in range(repeats):
-        step()
-    return (time.process_time() - start) / repeats
-
-
 def measured(name: str, form: str, size: int) -> dict[str, Any]:
     """Compare both classes on one batch; return medians in milliseconds, and the ratio theirs / ours."""
     torch.set_num_threads(1)
@@ -96,20 +86,10 @@ def measured(name: str, form: str, size: int) -> dict[str, Any]:
         line = str(error).splitlines()[0]
         if "alloc" not in line:
             raise
-        return {**found, "ours": 1e3 * statistics.median(sampled(partial(step, "ours"), 1) for _ in range(LEAST))}
+        return {**found, "ours": 1e3 * statistics.median(Clock().call(partial(step, "ours"), 1) for _ in range(LEAST))}
     if not abs(value - theirs) <= 1e-4 * abs(theirs):
         raise ValueError(f"{name}, {form}, {size}: the values differ: {value}, {theirs}")
-    slowest = max(sampled(partial(step, side), 1) for side in losses)
-    repeats = max(1, int(0.01 / slowest))
-    rounds = max(LEAST, int(SECONDS / (2 * slowest * repeats)))
-    samples: dict[str, list[float]] = {"theirs": [], "ours": []}
-    gc.disable()
-    for turn in range(rounds):
-        for side in sorted(losses, reverse=bool(turn % 2)):
-            samples[side].append(sampled(partial(step, side), repeats))
-    ratios = [one / other for one, other in zip(samples["theirs"], samples["ours"], strict=True)]
-    medians = {side: 1e3 * statistics.median(times) for side, times in samples.items()}
-    return {**found, **medians, "ratio": statistics.median(ratios)}
+    return {**found, **alternated({side: partial(step, side) for side in losses})}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

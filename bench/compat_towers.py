@@ -7,7 +7,6 @@ a process is the median of the ratios of neighbouring samples; the table has the
 from __future__ import annotations
 
 import argparse
-import gc
 import importlib
 import json
 import statistics
@@ -26,12 +25,10 @@ from pairproof.compat import open_clip, sentence_transformers
 from pairproof.conformance.implementations.open_clip import OpenClip
 from pairproof.conformance.implementations.sentence_transformers import SentenceTransformers
 
-from .measure import Clock, train
+from .alternate import alternated
+from .measure import train
 
 SIZES = (64, 256, 1024)
-SECONDS = 1.0
-"""Duration of the samples of one process; there are at least `LEAST` of each class."""
-LEAST = 7
 
 Given = list[Tensor]
 Loss = Callable[[Given], Tensor]
@@ -121,17 +118,8 @@ def measured(name: str, size: int, columns: int) -> dict[str, Any]:
     ours, theirs = (float(train(steps[side], inputs)) for side in ("ours", "theirs"))
     if not abs(ours - theirs) <= 1e-4 * abs(theirs):
         raise ValueError(f"{name}, {size}: the values differ: {ours}, {theirs}")
-    clock = Clock()
-    slowest = max(clock.call(partial(train, each, inputs), 3) for each in steps.values())
-    repeats = max(1, int(0.01 / slowest))
-    samples: dict[str, list[float]] = {side: [] for side in steps}
-    gc.disable()
-    for turn in range(max(LEAST, int(SECONDS / (2 * slowest * repeats)))):
-        for side in sorted(steps, reverse=bool(turn % 2)):
-            samples[side].append(clock.call(partial(train, steps[side], inputs), repeats))
-    ratios = [one / other for one, other in zip(samples["theirs"], samples["ours"], strict=True)]
-    medians = {side: 1e3 * statistics.median(times) for side, times in samples.items()}
-    return {**medians, "ratio": statistics.median(ratios), "by": evaluated_by(losses["ours"])}
+    found = alternated({side: partial(train, each, inputs) for side, each in steps.items()})
+    return {**found, "by": evaluated_by(losses["ours"])}
 
 
 def evaluated_by(loss: Loss) -> str:

@@ -8,12 +8,9 @@ its own process. Rows are those of two views of ``rows / 2`` items.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
-import statistics
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,11 +23,10 @@ from pairproof.compat import lightly, supcontrast
 from pairproof.conformance.implementations.lightly import Lightly, LightlyDecoupled
 from pairproof.conformance.implementations.supcontrast import SupContrast
 
+from .alternate import alternated
+
 COLUMNS, CLASSES, BANK = 128, 10, 4096
 SIZES = (64, 256, 1024)
-SECONDS = 1.0
-"""Duration of the samples of one comparison; there are at least `LEAST` of each class."""
-LEAST = 7
 
 LOSSES: dict[str, tuple[str, dict[str, Any], str]] = {
     "SupConLoss, SimCLR": ("SupConLoss", {}, "none"),
@@ -74,14 +70,6 @@ def step_of(loss: Any, size: int, given: str) -> Callable[[], float]:
     return step
 
 
-def sampled(step: Callable[[], object], repeats: int) -> float:
-    """Return the CPU seconds per call."""
-    start = time.process_time()
-    for _ in range(repeats):
-        step()
-    return (time.process_time() - start) / repeats
-
-
 def measured(name: str, size: int) -> dict[str, Any]:
     """Compare both classes on one batch; return medians in milliseconds, and the ratio theirs / ours."""
     torch.set_num_threads(1)
@@ -96,16 +84,7 @@ def measured(name: str, size: int) -> dict[str, Any]:
         values[side] = steps[side]()
     if not abs(values["ours"] - values["theirs"]) <= 1e-4 * abs(values["theirs"]):
         raise ValueError(f"{name}, {size}: the values differ: {values}")
-    slowest = max(sampled(step, 2) for step in steps.values())
-    repeats = max(1, int(0.01 / slowest))
-    samples: dict[str, list[float]] = {"theirs": [], "ours": []}
-    gc.disable()
-    for turn in range(max(LEAST, int(SECONDS / (2 * slowest * repeats)))):
-        for side in sorted(steps, reverse=bool(turn % 2)):
-            samples[side].append(sampled(steps[side], repeats))
-    ratios = [one / other for one, other in zip(samples["theirs"], samples["ours"], strict=True)]
-    medians = {side: 1e3 * statistics.median(times) for side, times in samples.items()}
-    return {**medians, "ratio": statistics.median(ratios), "by": losses["ours"].evaluated_by}
+    return {**alternated(steps), "by": losses["ours"].evaluated_by}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
