@@ -13,7 +13,7 @@ where e^s_in is multiplied by the weight of the negative, if there are such weig
     supcon          mean over p in P(i) of -log(e^s_ip / D_ip)
     supcon_in       -log(mean over p in P(i) of e^s_ip / D_ip), or -log of the sum
     supcon_epsilon  sum over p of -log(e_ip / sum over a in A(i) of e_ia) / (|P(i)| + epsilon)
-                    with e_ij = exp(s_ij - max over all rows k, i included, of s_ik) + epsilon, epsilon = 1e-8
+                    with e_ij = exp(s_ij - max over A(i) and i itself of s_ik) + epsilon, epsilon = 1e-8
 
 With weights w_p of positives, supcon is the sum over P(i) of w_p times -log(e^s_ip / D_ip), divided by |P(i)| or by the
 sum of w_p.
@@ -252,6 +252,8 @@ def supcon_epsilon_loss(
     *,
     positives: Tensor | None = None,
     anchors: Tensor | None = None,
+    ignored: Tensor | None = None,
+    ignored_ids: Tensor | None = None,
     temperature: float | Tensor = 0.07,
     base_temperature: float | None = None,
     similarity: Similarity = "dot",
@@ -263,9 +265,9 @@ def supcon_epsilon_loss(
 ) -> Tensor:
     """The batch tutorial's supervised contrastive loss: an epsilon is added to every exponential and every |P(i)|.
 
-    Logits are relative to the row's maximum, which includes the self-similarity. The derivative of this loss includes
-    that of the maximum; the tutorial detaches the maximum. If several logits of a row are equal to the maximum, the
-    derivative uses the first of them.
+    Logits are relative to the row's maximum, which includes the self-similarity, but no ignored pair. The derivative of
+    this loss includes that of the maximum; the tutorial detaches the maximum. If several logits of a row are equal to
+    the maximum, the derivative uses the first of them.
 
     Example:
         >>> import torch
@@ -280,6 +282,10 @@ def supcon_epsilon_loss(
         labels: integers ``[N]``; rows with equal labels are positives of each other.
         positives: bool ``[N, N]`` instead of labels; may be asymmetric, and its diagonal is ignored.
         anchors: bool ``[N]``, the rows that are anchors; None: all rows.
+        ignored: bool ``[N, N]``, the pairs (row, column) that are left out of numerator, denominator and maximum,
+            positives included. May be asymmetric; self pairs have no effect.
+        ignored_ids: integers ``[N]``; a pair of rows with equal ids is left out unless the column is a positive of the
+            row. For duplicates among the negatives; needs no array of all pairs.
         temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
             require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
@@ -303,8 +309,8 @@ def supcon_epsilon_loss(
     """
     rule = Rule("epsilon", similarity, temperature)
     policy = Policy(reduction, base_temperature, no_positive)
-    none = None, None, None
-    return labelled_loss(rule, policy, embeddings, labels, positives, anchors, none, none, validate, backend, group)
+    given = embeddings, labels, positives, anchors, (None, None, None), (ignored, ignored_ids, None)
+    return labelled_loss(rule, policy, *given, validate, backend, group)
 
 
 def labelled_loss(

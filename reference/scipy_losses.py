@@ -283,6 +283,8 @@ def supcon_epsilon_loss(
     *,
     positives: npt.ArrayLike | None = None,
     anchors: npt.ArrayLike | None = None,
+    ignored: npt.ArrayLike | None = None,
+    ignored_ids: npt.ArrayLike | None = None,
     temperature: float = 0.07,
     base_temperature: float | None = None,
     similarity: str = "dot",
@@ -291,9 +293,12 @@ def supcon_epsilon_loss(
 ) -> Values:
     """Sum over p of -log(e[i, p] / sum over a != i of e[i, a]) / (|P(i)| + 1e-8). Source: the batch tutorial."""
     mat = _mat(embeddings, similarity, temperature)
-    is_positive, is_negative = _masks(_others(mat, False), labels, positives)
-    e = np.exp(mat - mat.max(axis=1, keepdims=True)) + 1e-8
-    cost = -np.log(e / e.sum(axis=1, keepdims=True, where=is_positive | is_negative))
+    is_positive, is_negative = _masks(_others(mat, False), labels, positives, None, ignored, ignored_ids)
+    compared = is_positive | is_negative | np.eye(len(mat), dtype=bool)
+    top = mat.max(axis=1, keepdims=True, initial=-np.inf, where=compared)
+    e = np.exp(np.where(compared, mat - top, 0)) + 1e-8
+    total = e.sum(axis=1, keepdims=True, where=is_positive | is_negative)
+    cost = -np.log(e / np.where(total == 0, 1, total))
     number = is_positive.sum(axis=1)
     each = cost.sum(axis=1, where=is_positive) / (number + 1e-8)
     return _values(each, anchors, temperature, base_temperature, reduction, no_positive, number == 0)

@@ -7,7 +7,7 @@ N(i) is the rest of A(i). The loss of anchor i is
     supcon_loss          L_i = 1/|P(i)| Σ_{p∈P(i)} -log( e^s_ip / D_ip )                           (L_out)
     supcon_in_loss       L_i = -log( 1/|P(i)| Σ_{p∈P(i)} e^s_ip / D_ip )                           (L_in)
     supcon_epsilon_loss  L_i = 1/(|P(i)| + ε) Σ_{p∈P(i)} -log( e_ip / Σ_{a∈A(i)} e_ia )
-                         with e_ij = exp( s_ij - max_k s_ik ) + ε, where k may be i, and ε = 1e-8
+                         with e_ij = exp( s_ij - max_k s_ik ) + ε, where k is in A(i) or i itself, and ε = 1e-8
 
 The argument ``denominator`` selects D_ip (the names are those of the authors' TensorFlow code):
 
@@ -114,8 +114,9 @@ def supcon_in_anchor(
 
 def supcon_epsilon_anchor(s: Row, i: int, A: Columns, P: Columns, N: Columns) -> Anchor:
     """L_i = 1/(|P(i)| + ε) Σ_{p∈P(i)} -log( e_ip / Σ_{a∈A(i)} e_ia ): the batch tutorial."""
-    maximum = s[largest(s)]
-    e = [np.exp(s_ij - maximum) + EPSILON for s_ij in s]
+    compared = sorted([i, *A])
+    maximum = s[compared[largest([s[k] for k in compared])]]
+    e = {a: np.exp(s[a] - maximum) + EPSILON for a in A}
     pairs = [cross_entropy_of_exponentials(e, i, p, A, shift=maximum) for p in P]
     return total(pair.value for pair in pairs) / (zero_like(maximum) + len(P) + EPSILON), pairs
 
@@ -275,6 +276,8 @@ def supcon_epsilon_loss(
     *,
     positives: npt.ArrayLike | None = None,
     anchors: npt.ArrayLike | None = None,
+    ignored: npt.ArrayLike | None = None,
+    ignored_ids: npt.ArrayLike | None = None,
     temperature: float = 0.07,
     base_temperature: float | None = None,
     similarity: str = "dot",
@@ -283,8 +286,8 @@ def supcon_epsilon_loss(
 ) -> Result:
     """The batch tutorial's supervised contrastive loss: an epsilon is added to every exponential and every |P(i)|.
 
-    Logits are relative to the row's maximum, which includes the self-similarity. The derivative of this loss includes
-    that of the maximum; the tutorial detaches the maximum.
+    Logits are relative to the row's maximum, which includes the self-similarity, but no ignored pair. The derivative of
+    this loss includes that of the maximum; the tutorial detaches the maximum.
 
     Example:
         >>> z = [[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]]
@@ -297,6 +300,9 @@ def supcon_epsilon_loss(
         labels: [N] integers; rows with equal labels are positives of each other.
         positives: bool [N, N] instead of labels; may be asymmetric, and its diagonal is ignored.
         anchors: bool [N], the rows that are anchors; all rows by default.
+        ignored: bool [N, N], the pairs (row, column) that are left out of numerator, denominator and maximum, positives
+            included. May be asymmetric; self pairs have no effect.
+        ignored_ids: [N] integers; a pair of rows with equal ids is left out unless the column is a positive of the row.
         temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".

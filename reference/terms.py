@@ -8,7 +8,7 @@ float64.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -84,7 +84,7 @@ def cross_entropy(s: Row, i: int, p: int, members: Columns) -> Pair:
     )
 
 
-def cross_entropy_of_exponentials(e: Row, i: int, p: int, members: Columns, *, shift: Scalar) -> Pair:
+def cross_entropy_of_exponentials(e: Mapping[int, Scalar], i: int, p: int, members: Columns, *, shift: Scalar) -> Pair:
     """Return -log( e_ip / Σ_{a∈members} e_ia ), where p is a member and e is relative to e^shift."""
     denominator = total(e[a] for a in members)
     rest = total((e[a] for a in members if a != p), start=zero_like(e[p]))

@@ -73,6 +73,8 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "pairs": ("nt_bxent", {"positive_pairs": PAIRS, "ignored": mask(), "ignored_ids": IDS}),
     "hard negatives": ("hard_negative", OF_REFERENCES),
     "weighted positives": ("dclw", {**OF_REFERENCES, "detach_weights": False}),
+    "epsilon": ("supcon_epsilon", {"labels": LABELS, "ignored": mask(), "ignored_ids": IDS, "similarity": "dot"}),
+    "epsilon, cosine": ("supcon_epsilon", {"positives": mask(seed=8), "ignored": mask(), "similarity": "cosine"}),
 }
 
 
@@ -140,6 +142,11 @@ def test_triton_refuses_ignored_pairs_by_or_beside_a_mask(given: dict[str, Tenso
         fast.supcon_loss(z, **given, backend="triton")
 
 
+def test_triton_refuses_ignored_ids_in_supcon_epsilon_loss() -> None:
+    with pytest.raises(ValueError, match=r"mask of positives or in supcon_epsilon_loss; backend=\"auto\""):
+        fast.supcon_epsilon_loss(rows(dtype=torch.float32), LABELS, ignored_ids=IDS, backend="triton")
+
+
 @pytest.mark.parametrize("changed", ["ignored", "ignored_ids"])
 def test_mask_and_ids_must_not_change_before_the_backward_pass(changed: str) -> None:
     given = {"ignored": mask(), "ignored_ids": IDS.clone()}
@@ -182,6 +189,37 @@ def test_large_norm_of_a_row_that_is_ignored_does_not_overflow() -> None:
         z.tolist(), [0, 0, 1, 1], ignored=ignored.tolist(), similarity="dot", temperature=1.0
     ).loss
     assert found.item() == pytest.approx(result, rel=1e-12)
+
+
+@pytest.mark.parametrize("backend", ["auto", "tiled", "exact"])
+def test_epsilon_loss_compares_with_the_largest_pair_that_counts(backend: Any) -> None:
+    """The anchor's logits are 1 (itself), 2 and 0.5 (pairs that count), and 60 (ignored)."""
+    z = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.5, 0.0], [60.0, 0.0]], dtype=torch.float64)
+    ignored = torch.zeros(4, 4, dtype=torch.bool)
+    ignored[0, 3] = True
+    options = {"temperature": 1.0, "anchors": torch.tensor([True, False, False, False]), "backend": backend}
+    found = fast.supcon_epsilon_loss(z, torch.tensor([0, 1, 0, 1]), ignored=ignored, **options)
+    e = [math.exp(s - 2.0) + 1e-8 for s in (2.0, 0.5)]
+    assert found.item() == pytest.approx(-math.log(e[1] / sum(e)) / (1 + 1e-8), rel=1e-14)
+
+
+@pytest.mark.parametrize("backend", ["auto", "tiled", "exact"])
+def test_epsilon_loss_has_finite_derivatives_beside_ignored_pairs(backend: Any) -> None:
+    """The ignored pair's exponential would overflow; the last anchor has only ignored pairs."""
+    z = rows(4).requires_grad_()
+    ignored = torch.zeros(4, 4, dtype=torch.bool)
+    ignored[0, 3] = ignored[3] = True
+
+    def loss(z: Tensor) -> Tensor:
+        far = torch.tensor([1.0, 1.0, 1.0, 2000.0], dtype=z.dtype)[:, None]
+        labels, options = torch.tensor([0, 0, 1, 1]), {"temperature": 0.5, "backend": backend}
+        return fast.supcon_epsilon_loss(z * far, labels, ignored=ignored, reduction="none", **options)[[0, 1, 3]].sum()
+
+    (gradient,) = torch.autograd.grad(loss(z), z, create_graph=True)
+    (again,) = torch.autograd.grad(gradient.square().sum(), z)
+    assert gradient.isfinite().all()
+    assert again.isfinite().all()
+    assert gradient.any()
 
 
 def case(**arguments: Any) -> Case:

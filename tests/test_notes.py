@@ -832,7 +832,7 @@ RULES: list[Rule] = [
     (r"every row of both towers has a partner", lambda c: sorted(c.given["partners"]) == list(range(c.n))),
     (r"the first and the third row have the same id", lambda c: c.given["ignored_ids"][0] == c.given["ignored_ids"][2]),
     (
-        r"the third row has only ignored pairs, and the value 0",
+        r"[Tt]he third row has only ignored pairs, and the value 0",
         lambda c: all(c.given["ignored"][2]) and c.golden.expected.loss[2] == 0,
     ),
     (r"All pairs are ignored, and their mean is 0", lambda c: not any(c.case.members()) and c.loss == 0),

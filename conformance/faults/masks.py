@@ -317,3 +317,49 @@ def dclw_weights_of_the_rows_that_are_not_ignored(
         batch = batch._replace(other=batch.other & ~ignored)
         weights = 2 - (2 - weights) * (1 - ignored.sum(dim=1, keepdim=True) / len(ignored))
     return parts.decoupled_values(batch, weights)
+
+
+@fault("supcon_epsilon", level="policies")
+def supcon_epsilon_maximum_of_ignored_pairs(
+    embeddings: Tensor, labels: Tensor, *, temperature: float, ignored: Tensor | None = None
+) -> Tensor:
+    """The maximum that is subtracted before exp includes the ignored pairs."""
+    batch = parts.products(embeddings, labels, temperature)
+    return parts.epsilon_anchors(parts.without(batch, ignored), parts.exponentials(batch))
+
+
+@fault("supcon_epsilon", level="policies")
+def supcon_epsilon_of_ignored_pairs(
+    embeddings: Tensor, labels: Tensor, *, temperature: float, ignored: Tensor | None = None
+) -> Tensor:
+    """The logits of ignored pairs are -infinity, but the epsilon of each is still in the denominator."""
+    batch = parts.products(embeddings, labels, temperature)
+    kept = parts.without(batch, ignored)
+    s = batch.s if ignored is None else batch.s.masked_fill(batch.other & ignored, -math.inf)
+    e = parts.exponentials(batch._replace(s=s))
+    return parts.epsilon_anchors(batch._replace(positive=kept.positive), e)
+
+
+@fault("supcon_epsilon", level="policies")
+def supcon_epsilon_maximum_without_the_self_pair(
+    embeddings: Tensor, labels: Tensor, *, temperature: float, ignored: Tensor | None = None
+) -> Tensor:
+    """With ignored pairs, the maximum is that of the positives and negatives only, without the self pair."""
+    batch = parts.products(embeddings, labels, temperature)
+    kept = parts.without(batch, ignored)
+    some = kept.other | ~kept.other.any(dim=1, keepdim=True)
+    s = batch.s if ignored is None else batch.s.masked_fill(~some, -math.inf)
+    return parts.epsilon_anchors(kept, parts.exponentials(batch._replace(s=s)))
+
+
+@fault("supcon_epsilon", level="policies")
+def supcon_epsilon_ignored_ids_of_positives(
+    embeddings: Tensor, labels: Tensor, *, temperature: float, ignored_ids: Tensor | None = None
+) -> Tensor:
+    """All pairs of rows with equal ids are left out, the positives too."""
+    batch = parts.products(embeddings, labels, temperature)
+    equal = None if ignored_ids is None else ignored_ids[:, None] == ignored_ids
+    kept = parts.without(batch, equal)
+    return parts.epsilon_anchors(
+        kept, parts.exponentials(batch._replace(s=batch.s.masked_fill(batch.other & ~kept.other, -math.inf)))
+    )

@@ -648,6 +648,13 @@ def diagonal(logits: Tensor) -> Rows:
     return Rows(logits, torch.arange(len(logits)))
 
 
+def without(batch: Batch, ignored: Tensor | None) -> Batch:
+    """The batch without the ignored pairs."""
+    return (
+        batch if ignored is None else batch._replace(positive=batch.positive & ~ignored, other=batch.other & ~ignored)
+    )
+
+
 def log_sum(s: Tensor, members: Tensor) -> Tensor:
     """[N, 1], the logarithm of the sum of the members' exponentials; a huge negative number if there are none."""
     return s.masked_fill(~members, torch.finfo(s.dtype).min).logsumexp(dim=1, keepdim=True)
@@ -680,8 +687,8 @@ def exponentials(batch: Batch) -> Tensor:
 
 def epsilon_anchors(batch: Batch, e: Tensor) -> Tensor:
     """[N], the value of every anchor in the batch tutorial's loss, from its exponentials plus epsilon."""
-    values = row_sums(e, batch.other)[:, None].log() - e.log()
-    return row_sums(values, batch.positive) / (batch.counts + EPSILON)
+    total = row_sums(e, batch.other).where(batch.other.any(dim=1), 1.0)
+    return row_sums(total.log()[:, None] - e.log(), batch.positive) / (batch.counts + EPSILON)
 
 
 def supcon(embeddings: Tensor, labels: Tensor, *, temperature: float, base_temperature: float | None = None) -> Tensor:

@@ -115,9 +115,10 @@ def products_exceed_float32(case: Case) -> bool:
     return case.option("similarity") == "dot" and largest > math.sqrt(np.finfo(np.float32).max)
 
 
-def ignores_by_mask(case: Case) -> bool:
-    """Whether a case ignores pairs by a mask, or by ids together with a mask of positives."""
-    return "ignored" in case.arguments or case.arguments.keys() >= {"ignored_ids", "positives"}
+def ignores_without_kernels(case: Case) -> bool:
+    """Whether a case ignores pairs by a mask, or by ids together with a mask of positives or in supcon_epsilon."""
+    ids = "ignored_ids" in case.arguments
+    return "ignored" in case.arguments or (ids and ("positives" in case.arguments or case.entry.epsilon != 0))
 
 
 def weights_pairs(case: Case) -> bool:
@@ -134,7 +135,10 @@ class FastTriton(Fast):
     support = Support(
         also=(
             ("products exceed float32, in which the kernels compute", products_exceed_float32),
-            ("the kernels support ignored pairs by ids only, and not with a mask of positives", ignores_by_mask),
+            (
+                "the kernels support ignored pairs by ids only, and not with a mask of positives or in supcon_epsilon",
+                ignores_without_kernels,
+            ),
             ("the kernels do not support weights of pairs", weights_pairs),
             ("the kernels do not support rows of zeros", lambda case: case.option("zero_row") == "zero"),
         )

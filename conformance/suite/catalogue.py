@@ -135,7 +135,7 @@ class Loss:
         variant: fields of ``diagnose.variants.Variant`` that describe the loss. If empty, ``diagnose`` evaluates the
             baseline instead.
         epsilon: number added to every exponential; the exponentials are relative to the maximum of the row, including
-            the self pair. 0 for most losses.
+            the self pair, but no ignored pair. 0 for most losses.
         functions: the "reference", "fast", "formula" and "weights" functions of a loss that is defined outside this
             package.
     """
@@ -381,6 +381,10 @@ def info_nce_baseline(logits: Tensor, member: Tensor, positive: Tensor, *, insid
 
 def supcon_epsilon_baseline(logits: Tensor, member: Tensor, positive: Tensor, *, epsilon: float = 1e-8) -> Tensor:
     """The batch tutorial's loss: epsilon is added to exponentials relative to the row's maximum, and to the count."""
+    import torch
+
+    compared = member | torch.eye(len(member), dtype=torch.bool)
+    logits = logits.masked_fill(~compared, -math.inf)
     e = (logits - logits.max(dim=1, keepdim=True)[0]).exp() + epsilon
     ratio = e.where(member, 0.0).sum(dim=1, keepdim=True).log() - e.log()
     return ratio.where(positive, 0.0).sum(dim=1) / (positive.sum(dim=1).to(e.dtype) + epsilon)
@@ -556,7 +560,7 @@ for _loss in (
         module_class="SupConEpsilonLoss",
         source="the batch tutorial of 31 January 2023",
         positives_by="labels",
-        keywords={**_BY_LABELS, "similarity": "dot", "no_positive": "zero"},
+        keywords={**_BY_LABELS, "similarity": "dot", "ignored": None, "ignored_ids": None, "no_positive": "zero"},
         baseline=supcon_epsilon_baseline,
         variant={"form": "mean", "guard": "each 1e-08"},
         epsilon=1e-8,

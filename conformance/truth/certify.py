@@ -79,19 +79,20 @@ def maximum_is_tied(case: Case) -> bool:
     scale = max(x.as_integer_ratio()[1] for x in case.embeddings.ravel().tolist())
     rows = np.array([[int(Fraction(x) * scale) for x in row] for row in case.embeddings.tolist()], dtype=object)
     products: list[list[int]] = (rows @ rows.T).tolist()
-    positives = case.positives()
+    positives, members = case.positives(), case.members()
     tied = False
     for i in (i for i in case.anchors() if positives[i]):
         if case.option("similarity") == "cosine":
-            for j in range(case.n):
+            for j in members[i]:
                 # A cosine whose square is at most 1 - 2^-51 rounds to less than 1.
                 most = products[i][i] * products[j][j]
                 if products[i][j] > 0 and most * (2**51 - 1) < products[i][j] ** 2 * 2**51 != most * 2**51:
                     raise CertificationError(f"{case.id}: rows {i} and {j} are too close to parallel")
             continue
-        top = max(products[i])
-        largest = [j for j in range(case.n) if products[i][j] == top]
-        rounded = [j for j in range(case.n) if products[i][j] / scale**2 == top / scale**2]
+        compared = sorted([i, *members[i]])
+        top = max(products[i][j] for j in compared)
+        largest = [j for j in compared if products[i][j] == top]
+        rounded = [j for j in compared if products[i][j] / scale**2 == top / scale**2]
         if largest != rounded:
             raise CertificationError(f"{case.id}: the largest products of row {i} are equal in float64")
         tied = tied or len(largest) > 1

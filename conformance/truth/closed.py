@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import cast
 
 from flint import arb
 
@@ -59,6 +60,7 @@ def evaluated(case: Case, form: Form, i: int, row: Sequence[arb]) -> tuple[arb, 
         return arb(0), [arb(0)] * len(row)
     temperature, base = arb(case.temperature), case.option("base_temperature")
     scale = arb(1) if base is None else temperature / arb(base)
+    form = partial(cast(Callable[..., Closed], form), own=i) if case.entry.epsilon else form
     value, slopes = form([x / temperature + case.bias for x in row], case.members()[i], case.positives()[i])
     factor = scale / temperature
     return value * scale, [slopes[k] * factor if k in slopes else arb(0) for k in range(len(row))]
@@ -140,9 +142,9 @@ def _sigmoid(s: Sequence[arb], members: Columns, positives: Columns) -> Closed:
     return value, slopes
 
 
-def _with_epsilon(s: Sequence[arb], members: Columns, positives: Columns, epsilon: float) -> Closed:
-    """L = Σ_P (log Σ_A e - log e_p) / (|P| + ε), where e = e^(s - top) + ε, and top is the largest logit of the row."""
-    largest = max(range(len(s)), key=lambda k: float(s[k]))
+def _with_epsilon(s: Sequence[arb], members: Columns, positives: Columns, epsilon: float, own: int) -> Closed:
+    """L = Σ_P (log Σ_A e - log e_p) / (|P| + ε), where e = e^(s - top) + ε, and top is the largest of A and ``own``."""
+    largest = max(sorted([own, *members]), key=lambda k: float(s[k]))
     e = {a: (s[a] - s[largest]).exp() for a in members}
     total = _sum(e.values()) + arb(epsilon) * len(members)
     count = len(positives) + arb(epsilon)

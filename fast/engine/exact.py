@@ -239,13 +239,14 @@ class _Row:
         near zero, both where s - max is near zero and where e^(s - max) is far below epsilon. Their differences then
         keep their digits.
 
-        The maximum is a logit too. Under "dot", ``star`` marks the pair that attains it, the first one on a tie. Under
-        "cosine" it is the self-similarity, a constant.
+        The maximum is a logit too, that of the self pair or of a pair that counts. Under "dot", ``star`` marks the pair
+        that attains it, the first one on a tie. Under "cosine" it is the self-similarity, a constant.
         """
         if self.scaled.norm is not None:
             below = self.below_self()
         else:
-            bounded = logits.clamp(max=torch.finfo(logits.dtype).max)
+            compared = self.both | torch.eye(len(rows), dtype=torch.bool, device=rows.device)
+            bounded = torch.where(compared, logits.clamp(max=torch.finfo(logits.dtype).max), -math.inf)
             first = (bounded == bounded.amax(1, keepdim=True)).float().argmax(1, keepdim=True)
             self.star = torch.zeros_like(self.positive).scatter(1, first, True) & rows[:, None]
             below = logits - bounded.gather(1, first)

@@ -42,7 +42,7 @@ LARGEST_OF_FLOAT32 = 1e30
 LARGEST_LOGIT = 1e300
 """Largest bound on dot products, divided by the temperature, with which rows need no scaling in float64."""
 OMITS = (
-    "the kernels support ignored pairs by ids only, and not with a mask of positives;"
+    "the kernels support ignored pairs by ids only, and not with a mask of positives or in supcon_epsilon_loss;"
     ' backend="auto" evaluates such batches without them'
 )
 """Why ``backend="triton"`` refuses some batches with ignored pairs."""
@@ -86,7 +86,8 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True) -> tuple[Pl
     """
     embeddings, rule, targets = batch.embeddings, batch.rule, batch.targets
     omits = targets.omits
-    masked = targets.ignored is not None or (omits and targets.kind == "mask")
+    guarded = omits and rule.terms == "epsilon"
+    masked = targets.ignored is not None or guarded or (omits and targets.kind == "mask")
     weighted = WEIGHTED if targets.weighted else None
     lacking = weighted or (
         OMITS if masked else ZERO_ROWS if rule.zero_row == "zero" and rule.similarity == "cosine" else None
@@ -106,7 +107,7 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True) -> tuple[Pl
     keep = height == count or (targets.kind in ("partners", "none") and count * columns <= KEPT_ELEMENTS)
     if rule.terms == "sigmoid":
         return Plan("pairs", height, columns, backward and keep, reads), batch
-    if targets.weighted:
+    if targets.weighted or guarded:
         return Plan("rowwise", height, columns, False, reads), batch
     tiles = others is None and targets.kind in ("labels", "partners") and rule.terms in ("out", "in", "epsilon")
     tiles = tiles and not omits

@@ -57,6 +57,8 @@ class Panel(NamedTuple):
         some_negative: bool ``[b, 1]``, whether the row has a negative.
         number: ``[b, 1]``, positives per row in the computing dtype, at least 1.
         weights: the weights of pairs; None if there are none.
+        ignored: bool ``[b, M]``, the pairs of ``own`` except the self pairs; None if there are none. Only the terms
+            "epsilon" need it.
     """
 
     rows: slice
@@ -66,6 +68,7 @@ class Panel(NamedTuple):
     some_negative: Tensor
     number: Tensor
     weights: PairWeights | None = None
+    ignored: Tensor | None = None
 
     def sizes(self) -> tuple[Tensor, Tensor]:
         """Return the numbers of positives and of negatives ``[b]``, as in `AnchorValues`."""
@@ -133,11 +136,15 @@ def panels(batch: Batch, columns: int, rows: int) -> Iterator[Panel | LonePanel]
         else:
             positive, negative, itself = masks_of(targets, own, here, count, columns)
             number = positive.sum(1, keepdim=True).clamp(min=1).to(dtype)
-            weights = None
+            weights = ignored = None
+            if targets.omits and batch.rule.terms == "epsilon":
+                ignored = (
+                    itself if own is None else itself & (own[here, None] != torch.arange(columns, device=own.device))
+                )
             if targets.weighted:
                 positive, negative, weights = _weighted(batch, here, positive, negative)
                 itself = ~(positive | negative)
-            yield Panel(here, positive, negative, itself, negative.any(1, keepdim=True), number, weights)
+            yield Panel(here, positive, negative, itself, negative.any(1, keepdim=True), number, weights, ignored)
 
 
 def dtype_of_positives(batch: Batch) -> torch.dtype:
@@ -225,7 +232,9 @@ class _Row:
     """
 
     def __init__(self, logits: Tensor, panel: Panel, rule: Rule) -> None:
-        self.logits, self.panel = logits, panel
+        # The maximum that "epsilon" subtracts does not include ignored pairs.
+        self.logits = logits if panel.ignored is None else logits.masked_fill(panel.ignored, -math.inf)
+        self.panel = panel
         self.number = panel.positive.sum(1, keepdim=True).to(logits.dtype) if rule.terms == "epsilon" else panel.number
         if rule.terms in ("binary", "sigmoid", "epsilon"):
             return
@@ -429,7 +438,8 @@ def _guarded_weights(row: _Row, up: Tensor) -> Tensor:
     logits, number = row.logits, row.number
     star = logits.argmax(1, keepdim=True)
     exponentials, guarded = row.guarded(star)
-    share = exponentials / guarded.sum(1, keepdim=True)
+    total = guarded.sum(1, keepdim=True)
+    share = exponentials / torch.where(total == 0, 1.0, total)  # 0 if all other pairs are ignored
     through = share * number - torch.where(row.panel.positive, exponentials / (exponentials + EPSILON), 0.0)
     through = through * (up / (number + EPSILON))
     # Raising the maximum lowers every logit relative to it.
