@@ -102,6 +102,7 @@ def test_links_become_links_of_pages() -> None:
     assert build_docs.relinked(text, "README.md", names) == (
         "[a](speed.md#accuracy) b (`tools/mutants.md`) ![c](cpu.svg) [d](https://x.y/z.md) [e](#f)"
     )
+    assert build_docs.relinked('<img src="docs/a.png" width="9"\nalt="b">', "README.md", names) == "![b](a.png)"
     assert build_docs.relinked("[a](../README.md)", "fixtures/README.md", names) == "[a](readme.md)"
 
 

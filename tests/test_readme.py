@@ -7,6 +7,7 @@ import re
 import shlex
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -57,61 +58,61 @@ def commands(program: str, *, inline: bool) -> list[tuple[str, str]]:
 @pytest.fixture(scope="module")
 def names() -> dict[str, object]:
     """What the examples of the README define, run in their order."""
+    torch.manual_seed(0)
     found: dict[str, object] = {"__name__": "readme"}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "examples" / "adopter"))
-        for example in EXAMPLES:
-            exec(compile(example, str(README), "exec"), found)
+    for example in EXAMPLES:
+        exec(compile(example, str(README), "exec"), found)
     return found
 
 
 def test_examples_run(names: dict[str, object]) -> None:
-    assert len(EXAMPLES) == TEXT.count("```python") == 7
-    assert {"supcon", "test_supcon", "simclr", "clip", "moco"} <= set(names)
+    assert len(EXAMPLES) == TEXT.count("```python") == 2
+    assert {"supcon", "simclr", "clip", "moco"} <= set(names)
+
+
+def test_the_example_of_the_plugin_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    (example,) = blocks(DOCUMENTS["docs/judging.md"], "python")
+    monkeypatch.syspath_prepend(str(ROOT / "examples" / "adopter"))
+    found: dict[str, object] = {"__name__": "example"}
+    exec(compile(example, "docs/judging.md", "exec"), found)
+    assert callable(found["test_supcon"])
 
 
 def test_python_is_only_in_documents_whose_examples_are_run() -> None:
-    # tests/test_docs.py and, of docs/distributed.md, tests/test_distributed.py
-    run = ["README.md", *(f"docs/{page}.md" for page in ("calls", "compat", "distributed", "losses", "start", "train"))]
+    # here, in tests/test_docs.py and, of docs/distributed.md, in tests/test_distributed.py
+    pages = ("calls", "compat", "distributed", "judging", "losses", "start", "train")
+    run = ["README.md", *(f"docs/{page}.md" for page in pages)]
     assert [name for name, text in DOCUMENTS.items() if "```python" in text] == run
 
 
-def test_training_examples_compute_the_losses_they_name() -> None:
+def test_training_examples_compute_the_losses_they_name(names: dict[str, Any]) -> None:
     """Each loss against torch's cross-entropy, on the examples' own batch."""
-    torch.manual_seed(0)
-    given: dict[str, torch.Tensor] = {}
-    for example in EXAMPLES[2:]:
-        exec(compile(example, str(README), "exec"), given)
-
-    def unit(encoder: str, view: str) -> torch.Tensor:
-        return functional.normalize(given[encoder](given[view]), dim=1)
-
-    a, b = unit("encoder", "view_a"), unit("encoder", "view_b")
+    a, b = (functional.normalize(names["encoder"](names[view]), dim=1) for view in ("view_a", "view_b"))
     rows, diagonal = torch.cat([a, b]), torch.eye(16, dtype=torch.bool)
     logits = (rows @ rows.T).masked_fill(diagonal, float("-inf"))
     simclr = functional.cross_entropy(logits / 0.5, torch.arange(16).roll(8))
-    classes = given["labels"].repeat(2)
+    classes = names["labels"].repeat(2)
     positives = (classes[:, None] == classes[None, :]) & ~diagonal
     supcon = -(logits / 0.1).log_softmax(dim=1)[positives].mean()  # every class has as many rows
-    scores = unit("image_encoder", "view_a") @ unit("text_encoder", "view_b").T / 0.07
+    texts = functional.normalize(names["other_encoder"](names["view_b"]), dim=1)
+    scores = a @ texts.T / 0.07
     clip = (functional.cross_entropy(scores, torch.arange(8)) + functional.cross_entropy(scores.T, torch.arange(8))) / 2
-    earlier = functional.normalize(given["queue"], dim=1)  # the keys first, then the queue without its last keys
-    keys = unit("momentum_encoder", "view_b")
-    torch.testing.assert_close(earlier[:8], keys)
-    assert given["queue"].shape == (64, 16)
-    for name, expected in (("simclr", simclr), ("supcon", supcon), ("clip", clip)):
-        torch.testing.assert_close(given[name], expected)
+    queue = functional.normalize(names["queue"], dim=1)
+    scores = torch.cat([(a * texts).sum(dim=1, keepdim=True), a @ queue.T], dim=1)
+    moco = functional.cross_entropy(scores / 0.07, torch.zeros(8, dtype=torch.long))
+    for name, expected in (("simclr", simclr), ("supcon", supcon), ("clip", clip), ("moco", moco)):
+        torch.testing.assert_close(names[name], expected)
+    assert names["log_scale"].grad is not None
 
 
-def test_moco_example_contrasts_with_the_queue() -> None:
-    torch.manual_seed(0)
-    given: dict[str, torch.Tensor] = {}
-    exec(compile(EXAMPLES[2], str(README), "exec"), given)
-    source = EXAMPLES[6]
-    exec(compile(source[: source.index("queue = torch.cat")], str(README), "exec"), given)
-    a, keys = (functional.normalize(rows, dim=1) for rows in (given["encoder"](given["view_a"]), given["keys"]))
-    scores = torch.cat([(a * keys).sum(dim=1, keepdim=True), a @ functional.normalize(given["queue"], dim=1).T], dim=1)
-    torch.testing.assert_close(given["moco"], functional.cross_entropy(scores / 0.07, torch.zeros(8, dtype=torch.long)))
+def test_the_queue_begins_with_the_new_keys() -> None:
+    examples = blocks(DOCUMENTS["docs/train.md"], "python")
+    (moco,) = (example for example in examples if "queue" in example)
+    found: dict[str, Any] = {}
+    for block in (examples[0], moco):
+        exec(compile(block, "docs/train.md", "exec"), found)
+    assert found["queue"].shape == (64, 16)
+    torch.testing.assert_close(found["queue"][:8], found["keys"])
 
 
 def parse(line: str, *, inline: bool = False) -> None:
@@ -170,6 +171,8 @@ def test_links_in_the_documents_exist() -> None:
                 anchors = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
                 assert anchor in anchors, f"{name}: {link}#{anchor}"
             count += 1
+        for image in re.findall(r'<img src="([^"]*)"', text):
+            assert ((ROOT / name).parent / image).exists(), f"{name}: {image}"
     assert count > 15
 
 
@@ -186,18 +189,21 @@ def test_table_of_losses_has_the_signatures_and_the_keywords_of_the_code() -> No
 
 
 def assert_sample(document: str, line: str, exit_code: int) -> None:
-    """Assert that the sample of output in a document occurs in the output of a command, except for the seconds.
+    """Assert that each sample of output in a document occurs in the output of a command, except for the seconds.
 
     ``[...]`` in the sample stands for omitted lines.
     """
-    (sample,) = (block.lstrip("\n") for block in blocks(DOCUMENTS[document], "text"))
+    samples = [block.lstrip("\n") for block in blocks(DOCUMENTS[document], "text")]
+    assert samples
     done = CliRunner().invoke(app, shlex.split(line)[1:])
     assert done.exit_code == exit_code, done.output
     printed = "".join(f"{line.rstrip()}\n" for line in done.output.splitlines())
-    sample, rest = (re.sub(r"(?<= in )\d+\.\d s$", "", text, flags=re.MULTILINE) for text in (sample, printed))
-    for part in sample.split("[...]\n"):
-        assert part in rest
-        rest = rest.partition(part)[2]
+    *samples, printed = (re.sub(r"(?<= in )\d+\.\d s$", "", text, flags=re.MULTILINE) for text in (*samples, printed))
+    for sample in samples:
+        rest = printed
+        for part in sample.split("[...]\n"):
+            assert part in rest
+            rest = rest.partition(part)[2]
 
 
 @pytest.mark.slow

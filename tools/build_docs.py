@@ -33,6 +33,8 @@ ELSEWHERE: Mapping[str, str] = {
 }
 """The documents outside docs/ that are pages, with the names of the pages."""
 IMAGE = re.compile(r"(!\[[^\]]*\])\((?!https?:)[^)\s]*?([^/)\s]+)\)")
+TAG = re.compile(r'<img src="[^"]*?([^"/]+)".*?\salt="([^"]*)">', re.DOTALL)
+"""An image of a certain width or place, which only HTML can express."""
 LINK = re.compile(r"(?<!\!)\[([^\]\[]*(?:`[^`]*`)?[^\]\[]*)\]\((?!https?:|#)([^)\s]+)\)")
 
 
@@ -58,7 +60,7 @@ def relinked(text: str, document: str, names: Mapping[str, str]) -> str:
             return f"[{words}]({names[path]}{'#' * bool(place)}{place})"
         return words if f"`{path}`" in words or words.strip("`") == path else f"{words} (`{path}`)"
 
-    return LINK.sub(replaced, IMAGE.sub(r"\1(\2)", text))
+    return LINK.sub(replaced, IMAGE.sub(r"\1(\2)", TAG.sub(r"![\2](\1)", text)))
 
 
 def _default(loss: Loss, name: str) -> str:

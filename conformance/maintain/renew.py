@@ -20,8 +20,9 @@ TABLES = {
 """The scripts that write tables, and the file that each of them writes."""
 
 ADOPTER = "examples/adopter"
-COUNTED = ("README.md", f"{ADOPTER}/tests/test_conformance.py", f"{ADOPTER}/.github/workflows/conformance.yml")
+COUNTED = ("docs/judging.md", f"{ADOPTER}/tests/test_conformance.py", f"{ADOPTER}/.github/workflows/conformance.yml")
 """The files that state the number of checks in the tests of the example project."""
+README = "README.md"
 ASSERTED = re.compile(r'parametrize\((\w+), loss="(\w+)", checks=(\d+)\)')
 
 
@@ -38,7 +39,7 @@ def renew(top: Path, loss: str) -> list[str]:
     Raises:
         CouldNotRun: a script failed, or a part of the README's sample is missing.
     """
-    names = [*TABLES.values(), *COUNTED]
+    names = [*TABLES.values(), *COUNTED, README]
     if not all((top / name).is_file() for name in (*TABLES, *names)):
         return []
     before = {name: (top / name).read_bytes() for name in names}
@@ -50,7 +51,7 @@ def renew(top: Path, loss: str) -> list[str]:
             raise CouldNotRun(f"the fixtures are written, but {script} failed: {reason}; run it again")
     _count(top)
     if loss == "supcon":
-        _sample(top / "README.md")
+        _sample(top / README)
     return [name for name, content in before.items() if (top / name).read_bytes() != content]
 
 
@@ -66,10 +67,7 @@ def _count(top: Path) -> None:
 
 
 def _sample(readme: Path) -> None:
-    """Update the beginning and the end of the README's sample of the output of ``pairproof check``.
-
-    The beginning is the diagnosis; the end is everything from the counts of the levels.
-    """
+    """Update the diagnosis and the verdict in the README's sample of the output of ``pairproof check``."""
     text = readme.read_text(encoding="utf-8")
     main = "from pairproof.conformance.cli import main; main()"
     command = [sys.executable, "-c", main, "check", "losses.py:supcon", "--loss=supcon", "--seed=0"]
@@ -79,11 +77,10 @@ def _sample(readme: Path) -> None:
         environment = os.environ | {"COLUMNS": "80"}
         done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     printed = "\n".join(map(str.rstrip, done.stdout.splitlines()))
-    before, sample, after = re.split(r"(?<=```text\n)(.*?)(?=\n```)", text, maxsplit=1, flags=re.DOTALL)
-    for part in (r"^[^\n]*: explains \d+ of .*?(?=\nfailed |\n\[)", r"^formula: \d.*"):
-        places = [re.search(part, each, re.DOTALL | re.MULTILINE) for each in (sample, printed)]
-        old, new = (place[0] if place else "" for place in places)
-        if not (old and new):
-            raise CouldNotRun(f"{readme.name}: its first sample, or the output of its example, lacks {part}")
-        sample = sample.replace(old, new)
-    write_atomically(readme, f"{before}{sample}{after}")
+    for begin in (r"^[^\n]*: explains \d+ of ", r"^does not conform"):
+        part = re.compile(f"{begin}.*?(?=\nfailed |\n\\[|\n```|\\Z)", re.DOTALL | re.MULTILINE)
+        old, new = part.search(text), part.search(printed)
+        if old is None or new is None:
+            raise CouldNotRun(f"{readme.name}, or the output of its first example, lacks {begin}")
+        text = text.replace(old[0], new[0])
+    write_atomically(readme, text)
