@@ -338,7 +338,11 @@ def _verify_public() -> NoReturn:
 @with_options(Request, tables.CheckPrinting)
 def check(
     everything: Annotated[
-        bool, typer.Option("--all", help="Show and explain all failing cases, not only the 3 smallest.")
+        bool,
+        typer.Option(
+            "--all",
+            help="Also show the other failing cases, the counts for each flag, and all reasons for skipped cases.",
+        ),
     ] = False,
     **options: Any,
 ) -> None:

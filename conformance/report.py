@@ -59,6 +59,9 @@ TAGS = {Status.FAILED: "failure", Status.ERRORED: "error", Status.SKIPPED: "skip
 REPEAT = "repeat: "
 """The prefix of a command that repeats a check."""
 
+LISTED = 3
+"""Number of reasons for skipped cases that ``check`` prints without ``--all``."""
+
 ADD = "to add it: "
 """The prefix of a command that adds a batch to the golden cases."""
 
@@ -446,11 +449,15 @@ def _judged(result: CheckResult) -> Iterator[Part]:
     """The cases that were judged and skipped, and the checks in tables."""
     request = result.request
     yield f"{result.report.cases_chosen} of {result.cases} {request.loss} cases apply to this target"
-    for reason, count in result.left_out.most_common():
-        yield Text(f"  {count} skipped: {reason}", "dim")
+    reasons = result.left_out.most_common()
+    listed = reasons if result.explained is None or len(reasons) <= LISTED + 1 else reasons[:LISTED]
+    yield from (Text(f"  {count} skipped: {reason}", "dim") for reason, count in listed)
+    if rest := reasons[len(listed) :]:
+        number = sum(count for _, count in rest)
+        yield Text(f"  {number} skipped for {len(rest)} other reasons: --all shows them", "dim")
     if result.fresh:
         yield f"random batches: {len(result.fresh)}, drawn with --seed {request.seed}"
-    needed = (reason.removeprefix("needs ") for reason, _ in result.left_out.most_common() if "=" in reason)
+    needed = (reason.removeprefix("needs ") for reason, _ in reasons if "=" in reason)
     yield from (Text(f"  to claim a value that is built in, for example: --set {it}", "dim") for it in [*needed][:1])
     if result.not_tried:
         yield Text(f"  not tried: {', '.join(result.not_tried)}", "dim")
@@ -461,6 +468,7 @@ def _judged(result: CheckResult) -> Iterator[Part]:
 
 
 def _check_tables(result: CheckResult) -> Iterator[Part]:
+    """The checks by dtype; with ``--all`` also by flag, for the flags of failed checks."""
     shown = [status for status in Status if status is not Status.DEVIATES or result.declared]
     worst = {dtype: f"{ratio:#.3g}" for dtype, ratio in result.worst().items()}
     rows = [
@@ -469,6 +477,8 @@ def _check_tables(result: CheckResult) -> Iterator[Part]:
         if any(check.status is not Status.SKIPPED for check in checks)
     ]
     yield from _table("Checks by dtype (worst = largest error / bound)", ("dtype", *shown, "worst"), rows)
+    if result.explained is not None:
+        return
     shown.remove(Status.SKIPPED)
     failed = {flag for check in result.failures_required for flag in check.flags}
     flags = {flag: counts for flag, counts in result.flags().items() if flag in failed}

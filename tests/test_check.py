@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import shlex
 import sys
 from dataclasses import replace
@@ -106,8 +107,8 @@ def test_right_loss_conforms(chosen: list[str], capsys: pytest.CaptureFixture[st
     assert "call: labels, guessed from the parameters (embeddings, labels, temperature); override with --call" in text
     assert "arrays: torch, guessed from what its module imports (torch); override with --arrays" in text
     assert "rows: passed unnormalised" in text
-    assert "skipped: needs reduction=sum" in text
-    assert "skipped: has no parameter anchors" in text
+    assert "skipped: needs similarity=dot" in text
+    assert "other reasons: --all shows them" in text
     assert f"conforms at policies: {LOSSES}:supcon as supcon: " in text
     assert "Checks by flag" not in text
     assert "\nfailed " not in text
@@ -179,10 +180,28 @@ def test_first_failures_are_shown_and_option_all_shows_the_rest(capsys: pytest.C
     short = capsys.readouterr().out
     assert short.count("repeat: ") == 3
     assert "more cases: --all shows them" in short
+    assert "Checks by flag" not in short
     assert call(*arguments, "--all") == 1
     text = capsys.readouterr().out
     assert text.count("repeat: ") > 3
     assert "more cases" not in text
+    assert "Checks by flag" in text
+
+
+def test_the_commonest_reasons_for_skipped_cases_are_shown_and_option_all_shows_the_rest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ["check", f"{LOSSES}:supcon", "--loss", "supcon", "--case", "golden/supcon/[a-l]*"]
+    assert call(*arguments) == 0
+    short = capsys.readouterr().out
+    assert call(*arguments, "--all") == 0
+    text = capsys.readouterr().out
+    every = re.findall(r"^  (\d+) (skipped: .*)$", text, re.MULTILINE)
+    assert len(every) > 5
+    shown = re.findall(r"^  (\d+) (skipped: .*)$", short, re.MULTILINE)
+    assert shown == every[:3]
+    rest = sum(int(count) for count, _ in every[3:])
+    assert f"  {rest} skipped for {len(every) - 3} other reasons: --all shows them" in short
 
 
 def test_failure_is_kept_if_its_explanation_fails(monkeypatch: pytest.MonkeyPatch) -> None:
