@@ -264,7 +264,8 @@ class Ranks:
         self.second = Share(self.group, self.rank, tuple(line[3] for line in found))
         if self.first.total < least:
             name = next(iter(self.given))
-            raise ValueError(f"{name}: expected at least {least} rows on all ranks together, got {self.first.total}")
+            rows = "row" if least == 1 else "rows"
+            raise ValueError(f"{name}: expected at least {least} {rows} on all ranks together, got {self.first.total}")
 
     def refuse(self, error: Exception) -> NoReturn:
         """Raise an error of this rank on all ranks."""
@@ -331,7 +332,7 @@ class Ranks:
             backend: how they are evaluated; None: by a composition of several evaluations.
         """
         policy, own = replace(policy, ranks=self), batch.references.embeddings is None
-        self.meet(batch.embeddings, least=2 if own else 1)
+        self.meet(batch.embeddings, least=2 if own and batch.targets.kind == "partners" else 1)
         if not own:
             return batch, policy
         rows, targets, share = batch.embeddings, batch.targets, self.first

@@ -60,7 +60,7 @@ def nt_bxent_loss(
         0.9560
 
     Args:
-        embeddings: floating ``[N, D]``, N >= 2.
+        embeddings: floating ``[N, D]``, N >= 1.
         positive_pairs: integers ``[M, 2]``: (i, j) makes j a positive of i, but not i a positive of j. Duplicates and
             diagonal entries are allowed and have no effect; M may be 0.
         anchors: bool ``[N]``, the rows that are anchors; None: all rows.
@@ -94,7 +94,7 @@ def nt_bxent_loss(
     check_options(rule, policy, backend, validate=validate)
     ranks = None if group is None else ranks_of(group)
     shared = ranks is not None
-    sizes = check_embeddings(embeddings, similarity=similarity, validate=validate, least=0 if shared else 2)
+    sizes = check_embeddings(embeddings, similarity=similarity, validate=validate, least=0 if shared else 1)
     targets = check_positive_pairs(embeddings, positive_pairs, validate=validate, shared=shared)
     if anchors is not None:
         check_anchors(embeddings, anchors)

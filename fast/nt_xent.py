@@ -171,7 +171,7 @@ def nt_xent_pairwise_loss(
         0.5777
 
     Args:
-        embeddings: floating ``[N, D]``, N >= 2, or with references N >= 1.
+        embeddings: floating ``[N, D]``, N >= 1.
         labels: integers ``[N]``; rows with equal labels are positives of each other.
         positives: bool ``[N, N]`` instead of labels, with references ``[N, M]``; may be asymmetric, and self pairs are
             ignored.

@@ -104,7 +104,7 @@ def supcon_loss(
         0.4302
 
     Args:
-        embeddings: floating ``[N, D]``, N >= 2, or with references N >= 1.
+        embeddings: floating ``[N, D]``, N >= 1.
         labels: integers ``[N]``; rows with equal labels are positives of each other.
         positives: bool ``[N, N]`` instead of labels, with references ``[N, M]``; may be asymmetric, and self pairs are
             ignored.
@@ -196,7 +196,7 @@ def supcon_in_loss(
         0.7517
 
     Args:
-        embeddings: floating ``[N, D]``, N >= 2, or with references N >= 1.
+        embeddings: floating ``[N, D]``, N >= 1.
         labels: integers ``[N]``; rows with equal labels are positives of each other.
         positives: bool ``[N, N]`` instead of labels, with references ``[N, M]``; may be asymmetric, and self pairs are
             ignored.
@@ -278,7 +278,7 @@ def supcon_epsilon_loss(
         0.4302
 
     Args:
-        embeddings: floating ``[N, D]``, N >= 2.
+        embeddings: floating ``[N, D]``, N >= 1.
         labels: integers ``[N]``; rows with equal labels are positives of each other.
         positives: bool ``[N, N]`` instead of labels; may be asymmetric, and its diagonal is ignored.
         anchors: bool ``[N]``, the rows that are anchors; None: all rows.
@@ -356,9 +356,9 @@ def labelled_loss(
     ref_embeddings, ref_labels, _ = references
     ranks = None if group is None else ranks_of(group)
     shared = ranks is not None and ref_embeddings is None
-    least = 0 if ranks is not None else 2 if ref_embeddings is None else 1
     # As for dot products, rows of zeros are then valid.
     similarity = "dot" if rule.zero_row == "zero" else rule.similarity
+    least = 1 if ranks is None else 0
     sizes = check_embeddings(embeddings, similarity=similarity, validate=validate, least=least)
     others = check_references(embeddings, *references, similarity=similarity, validate=validate)
     targets = check_labels_or_positives(embeddings, labels, positives, others, ref_labels, shared=shared)

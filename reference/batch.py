@@ -76,7 +76,9 @@ def evaluate(
     checks.check_options({**options, "similarity": similarity, "zero_row": zero_row}, more_reductions)
     within = ref_embeddings is None
     checked = similarity if zero_row == "error" else "dot"  # rows of zeros are valid under "dot"
-    rows = checks.check_embeddings(embeddings, checked, least=2 if within else 1)
+    # Within a batch, a partner is another row.
+    least = 2 if within and partners is not ABSENT else 1
+    rows = checks.check_embeddings(embeddings, checked, least=least)
     references = checks.check_references(ref_embeddings, checked, rows, ref_labels=ref_labels, self_rows=self_rows)
     n, m = len(rows), len(rows if references is None else references)
 

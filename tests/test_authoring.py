@@ -770,7 +770,7 @@ def write(path: Path, content: object) -> Path:
         (b"\x93NUMPY\x01", [0, 0], "cannot be read as npy: "),
         ("1,2\n3\n", [0, 0], "line 2: expected 2 entries, as in the first line, got 1"),
         ("a,b\n1,2\n3,4\n", [0, 0], "line 1: expected a number, got 'a'"),
-        ("", [0, 0], "embeddings: expected at least 2 rows, got shape [0, 2]"),
+        ("", [0, 0], "embeddings: expected at least 1 row, got shape [0, 2]"),
     ],
 )
 def test_an_invalid_batch_is_reported_in_one_line(

@@ -79,6 +79,11 @@ def arguments_of(loss: Loss) -> set[str]:
     return {*loss.embeddings, *loss.keywords, *([loss.targets] if loss.targets else [])}
 
 
+def needs_two_rows(loss: Loss) -> bool:
+    """Return whether a batch without references needs two rows, because every row has another row as its partner."""
+    return loss.positives_by == "partners"
+
+
 @dataclasses.dataclass(frozen=True)
 class Bad:
     """One bad call: the arguments that replace valid ones, and the error that it must give.
@@ -172,10 +177,14 @@ def matrices() -> list[Bad]:
             text = f"no zero row under cosine similarity, got zeros in row {row}"
             arguments = {name: with_value(good, (row,), value), "similarity": "cosine"}
             rows.append(Bad(text, name, arguments, ValueError, text))
-        least = [(PLAIN, "2 rows"), (REFERENCES, "1 row")] if name == "embeddings" else [(Bad.forms, "1 row")]
-        for (where, count), columns in itertools.product(least, (0, 3)):
-            text = f"at least {count}, got shape [0, {columns}]"
-            rows += bad_values(name, (text, np.zeros((0, columns)), ValueError, text), forms=where)
+        for least, columns in itertools.product(("1 row", "2 rows"), (0, 3)):
+            text = f"at least {least}, got shape [0, {columns}]"
+            row = text, np.zeros((0, columns)), ValueError, text
+            if least == "2 rows":
+                rows += bad_values(name, row, losses=needs_two_rows, forms=PLAIN)
+            else:
+                rows += bad_values(name, row, losses=lambda loss: not needs_two_rows(loss))
+                rows += bad_values(name, row, losses=needs_two_rows, forms=REFERENCES)
     for name, model in (("ref_embeddings", "embeddings"), ("negatives", "embeddings_a")):
         good = MATRICES[name]
         for other in (good[:, :1], good[:, :2], np.hstack([good, good])):
@@ -481,6 +490,7 @@ TABLE = [
         {"embeddings": EMBEDDINGS[:1]},
         ValueError,
         "at least 2 rows, got shape [1, 3]",
+        losses=needs_two_rows,
         forms=PLAIN,
     ),
     *bad_values("ref_labels", ("without references", REF_LABELS, ValueError, BEFORE), forms=PLAIN),

@@ -409,8 +409,15 @@ WRONG: list[tuple[list[Any], str]] = [
         "TypeError: nt_xent_loss() got an unexpected keyword argument 'labels', on ranks 0, 1, 2",
     ),
     (
-        [call("supcon_loss", int(rank == 1)) for rank in range(3)],
-        "ValueError: embeddings: expected at least 2 rows on all ranks together, got 1",
+        [
+            ("nt_xent_loss", {"embeddings": ROWS[:n], "partners": torch.ones(n, dtype=torch.int64)}, ("embeddings",))
+            for n in (0, 1, 0)
+        ],
+        "ValueError: partners: expected rows in the range 0 to 0, got 1 in row 0, on rank 1",
+    ),
+    (
+        [call("supcon_loss", 0) for rank in range(3)],
+        "ValueError: embeddings: expected at least 1 row on all ranks together, got 0",
     ),
     (
         [("info_nce_loss", {**TOWERS, "embeddings_b": OTHERS[:n]}, ("embeddings_a",)) for n in (3, 3, 2)],

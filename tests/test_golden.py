@@ -292,7 +292,7 @@ FIELDS: list[tuple[str, str, Any, str]] = [
     ("supcon", "cases.0.embeddings.2.1", "1.5", "'1.5' is not of type 'number'"),
     ("supcon", "cases.0.embeddings.2.1", True, "True is not of type 'number'"),
     ("supcon", "cases.0.embeddings.2.1", math.inf, "expected a finite number"),
-    ("supcon", "cases.0.embeddings", [[1.0]], "expected at least 2 rows, got 1"),
+    ("nt_xent", "cases.0.embeddings", [[1.0]], "expected at least 2 rows, got 1"),
     ("supcon", "cases.0.embeddings.3", [0.0, -0.0, 0.0], "a zero vector has no cosine"),
     ("supcon", "cases.0.arguments", {}, "{} should be non-empty"),
     ("supcon", "cases.0.arguments.labels", [0, 0], "expected shape [6], got [2]"),

@@ -835,6 +835,7 @@ RULES: list[Rule] = [
         r"[Tt]he third row has only ignored pairs, and the value 0",
         lambda c: all(c.given["ignored"][2]) and c.golden.expected.loss[2] == 0,
     ),
+    (r"[Aa] batch of one row", lambda c: c.n == 1 and c.case.members() == [[]]),
     (r"All pairs are ignored, and their mean is 0", lambda c: not any(c.case.members()) and c.loss == 0),
     (
         r"[Aa]ll negatives of the second row are ignored, and its value is 0",

@@ -303,8 +303,9 @@ def reduced(found: AnchorValues, batch: Batch, policy: Policy) -> Tensor:
     values, positives, negatives = found
     rule, rows = batch.rule, batch.anchors
     if policy.no_negative == "nan" and (rule.terms == "binary" or rule.denominator == "only_negatives"):
-        # An anchor without positives follows `no_positive`, even if it has no negatives either.
-        values = torch.where((negatives == 0) & (positives > 0), torch.nan, values)
+        without = negatives == 0
+        # An anchor without positives follows `no_positive`, if the loss has it, even if it has no negatives either.
+        values = torch.where(without if rule.terms == "binary" else without & (positives > 0), torch.nan, values)
     if policy.no_positive == "nan":
         values = torch.where(positives == 0, torch.nan, values)
     elif policy.no_positive == "drop":

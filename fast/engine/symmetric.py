@@ -235,7 +235,8 @@ def _sums(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, buffer: Tensor
     if rule.terms == "epsilon":  # no row is more similar to a row than itself
         guard = torch.linalg.vecdot(rows, rows).exp2_().mul_(EPSILON)
         guarded = pos + guard * classes.positives
-        negatives = rows.shape[0] - 1 - classes.positives
+        # At least 1, so that the sums of a batch of one row, which do not count, are not 0.
+        negatives = max(rows.shape[0] - 1, 1) - classes.positives
         sums = Sums(neg + guard * negatives, guarded, guard / guarded, pos / guarded, guard)
     if classes.paired:
         return _Row(None, none, sums, lin, itself)

@@ -291,7 +291,8 @@ def _guarded(logits: Tensor, positive: Tensor, number: Tensor, batch: Batch, her
     own = _clear(exponentials, batch, here) * positive
     negative, many = exponentials - own, number.unsqueeze(1)
     pos = own.sum(1, keepdim=True).addcmul_(guard, many)
-    neg = negative.sum(1, keepdim=True).addcmul_(guard, logits.shape[1] - 1 - many)
+    others = max(logits.shape[1] - 1, 1)  # 1 for a batch of one row, so that its sums, which do not count, are not 0
+    neg = negative.sum(1, keepdim=True).addcmul_(guard, others - many)
     rest, guarded = formulas.rest_over(exponentials, guard, neg, pos)
     first = torch.linalg.vecdot(rest.log1p(), positive)
     own.mul_((many - 1 - rest).div_(neg + pos))
