@@ -410,8 +410,8 @@ def check_arguments(path: str, loss: Loss, given: Mapping[str, Any], cosine: boo
         raise FixtureError(f"{path}.arguments.{name}: negatives take the place of the batch")
     for name in WEIGHTS.keys() & given.keys():
         given = {**given, name: np.array(given[name], dtype=np.float64)}
-    least = 2 if within and loss.positives_by == "partners" else 1
-    expect(n >= least, f"{path}.embeddings", f"at least {least} rows", n)
+    fewest = 2 if within and loss.positives_by == "partners" else 1
+    expect(n >= fewest, f"{path}.embeddings", f"at least {fewest} rows", n)
     hard = len(given.get("hard_negatives", ())) if n else 0
     expect(not (n and hard % n), f"{path}.arguments.hard_negatives", f"a multiple of {n} rows", hard)
     sizes, arrays = {"2": 2, "N": n, "M": m}, {}
