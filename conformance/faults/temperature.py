@@ -118,7 +118,7 @@ def info_nce_logit_scale_raw(direction: parts.Direction) -> parts.Rows:
     because="The scale is at most 100, so the cap has no effect.",
 )
 def info_nce_logit_scale_capped(direction: parts.Direction) -> parts.Direction:
-    """The scale is silently capped at 100, so that every temperature below 0.01 acts as 0.01."""
+    """The scale is silently capped at 100, as CLIP caps the scale that it learns: lower temperatures act as 0.01."""
     return direction._replace(temperature=max(direction.temperature, 0.01))
 
 
@@ -158,18 +158,6 @@ def hard_negative_exponent_without_temperature(given: parts.Hard) -> Tensor:
     """The weights are powers of e^cosine, not of e^(cosine / temperature)."""
     s, exponent = given.rows.logits, given.beta * given.temperature * given.rows.logits
     return given.against(given.log_sum(s + exponent) - given.log_sum(exponent))
-
-
-@fault(
-    "info_nce",
-    build=parts.directions,
-    level="range",
-    right_at=(0.01, math.inf),
-    because="The scale 1/T is at most 100.",
-)
-def info_nce_scale_clamped(direction: parts.Direction) -> parts.Direction:
-    """The scale is clamped at 100, as CLIP clamps the scale that it learns: lower temperatures count as 0.01."""
-    return direction._replace(temperature=max(direction.temperature, 0.01))
 
 
 @fault("dclw", build=parts.decoupled)

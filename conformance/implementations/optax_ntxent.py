@@ -70,7 +70,7 @@ def denominator_underflows(case: Case, dtype: str, true: Truth) -> bool:
     positive = np.array(case.positive_mask()) & ~own
     negative = ~positive & ~own
     found[own] = -np.inf
-    depth = found.max(axis=1, keepdims=True) - found
+    depth = found.max(axis=1, keepdims=True, initial=np.finfo(np.float64).min) - found  # finite if a row is alone
     negatives = np.where(negative, depth, np.inf).min(axis=1)
     deepest = np.where(negative.any(axis=1), negatives, np.where(positive, depth, 0).max(axis=1))
     return bool(deepest.max() > -math.log(np.finfo(dtype).tiny))

@@ -5,7 +5,7 @@ the direction from a to b, and "doc_to_query" the other. The loss cannot leave o
 from b to a of info_nce, the towers are swapped. Hard negatives are columns of documents, one per query each; they are
 added to the other documents of the batch, and do not replace them, so the negatives of info_nce are not supported.
 
-``CachedMultipleNegativesRankingLoss`` and ``GISTEmbedLoss`` call a model. Here the model returns the rows of the case.
+The cached losses and ``GISTEmbedLoss`` call a model. Here the model returns the rows of the case.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
@@ -75,6 +75,9 @@ FOLDER = "sentence-transformers/sentence_transformers"
 SIMILARITIES: Mapping[str, str] = {
     f"{FOLDER}/util/similarity.py": "eb3508514bbded02bfc7ad5f07e39ee114a5e4eb03b18d79436b2316f5cc1edb",
     f"{FOLDER}/util/tensor.py": "3a1b314211ce265f2adfcde96b3b28f6332373bc07bf1b43394c44de9595c0b7",
+}
+GRADCACHE: Mapping[str, str] = {
+    f"{FOLDER}/base/losses/gradcache.py": "573c6587c188c8e3c2ddd1711ef6b8a09b182511ed93b27d331d4cefa734bfba",
 }
 RANKING: Mapping[str, str] = {
     f"{FOLDER}/sentence_transformer/losses/multiple_negatives_ranking.py": (
@@ -184,18 +187,21 @@ class _Model:
     tokenizer = SimpleNamespace(get_vocab=dict)
     max_seq_length = 1
 
+    def __init__(self, returns: str = "rows") -> None:
+        self.returns = returns
+
     def __call__(self, features: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {"sentence_embedding": features["rows"]}
+        return {"sentence_embedding": features[self.returns]}
 
 
 class _Cached(torch.autograd.Function):
     """The value of a loss that adds the gradients of its inputs to their ``grad`` in its backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, module: Any, *columns: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, loss: Callable[[list[torch.Tensor]], Any], *columns: torch.Tensor) -> torch.Tensor:
         ctx.leaves = [column.detach().requires_grad_() for column in columns]
         with torch.enable_grad():
-            ctx.loss = module([{"rows": leaf} for leaf in ctx.leaves], None)
+            ctx.loss = loss(ctx.leaves)
         found: torch.Tensor = ctx.loss.detach()
         return found
 
@@ -215,7 +221,7 @@ class CachedSentenceTransformers(_Ranking):
         f"{FOLDER}/sentence_transformer/losses/cached_multiple_negatives_ranking.py": (
             "13bb849c271d2e9fa2e91e996747e6952f73200bc621e2eaa69caf31bf6c0d49"
         ),
-        f"{FOLDER}/base/losses/gradcache.py": ("573c6587c188c8e3c2ddd1711ef6b8a09b182511ed93b27d331d4cefa734bfba"),
+        **GRADCACHE,
         **RANKING,
     }
     attribute = "CachedMultipleNegativesRankingLoss"
@@ -234,7 +240,10 @@ class CachedSentenceTransformers(_Ranking):
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Evaluate the loss with a model that returns the embeddings."""
         module = self.constructed(case, _Model(), **self.options(case), mini_batch_size=-(-case.n // 3))
-        loss: torch.Tensor = _Cached.apply(module, *self.columns(case, given))  # type: ignore[no-untyped-call]
+        columns = self.columns(case, given)
+        loss: torch.Tensor = _Cached.apply(  # type: ignore[no-untyped-call]
+            lambda leaves: module([{"rows": leaf} for leaf in leaves], None), *columns
+        )
         return loss
 
 
@@ -283,7 +292,7 @@ class GistSentenceTransformers(FilePeer):
     def module(self) -> Any:
         """Import the loss without the rest of the package."""
         with _stubbed():
-            loaded = load_from_package(self.path.parents[3], f"{LOSSES}.gist_embed", PACKAGES, UNUSED)
+            loaded = load_from_package(self.path.parents[3], f"{LOSSES}.{self.path.stem}", PACKAGES, UNUSED)
         loaded.embed_columns = lambda model, columns: [model(rows)["sentence_embedding"] for rows in columns]
         return loaded
 
@@ -299,11 +308,45 @@ class GistSentenceTransformers(FilePeer):
         self, columns: Iterable[torch.Tensor], guides: Iterable[torch.Tensor], **options: Any
     ) -> torch.Tensor:
         """Evaluate the loss with models that return these matrices: queries, documents and hard negatives."""
-        module: Any = self.loss(_Model(), _Model(), **options)
-        known = iter(guides)
-        module.guide = lambda features: {"sentence_embedding": next(known)}
-        loss: torch.Tensor = module([{"rows": column} for column in columns], None)
+        module: Any = self.loss(_Model(), _Model("guide"), **options)
+        loss: torch.Tensor = module(_features(columns, guides), None)
         return loss
+
+
+class CachedGistSentenceTransformers(GistSentenceTransformers):
+    """``CachedGISTEmbedLoss``, which embeds and contrasts mini-batches, on three of them."""
+
+    name = "sentence-transformers-cached-gist"
+    title = "its CachedGISTEmbedLoss"
+    files: ClassVar[Mapping[str, str]] = {
+        f"{FOLDER}/sentence_transformer/losses/cached_gist_embed.py": (
+            "95cbe19941bfe5b88a755920723254d0a9a8921d30bd52fe7c57c8c472c82de8"
+        ),
+        **GRADCACHE,
+    }
+    attribute = "CachedGISTEmbedLoss"
+
+    def module(self) -> Any:
+        """Import the loss; the model has no modules."""
+        loaded = super().module()
+        loaded.has_static_embedding_input = lambda model: False
+        return loaded
+
+    def of_columns(
+        self, columns: Iterable[torch.Tensor], guides: Iterable[torch.Tensor], **options: Any
+    ) -> torch.Tensor:
+        """Evaluate the loss with models that return these matrices: queries, documents and hard negatives."""
+        rows, guides = list(columns), list(guides)
+        module: Any = self.loss(_Model(), _Model("guide"), mini_batch_size=-(-len(rows[0]) // 3), **options)
+        loss: torch.Tensor = _Cached.apply(  # type: ignore[no-untyped-call]
+            lambda leaves: module(_features(leaves, guides), None), *rows
+        )
+        return loss
+
+
+def _features(columns: Iterable[torch.Tensor], guides: Iterable[torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+    """What a loss with a guide is called with: the matrices that the model and the guide return."""
+    return [{"rows": rows, "guide": guide} for rows, guide in zip(columns, guides, strict=True)]
 
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
