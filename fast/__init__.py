@@ -9,7 +9,7 @@ from __future__ import annotations
 from . import kernels
 from .caching import cached_backward
 from .dclw import dclw_loss
-from .distributed import gather_rows
+from .distributed import Ring, gather_rows
 from .engine.spec import register
 from .hard_negative import hard_negative_loss
 from .info_nce import info_nce_loss
@@ -43,6 +43,7 @@ __all__ = [
     "NTBXentLoss",
     "NTXentLoss",
     "NTXentPairwiseLoss",
+    "Ring",
     "SigmoidLoss",
     "SupConEpsilonLoss",
     "SupConInLoss",

@@ -14,6 +14,9 @@ may have none.
   `DistributedDataParallel` computes, is the gradient of the returned value. Under "none" and "none_pairs" it is not
   multiplied.
 
+With ``group=Ring(...)``, the ranks pass their rows to each other instead of gathering them, so that no rank holds the
+rows of all ranks; see `Ring`.
+
 On each call, the ranks exchange a summary of their arguments. If these differ, or are invalid on any rank, every rank
 raises an error that says what each rank has. If a rank does not take part, the others raise an error when its
 connection closes, or at the latest after the timeout of the group.
@@ -24,16 +27,29 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .engine import AnchorValues, Backend, Batch, Policy, References, Targets, anchor_values, device, measure, shared
+from .engine import (
+    AnchorValues,
+    Backend,
+    Batch,
+    Policy,
+    References,
+    Targets,
+    anchor_values,
+    device,
+    measure,
+    precision,
+    ring,
+    shared,
+)
 from .engine.device import dtypes_of
 from .engine.spec import Plan
 
@@ -45,10 +61,43 @@ else:
         """Takes the place of the class that a torch without distributed lacks."""
 
 
-Group = ProcessGroup | str | None
-"""A process group, "world" for that of all processes, or None for one process."""
+@dataclass(frozen=True)
+class Ring:
+    """A group whose ranks pass their rows to each other in a ring, instead of gathering the rows of all ranks.
+
+    Each rank holds a few blocks of rows at a time, so its memory is proportional to its own number of rows. The rows
+    travel while the ranks compute. They travel again in the backward pass, each block with its gradient, so that more
+    is sent than without a ring. The functions in `RINGS` and their modules support it.
+
+    Example:
+        >>> from pairproof.fast import Ring, SupConLoss
+        >>> SupConLoss(group=Ring("world")).group
+        Ring(group='world')
+
+    Args:
+        group: a process group of torch.distributed, or "world" for that of all processes.
+
+    Raises:
+        TypeError: the group is neither a process group nor a string.
+        ValueError: it is a string other than "world".
+    """
+
+    group: ProcessGroup | str = "world"
+
+    def __post_init__(self) -> None:
+        """Check the group."""
+        if not isinstance(self.group, ProcessGroup | str):
+            raise TypeError(f'group: expected a process group or "world" in a Ring, got {type(self.group).__name__}')
+        check_group(self.group)
+
+
+Group = ProcessGroup | str | Ring | None
+"""A process group, "world" for that of all processes, a `Ring` of one of these, or None for one process."""
 
 R = TypeVar("R")
+
+RINGS = ("supcon_loss", "supcon_in_loss", "nt_xent_loss", "nt_xent_pairwise_loss", "info_nce_loss")
+"""The functions that support a `Ring`."""
 
 WIDE_MASKS = ("positives", "ignored", "positive_weights", "negative_weights")
 """The arguments with a column for each row of all ranks."""
@@ -72,8 +121,11 @@ eagerly._torchdynamo_disable = True  # type: ignore[attr-defined]
 def _together(function: Callable[..., Any], names: Sequence[str], args: Any, kwargs: dict[str, Any]) -> Any:
     """Call a loss with the other ranks. An error on one rank before the ranks have met is raised on all of them."""
     given = dict(zip(names, args, strict=False)) | {name: kwargs[name] for name in kwargs if name != "group"}
-    ranks = Ranks(find_group(kwargs["group"]), function.__name__, given)
+    group = kwargs["group"]
+    ranks = Ranks(find_group(group), function.__name__, given, ring=isinstance(group, Ring))
     try:
+        if ranks.ring:
+            check_ring(function.__name__, given)
         return function(*args, **{**kwargs, "group": ranks})
     except Exception as error:
         if ranks.met:
@@ -85,22 +137,43 @@ def check_group(group: object) -> None:
     """Check the type of a group.
 
     Raises:
-        TypeError: it is neither a process group nor a string.
+        TypeError: it is neither a process group nor a string nor a `Ring`.
         ValueError: it is a string other than "world".
     """
     if isinstance(group, str) and group != "world":
         raise ValueError(f'group: expected a process group, "world" or None, got {group!r}')
-    if not isinstance(group, ProcessGroup | str | None):
+    if not isinstance(group, ProcessGroup | str | Ring | None):
         raise TypeError(f'group: expected a process group, "world" or None, got {type(group).__name__}')
+
+
+def check_ring(function: str, given: dict[str, Any]) -> None:
+    """Check that a `Ring` supports the arguments of a function.
+
+    Raises:
+        ValueError: it does not support the function or one of the arguments.
+    """
+    if function not in RINGS:
+        known = f"{', '.join(RINGS[:-1])} and {RINGS[-1]}"
+        raise ValueError(f'group: expected a process group or "world", got a Ring, which only {known} support')
+    refused = [name for name in ("positive_weights", "negative_weights") if given.get(name) is not None]
+    refused += [f'backend="{name}"' for name in ("exact", "triton") if given.get("backend") == name]
+    if given.get("reduction") == "none_pairs":
+        refused.append('reduction="none_pairs"')
+    if function == "supcon_in_loss" and given.get("denominator") == "one_positive":
+        refused.append('denominator="one_positive"')
+    if refused:
+        expected = f'a process group or "world" with {refused[0]}'
+        raise ValueError(f"group: expected {expected}, got a Ring, which does not support it")
 
 
 def find_group(group: object) -> Any:
     """Return a process group of which this process is a member.
 
     Raises:
-        TypeError: the argument is neither a process group nor a string.
+        TypeError: the argument is neither a process group nor a string nor a `Ring`.
         ValueError: the string is not "world", torch.distributed is not initialised, or this process is not a member.
     """
+    group = group.group if isinstance(group, Ring) else group
     if dist.is_available() and group is dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError("group: expected a group with this process, got one without it")
     check_group(group)
@@ -165,6 +238,13 @@ class Share(NamedTuple):
         _collective("reduce_scatter", found, tensor.contiguous(), self.group)
         return found[: self.counts[self.rank]]
 
+    def pass_on(self, tensors: Sequence[Tensor], owners: Sequence[int]) -> tuple[list[Tensor], Callable[[], None]]:
+        """Start to send tensors to the next rank, and to receive as many; see `ring.Share`."""
+        found = [
+            sent.new_empty((self.counts[owner], *sent.shape[1:])) for sent, owner in zip(tensors, owners, strict=True)
+        ]
+        return found, _to_the_next(tensors, found, self.group)
+
     def rows(self, tensor: Tensor) -> Tensor:
         """Return the rows of all ranks ``[N, D]``, differentiable: the gradients of all ranks are added.
 
@@ -228,6 +308,7 @@ class Ranks:
         group: the process group.
         function: the name of the loss.
         given: its arguments.
+        ring: whether the ranks pass their rows to each other instead of gathering them.
 
     Attributes:
         met: whether the ranks have exchanged a summary of their arguments.
@@ -235,10 +316,12 @@ class Ranks:
         second: the shares of the second tower; without one, there are no rows.
     """
 
-    def __init__(self, group: Any, function: str, given: dict[str, Any]) -> None:
+    def __init__(self, group: Any, function: str, given: dict[str, Any], *, ring: bool = False) -> None:
         self.group, self.rank, self.world = group, dist.get_rank(group), dist.get_world_size(group)
-        self.given = given
-        self.described = {"group": function} | {name: _described(name, given) for name in sorted(given)}
+        self.given, self.ring = given, ring
+        self.described = {"group": f"{function} with a Ring" if ring else function} | {
+            name: _described(name, given) for name in sorted(given)
+        }
         self.met = False
         self._planned: tuple[Plan, Batch] | None = None
         self.first = self.second = Share(group, self.rank, (0,) * self.world)
@@ -283,6 +366,11 @@ class Ranks:
             self._raise(error)
         return result[0]
 
+    def widest(self, needed: str) -> Any:
+        """Return the highest precision that a rank needs, from that of this rank; see `engine.precision`."""
+        levels = ("", "float64", "exact")
+        return levels[max(line[0] for line in self._exchanged(levels.index(needed)))]
+
     def _exchanged(self, *numbers: int) -> list[list[int]]:
         """Return the numbers of each rank."""
         self.met = True
@@ -324,7 +412,7 @@ class Ranks:
     def shared(self, batch: Batch, policy: Policy, backend: Backend | None = None) -> tuple[Batch, Policy]:
         """Meet, and return a batch of this rank's anchors, contrasted with the rows of all ranks, and its policy.
 
-        A batch with references is returned as it is.
+        A batch with references is returned as it is. In a ring, the references are `ring.Blocks`.
 
         Args:
             batch: the rows of this rank.
@@ -336,7 +424,7 @@ class Ranks:
         if not own:
             return batch, policy
         rows, targets, share = batch.embeddings, batch.targets, self.first
-        local = backend is not None and shared.suits(batch, backend)
+        local = not self.ring and backend is not None and shared.suits(batch, backend)
         self._check_widths(share.total)
         if targets.kind == "labels":
             targets = replace(targets, columns=share.gather(targets.given))
@@ -346,6 +434,15 @@ class Ranks:
             self.check(lambda: _check_pairs(targets.given, rows.shape[0], share.total))
         if targets.ids is not None:
             targets = replace(targets, column_ids=share.gather(targets.ids))
+        if self.ring:
+            needed = precision(batch.rule, rows, (batch.sizes,))
+            needed = self.widest(needed) if batch.rule.similarity == "dot" else needed
+            if needed == "exact":
+                raise ValueError(ring.OVERFLOW)
+            wide = rows.to(dtypes_of(rows)[1 if needed else 0])
+            sizes = batch.sizes if wide.dtype == rows.dtype else None
+            found = ring.Blocks(share=share)
+            return replace(batch, embeddings=wide, targets=targets, references=found, sizes=sizes), policy
         every = share.gather(rows)
         references = References(every, share.place(rows), sizes=measure(every) if device.may_read(every) else None)
         batch = replace(batch, targets=targets, references=references, storage=rows.dtype)
@@ -360,6 +457,10 @@ class Ranks:
 
     def anchor_values(self, batch: Batch, backend: Backend) -> AnchorValues:
         """Return the values of this rank's anchors."""
+        if isinstance(batch.references, ring.Blocks):
+            if backend == "exact":  # chosen because the precision is not sufficient
+                raise ValueError(ring.OVERFLOW)
+            return ring.anchor_values(batch, backend)
         if self._planned is None:
             return anchor_values(batch, backend)
         plan, batch = self._planned
@@ -374,6 +475,8 @@ class Ranks:
 
     def towers(self, batch: Batch, direction: str, *, alike: bool = False) -> list[Batch]:
         """Return a batch for each direction. The rows of this rank are contrasted with the other tower of all ranks.
+
+        In a ring, the references are `ring.Blocks`.
 
         Args:
             batch: the rows of this rank of both towers.
@@ -392,7 +495,7 @@ class Ranks:
                 there = replace(there, columns=second.gather(cast(Tensor, there.columns)))
             if there.column_ids is not None:
                 there = replace(there, column_ids=second.gather(there.column_ids))
-            sides.append((a, batch.sizes, b, second, there))
+            sides.append((a, batch.sizes, b, batch.references.sizes, second, there))
         if direction in ("both", "b_to_a"):
             kind, given, columns = targets.kind, targets.given, None
             if alike:
@@ -408,12 +511,17 @@ class Ranks:
                 back = replace(back, ignored=first.gather(targets.ignored)[:, second.here].T)
             if targets.ids is not None:
                 back = replace(back, ids=targets.column_ids, column_ids=first.gather(targets.ids))
-            sides.append((b, batch.references.sizes, a, first, back))
-        # The rows are gathered first, so that in the backward pass all ranks add their gradients in the same order.
-        every = [share.rows(others) for rows, _, others, share, _ in sides]
+            sides.append((b, batch.references.sizes, a, batch.sizes, first, back))
+        if self.ring:
+            found: list[References] = [
+                ring.Blocks(others, sizes=sizes, share=share) for _, _, others, sizes, share, _ in sides
+            ]
+        else:
+            # The rows are gathered first, so that in the backward pass all ranks add their gradients in the same order.
+            found = [References(share.rows(others)) for _, _, others, _, share, _ in sides]
         return [
-            replace(batch, embeddings=rows, sizes=sizes, targets=aims, references=References(others))
-            for (rows, sizes, _, _, aims), others in zip(sides, every, strict=True)
+            replace(batch, embeddings=rows, sizes=sizes, targets=aims, references=references)
+            for (rows, sizes, _, _, _, aims), references in zip(sides, found, strict=True)
         ]
 
     def reduced(self, values: Tensor, weights: Tensor | int, *, mean: bool, dtype: torch.dtype | None) -> Tensor:
@@ -516,21 +624,53 @@ def _device_of_messages(group: Any) -> torch.device:
     return torch.device("cpu" if kind is None else kind.type)
 
 
+@contextmanager
+def _naming(kind: str, group: Any) -> Iterator[None]:
+    """If an operation fails, raise an error that names the ranks that do not answer."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RuntimeError(f"group: {kind} failed on rank {dist.get_rank(group)}{_lost(group)}: {error}") from error
+
+
+def _to_the_next(sent: Sequence[Tensor], found: Sequence[Tensor], group: Any) -> Callable[[], None]:
+    """Start to send tensors to the next rank, and to receive others from the previous one.
+
+    Returns:
+        A function that waits until all are sent and received. It raises RuntimeError if a rank does not take part.
+    """
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    following, previous = (dist.get_global_rank(group, (rank + turn) % world) for turn in (1, -1))
+    operations = [
+        dist.P2POp(operation, tensor, peer, group, tag)
+        for operation, peer, tensors in ((dist.isend, following, sent), (dist.irecv, previous, found))
+        for tag, tensor in enumerate(tensors)
+        if tensor.numel()
+    ]
+    with _naming("ring", group):
+        works = dist.batch_isend_irecv(operations) if operations else []
+
+    def wait() -> None:
+        with _naming("ring", group):
+            for work in works:
+                work.wait()
+
+    return wait
+
+
 def _collective(kind: str, found: Tensor, given: Tensor, group: Any) -> None:
     """Run a collective operation; if it fails, raise an error that names the ranks that do not answer.
 
     Raises:
         RuntimeError: a rank does not take part.
     """
-    try:
+    with _naming(kind, group):
         if kind == "all_reduce":
             dist.all_reduce(found, group=group)
         elif kind == "all_gather":
             (getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor)(found, given, group=group)
         else:
             (getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor)(found, given, group=group)
-    except RuntimeError as error:
-        raise RuntimeError(f"group: {kind} failed on rank {dist.get_rank(group)}{_lost(group)}: {error}") from error
 
 
 def _lost(group: Any) -> str:

@@ -189,6 +189,8 @@ def info_nce_loss(
     storage, (returned, wide) = a.dtype, dtypes_of(a)
     measured = (of_a, of_b) if negatives is None else (of_a, of_b, of_negatives)
     needed = "" if backend == "triton" or traced(a) else precision(rule, a, measured)
+    if ranks is not None and similarity == "dot":  # the ranks have rows of different sizes
+        needed = ranks.widest(needed)
     computing = wide if needed or backend == "exact" else returned
     if needed == "exact":
         backend = "exact"
@@ -207,7 +209,7 @@ def info_nce_loss(
         chosen = ranks.towers(batch, direction, alike=not named)
         if len(chosen) == 1:
             return loss_of(chosen[0], policy, backend).to(returned)
-        sides = [anchor_values(side, backend) for side in chosen]
+        sides = [ranks.anchor_values(side, backend) for side in chosen]
     elif not named and not targets.omits and negatives is None:
         # Each row of both towers is the other's only positive.
         if direction == "b_to_a":

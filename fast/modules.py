@@ -27,7 +27,7 @@ from .checks import (
     check_temperature,
 )
 from .dclw import dclw_loss
-from .distributed import Group, check_group
+from .distributed import Group, Ring, check_group, check_ring
 from .engine import Backend, Denominator, InsideReduction, Similarity, WeightsDivisor, ZeroRow
 from .hard_negative import Cosine, hard_negative_loss
 from .info_nce import Direction, Inside, info_nce_loss
@@ -133,6 +133,8 @@ class LossModule(nn.Module):
         if "detach_weights" in self.options():
             check_flag("detach_weights", self.detach_weights)
         check_group(self.group)
+        if isinstance(self.group, Ring):
+            check_ring(self.function.__name__, self.options())
         check_direction_weights(getattr(self, "direction_weights", None), getattr(self, "direction", None) or "both")
         if self.base_temperature is not None:
             check_number("base_temperature", self.base_temperature)
@@ -148,7 +150,7 @@ class LossModule(nn.Module):
         Raises:
             TypeError: the group is a process group, which only its process can use; "world" can be pickled.
         """
-        if not isinstance(self.group, str | None):
+        if not isinstance(self.group.group if isinstance(self.group, Ring) else self.group, str | None):
             raise TypeError('group: expected "world" or None in a module that is pickled, got a process group')
         return self.__dict__
 

@@ -21,7 +21,8 @@ def evaluate(calls: Sequence[tuple[str, dict[str, Any], Sequence[str]]], dtype: 
     """Evaluate losses, each in one call by all ranks.
 
     Args:
-        calls: the name of the function, its arguments as tensors, and the names of those that get a gradient.
+        calls: the name of the function, its arguments as tensors, and the names of those that get a gradient. With the
+            argument ``create_graph``, the gradient is differentiable.
         dtype: the dtype that these are converted to; "": they are not.
 
     Returns:
@@ -30,13 +31,15 @@ def evaluate(calls: Sequence[tuple[str, dict[str, Any], Sequence[str]]], dtype: 
     found: list[Any] = []
     for name, given, leaves in calls:
         leaf_of = {leaf: given[leaf].to(getattr(torch, dtype, given[leaf].dtype), copy=True) for leaf in leaves}
-        given = {**given, **{leaf: tensor.requires_grad_() for leaf, tensor in leaf_of.items()}}
+        given = {"group": "world", **given, **{leaf: tensor.requires_grad_() for leaf, tensor in leaf_of.items()}}
+        again = given.pop("create_graph", False)
         try:
             with tiles_of(4):  # several panels, under "tiled"
-                loss = getattr(fast, name)(**given, group="world")
-            gradients = torch.autograd.grad(loss.sum(), [given[leaf] for leaf in leaves], materialize_grads=True)
+                loss = getattr(fast, name)(**given)
+            wanted = [given[leaf] for leaf in leaves]
+            gradients = torch.autograd.grad(loss.sum(), wanted, create_graph=again, materialize_grads=True)
             found.append((loss.detach().double().numpy(), [gradient.double().numpy() for gradient in gradients]))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, NotImplementedError) as error:
             found.append(f"{type(error).__name__}: {error}")
     return found
 
@@ -44,7 +47,7 @@ def evaluate(calls: Sequence[tuple[str, dict[str, Any], Sequence[str]]], dtype: 
 class Learner(torch.nn.Module):
     """An encoder and a loss with a learned temperature."""
 
-    def __init__(self, loss: str, options: dict[str, Any], group: str | None) -> None:
+    def __init__(self, loss: str, options: dict[str, Any]) -> None:
         super().__init__()
         torch.manual_seed(5)
         self.encoder = torch.nn.Linear(5, 4).double()
@@ -52,7 +55,7 @@ class Learner(torch.nn.Module):
         learned = {
             name: torch.nn.Parameter(torch.tensor(value, dtype=torch.float64)) for name, value in numbers.items()
         }
-        self.loss = getattr(fast, loss)(**options | learned, group=group)
+        self.loss = getattr(fast, loss)(**options | learned)
 
     def forward(self, rows: Sequence[torch.Tensor], given: dict[str, torch.Tensor]) -> torch.Tensor:
         """Return the loss of the encoded rows of each tower."""
@@ -68,7 +71,7 @@ def train(steps: Sequence[Step], ddp: bool) -> list[Any]:
     """Return the value of each loss, and the mean of its parameters' gradients over the ranks, which DDP computes."""
     found = []
     for loss, options, rows, given in steps:
-        model = Learner(loss, options, "world")
+        model = Learner(loss, {"group": "world"} | options)
         value = (torch.nn.parallel.DistributedDataParallel(model) if ddp else model)(rows, given)
         value.backward()
         gradients = {}
@@ -81,11 +84,18 @@ def train(steps: Sequence[Step], ddp: bool) -> list[Any]:
     return found
 
 
-def end_early(rank: int, seconds: float) -> tuple[str, float]:
-    """Evaluate a loss twice; rank 1 ends, or waits, before the second time. Return the error and when it was raised."""
+def end_early(rank: int, seconds: float, in_a_ring: bool) -> tuple[str, float]:
+    """Evaluate a loss twice; rank 1 ends, or waits, before the second time. Return the error and when it was raised.
+
+    In a ring, it ends in the second backward pass.
+    """
     rows = torch.randn(3, 2, generator=torch.Generator().manual_seed(rank)).requires_grad_()
     labels = torch.tensor([0, 0, 1])
-    fast.supcon_loss(rows, labels, group="world").backward()
+    group = fast.Ring("world") if in_a_ring else "world"
+    loss = fast.supcon_loss(rows, labels, group=group)
+    loss.backward()
+    if in_a_ring:
+        loss = fast.supcon_loss(rows, labels, group=group)
     if rank == 1:
         if seconds:
             time.sleep(seconds)
@@ -93,7 +103,7 @@ def end_early(rank: int, seconds: float) -> tuple[str, float]:
     distributed.NAMING_TIMEOUT = 1.0
     start = time.monotonic()
     try:
-        fast.supcon_loss(rows, labels, group="world")
+        loss.backward() if in_a_ring else fast.supcon_loss(rows, labels, group=group)
     except RuntimeError as error:
         return str(error), time.monotonic() - start
     return "", 0.0
@@ -101,22 +111,42 @@ def end_early(rank: int, seconds: float) -> tuple[str, float]:
 
 def record(calls: Sequence[tuple[str, dict[str, Any], Sequence[str]]]) -> list[Any]:
     """Return the kind and the bytes of the collective operations of each call, in its forward and its backward pass."""
-    found, sent, collective = [], [], distributed._collective
+    found, sent, collective, to_the_next = [], [], distributed._collective, distributed._to_the_next
 
     def recorded(kind: str, result: torch.Tensor, given: torch.Tensor, group: Any) -> None:
         sent.append((kind, given.numel() * given.element_size()))
         collective(kind, result, given, group)
 
-    distributed._collective = recorded
+    def passed(tensors: Sequence[torch.Tensor], found: Sequence[torch.Tensor], group: Any) -> Any:
+        sent.extend(("ring", tensor.numel() * tensor.element_size()) for tensor in tensors)
+        return to_the_next(tensors, found, group)
+
+    distributed._collective, distributed._to_the_next = recorded, passed
     for name, given, leaves in calls:
-        given = {**given, **{leaf: given[leaf].clone().requires_grad_() for leaf in leaves}}
+        given = {"group": "world", **given, **{leaf: given[leaf].clone().requires_grad_() for leaf in leaves}}
         sent.clear()
-        loss = getattr(fast, name)(**given, group="world")
+        loss = getattr(fast, name)(**given)
         forward = list(sent)
         sent.clear()
         loss.backward()
         found.append((forward, list(sent)))
-    distributed._collective = collective
+    distributed._collective, distributed._to_the_next = collective, to_the_next
+    return found
+
+
+def memory(calls: Sequence[tuple[str, dict[str, Any], Sequence[str]]]) -> list[int]:
+    """Return the largest size of all tensors, in bytes, that each call allocates in its forward and backward pass."""
+    found = []
+    for name, given, leaves in calls:
+        given = {**given, **{leaf: given[leaf].clone().requires_grad_() for leaf in leaves}}
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+            torch.autograd.grad(getattr(fast, name)(**given), [given[leaf] for leaf in leaves])
+        size = most = 0
+        for event in profile.profiler.kineto_results.events():
+            if event.name() == "[memory]":
+                size += event.nbytes()
+                most = max(most, size)
+        found.append(most)
     return found
 
 

@@ -23,8 +23,8 @@ from pairproof.conformance.suite.records import Outcome
 from pairproof.conformance.truth.compare import compare
 from pairproof.conformance.truth.evaluate import stored_truth
 from pairproof.conformance.truth.tolerances import bounds
-from pairproof.fast import SupConLoss, supcon_loss
-from tests.distributed_jobs import Learner, end_early, evaluate, record, train, work_with_torch
+from pairproof.fast import Ring, SigmoidLoss, SupConLoss, distributed, supcon_loss
+from tests.distributed_jobs import Learner, end_early, evaluate, memory, record, train, work_with_torch
 from tests.ranks import run_ranks
 
 BY_ROW = ("labels", "anchors", "anchor_weights", "ignored_ids", "self_rows")
@@ -200,21 +200,25 @@ def check_cases(
     backend: str = "auto",
     dtype: str = "float64",
 ) -> dict[str, float]:
-    """Evaluate cases on a number of ranks; return the largest error of each loss in units of its bound."""
-    splits = [Split(golden.case, world) for golden in cases]
+    """Evaluate cases on a number of ranks; return the largest error of each loss in units of its bound.
+
+    Cases that a `Ring` supports are evaluated with one, too; the name of the loss is then followed by " in a ring".
+    """
+    splits = [(golden, Split(golden.case, world), "world") for golden in cases]
+    splits += [(golden, split, Ring()) for golden, split, _ in splits if suits_ring(golden.case)]
     arguments = []
     calls = 2 if each_anchor else 1
     for rank in range(world):
         jobs = []
-        for split in splits:
+        for _, split, group in splits:
             more = {"no_positive": "zero"} if split.case.option("no_positive") == "drop" else {}
-            more |= {"backend": backend}
-            jobs += [split.job(rank, backend=backend), split.job(rank, reduction="none", **more)][:calls]
+            both = {"backend": backend, "group": group}
+            jobs += [split.job(rank, **both), split.job(rank, reduction="none", **more, **both)][:calls]
         arguments.append([jobs, dtype])
     results = run_ranks(folder, world, evaluate, arguments)
     worst: dict[str, float] = {}
     wrong = []
-    for place, (golden, split) in enumerate(zip(cases, splits, strict=True)):
+    for place, (golden, split, group) in enumerate(splits):
         found = [rank[calls * place] for rank in results]
         each = [rank[2 * place + 1] for rank in results] if calls == 2 else None
         errors = [text for text in (*found, *(each or [])) if isinstance(text, str)]
@@ -224,22 +228,35 @@ def check_cases(
         truth = stored_truth(golden.case, golden.expected)
         comparison = compare(golden.case, truth, split.outcome(found, each), bounds(golden.case, truth, dtype), dtype)
         if not comparison.ratio <= 1:
-            wrong.append((golden.id, comparison))
-        worst[golden.case.loss] = max(worst.get(golden.case.loss, 0.0), comparison.ratio)
-    assert not wrong, f"{len(wrong)} of {len(cases)}: {wrong[:5]}"
+            wrong.append((golden.id, group, comparison))
+        name = golden.case.loss if group == "world" else f"{golden.case.loss} in a ring"
+        worst[name] = max(worst.get(name, 0.0), comparison.ratio)
+    assert not wrong, f"{len(wrong)} of {len(splits)}: {wrong[:5]}"
     return worst
+
+
+IN_A_RING = ("supcon", "supcon_in", "nt_xent", "nt_xent_pairwise", "info_nce")
+EVERY = {*LOSSES, *(f"{loss} in a ring" for loss in IN_A_RING)}
+
+
+def suits_ring(case: Case) -> bool:
+    weighted = {"positive_weights", "negative_weights"} & case.arguments.keys()
+    own = case.loss == "supcon_in" and case.option("denominator") == "one_positive"
+    largest = np.prod([np.abs(rows).max() for rows in [case.embeddings, *case.matrices.values()][-2:]])
+    huge = case.option("similarity") == "dot" and largest > 1e290
+    return case.loss in IN_A_RING and not weighted and not own and not huge
 
 
 def test_golden_cases_are_met_by_three_ranks(tmp_path: Path) -> None:
     worst = check_cases(tmp_path, 3, chosen_cases(False), each_anchor=False)
-    assert worst.keys() == LOSSES.keys()
+    assert worst.keys() == EVERY
     assert min(worst.values()) > 0
 
 
 def test_golden_cases_are_met_by_panels_of_two_ranks(tmp_path: Path) -> None:
     cases = [case for case in chosen_cases(True) if case.case.loss in ("supcon", "nt_xent") and case.case.size <= SMALL]
     worst = check_cases(tmp_path, 2, cases[::20], each_anchor=False, backend="tiled")
-    assert worst.keys() == {"supcon", "nt_xent"}
+    assert worst.keys() == {"supcon", "nt_xent", "supcon in a ring", "nt_xent in a ring"}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -247,13 +264,13 @@ def test_golden_cases_in_other_dtypes_are_met_by_two_ranks(dtype: str, tmp_path:
     """Without queues: each rank rounds its part of the gradient of rows that all ranks have in common."""
     found = [case for case in chosen_cases(True) if case.case.size <= SMALL and dtype in case.dtypes]
     found = [case for case in found if not {"negatives", "ref_embeddings"} & case.case.others.keys()][::50]
-    assert check_cases(tmp_path, 2, found, each_anchor=False, dtype=dtype).keys() == LOSSES.keys()
+    assert check_cases(tmp_path, 2, found, each_anchor=False, dtype=dtype).keys() == EVERY
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_golden_cases_are_met_by_any_number_of_ranks(world: int, tmp_path: Path) -> None:
-    assert check_cases(tmp_path, world, chosen_cases(True), each_anchor=True).keys() == LOSSES.keys()
+    assert check_cases(tmp_path, world, chosen_cases(True), each_anchor=True).keys() == EVERY
 
 
 ROWS = torch.randn(11, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
@@ -285,6 +302,11 @@ LEARNED: list[tuple[str, dict[str, Any], str]] = [
     ("MultipleNegativesRankingLoss", {"temperature": 0.3}, "towers"),
 ]
 """A module, its options, and how its positives are given. Temperature and bias are learned."""
+LEARNED += [
+    (loss, {**options, "group": Ring()}, kind)
+    for loss, options, kind in LEARNED
+    if loss in ("SupConLoss", "SupConInLoss", "NTXentLoss", "NTXentPairwiseLoss", "InfoNCELoss")
+]
 
 
 def shares_of(counts: tuple[int, ...], kind: str) -> tuple[list[Any], tuple[list[Any], dict[str, Any]]]:
@@ -320,7 +342,7 @@ def check_learning(folder: Path, cases: list[tuple[str, dict[str, Any], str]], w
         shares, whole = shares_of(counts, kind)
         for rank, share in enumerate(shares):
             jobs[rank].append((loss, options, *share))
-        model = Learner(loss, options, None)
+        model = Learner(loss, {**options, "group": None})
         value = model(*whole)
         value.backward()
         expected.append((value.item(), {name: p.grad.numpy() for name, p in model.named_parameters()}))
@@ -424,6 +446,36 @@ WRONG: list[tuple[list[Any], str]] = [
         "ValueError: embeddings_b: expected the shape of embeddings_a, [3, 5], got shape [2, 5], on rank 2",
     ),
     (
+        [call("supcon_loss", 3), call("supcon_loss", 3, group=Ring()), call("supcon_loss", 3)],
+        "ValueError: group: expected the same on all ranks, got supcon_loss on ranks 0, 2, supcon_loss with a Ring on "
+        "rank 1",
+    ),
+    (
+        [("sigmoid_loss", {**TOWERS, "group": Ring()}, ("embeddings_a",))] * 3,
+        'ValueError: group: expected a process group or "world", got a Ring, which only supcon_loss, supcon_in_loss, '
+        "nt_xent_loss, nt_xent_pairwise_loss and info_nce_loss support, on ranks 0, 1, 2",
+    ),
+    (
+        [call("supcon_loss", 3, group=Ring(), backend="exact")] * 3,
+        'ValueError: group: expected a process group or "world" with backend="exact", got a Ring, which does not '
+        "support it, on ranks 0, 1, 2",
+    ),
+    (
+        [call("supcon_loss", 3, group=Ring(), similarity="dot", embeddings=ROWS[:3] * 10.0**n) for n in (0, 160, 0)],
+        'ValueError: group: expected a process group or "world" for rows whose dot products, divided by the '
+        "temperature, exceed the range of float64, got a Ring",
+    ),
+    (
+        [call("supcon_loss", 3, group=Ring(), create_graph=True)] * 3,
+        'NotImplementedError: group: expected a process group or "world", and backend="exact", for second derivatives, '
+        "which a Ring does not support",
+    ),
+    (
+        [call("supcon_loss", 3, create_graph=True)] * 3,
+        'NotImplementedError: group: expected backend="exact" for second derivatives of this loss with a group; other '
+        "backends exchange only coefficients of the first derivative",
+    ),
+    (
         [
             ("info_nce_loss", {**TOWERS, "ignored": torch.zeros(3, 9, dtype=torch.bool).index_fill(1, at, True)}, ())
             for at in (torch.tensor([5]), torch.tensor([0]), torch.tensor([7]))
@@ -442,13 +494,20 @@ def test_errors_are_raised_on_all_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "limit"), [(0.0, 5.0), pytest.param(12.0, 8.0, marks=pytest.mark.slow, id="a rank that waits")]
+    ("seconds", "limit", "kind"),
+    [
+        (0.0, 5.0, "all_gather"),
+        pytest.param(12.0, 8.0, "all_gather", marks=pytest.mark.slow, id="a rank that waits"),
+        pytest.param(0.0, 5.0, "ring", marks=pytest.mark.slow, id="in a ring"),
+        pytest.param(12.0, 8.0, "ring", marks=pytest.mark.slow, id="a rank that waits in a ring"),
+    ],
 )
-def test_missing_rank_is_named_within_a_time_limit(seconds: float, limit: float, tmp_path: Path) -> None:
-    found = run_ranks(tmp_path, 3, end_early, [(rank, seconds) for rank in range(3)], survive=True, timeout=3)
+def test_missing_rank_is_named_within_a_time_limit(seconds: float, limit: float, kind: str, tmp_path: Path) -> None:
+    given = [(rank, seconds, kind == "ring") for rank in range(3)]
+    found = run_ranks(tmp_path, 3, end_early, given, survive=True, timeout=3)
     for rank in (0, 2):
         message, took = found[rank]
-        assert message.startswith(f"group: all_gather failed on rank {rank}, because rank 1 did not take part: ")
+        assert message.startswith(f"group: {kind} failed on rank {rank}, because rank 1 did not take part: ")
         assert took < limit
     assert found[1] is None
 
@@ -462,12 +521,35 @@ def test_backward_of_symmetric_positives_exchanges_only_coefficients(tmp_path: P
         ("supcon_loss", {"embeddings": ROWS[:n], "labels": LABELS[:n], "backend": "exact"}, ("embeddings",)),
         ("info_nce_loss", {"embeddings_a": ROWS[:n], "embeddings_b": OTHERS[:n]}, ("embeddings_a", "embeddings_b")),
     ]
-    supcon, nt_xent, exact, info_nce = run_ranks(tmp_path, 2, record, [[calls], [calls]])[0]
+    calls += [(name, {**given, "group": Ring()}, leaves) for name, given, leaves in calls if "backend" not in given]
+    supcon, nt_xent, exact, info_nce, *rings = run_ranks(tmp_path, 2, record, [[calls], [calls]])[0]
     header, rows, labels, value = ("all_gather", 32), ("all_gather", n * dim * 8), ("all_gather", n * 8), "all_reduce"
     assert supcon == ([header, labels, rows, (value, 24)], [("all_gather", n * 3 * 8)])
     assert nt_xent == ([header, rows, (value, 24)], [("all_gather", n * 2 * 8)])
     assert exact == ([header, labels, rows, (value, 24)], [("reduce_scatter", 2 * n * dim * 8)])
     assert info_nce == ([header, rows, rows, (value, 24)], [("reduce_scatter", 2 * n * dim * 8)] * 2)
+    block = ("ring", n * dim * 8)
+    supcon, nt_xent, info_nce = rings
+    assert supcon == ([header, labels, block, (value, 24)], [block, block])
+    assert nt_xent == ([header, block, (value, 24)], [block, block])
+    assert info_nce == ([header, block, block, (value, 24)], [block] * 4)
+
+
+@pytest.mark.slow
+def test_rank_in_a_ring_holds_a_few_blocks_of_rows(tmp_path: Path) -> None:
+    """A block has n rows; the panels of 16 rows and 16 columns are negligible."""
+    n, dim = 16, 2**16
+    rows = torch.randn(n, dim, generator=torch.Generator().manual_seed(3))
+    towers = {"embeddings_a": rows[: n // 2], "embeddings_b": rows[n // 2 :]}
+    calls: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
+        ("supcon_loss", {"embeddings": rows, "labels": torch.arange(n) % 3}, ("embeddings",)),
+        ("info_nce_loss", towers, ("embeddings_a", "embeddings_b")),
+    ]
+    calls = [(name, {**given, "group": group}, leaves) for name, given, leaves in calls for group in ("world", Ring())]
+    for found in run_ranks(tmp_path, 4, memory, [[calls]] * 4):
+        supcon, supcon_ring, info_nce, info_nce_ring = (size / (n * dim * 4) for size in found)
+        assert supcon_ring < 8 < supcon
+        assert info_nce_ring < 8 < info_nce
 
 
 @pytest.mark.slow
@@ -489,11 +571,37 @@ def test_module_with_a_group_is_copied_and_pickled(tmp_path: Path) -> None:
     assert "group='world'" in repr(made)
     store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
     group = torch.distributed.ProcessGroup(store, 0, 1)
-    made = SupConLoss(group=group)
-    assert copy.deepcopy(made).group is group
-    assert made.state_dict() == {}
-    with pytest.raises(TypeError, match='group: expected "world" or None in a module that is pickled'):
-        pickle.dumps(made)
+    made = SupConLoss(group=Ring())
+    assert pickle.loads(pickle.dumps(made)).group == Ring("world")
+    for given in (group, Ring(group)):
+        made = SupConLoss(group=given)
+        assert copy.deepcopy(made).group is given
+        assert made.state_dict() == {}
+        with pytest.raises(TypeError, match='group: expected "world" or None in a module that is pickled'):
+            pickle.dumps(made)
+
+
+RING_REFUSES = [
+    ("supcon_loss", {"positive_weights": torch.ones(3, 9)}, "positive_weights"),
+    ("nt_xent_pairwise_loss", {"negative_weights": torch.ones(3, 9)}, "negative_weights"),
+    ("nt_xent_pairwise_loss", {"reduction": "none_pairs"}, 'reduction="none_pairs"'),
+    ("supcon_in_loss", {"denominator": "one_positive"}, 'denominator="one_positive"'),
+    ("info_nce_loss", {"backend": "triton"}, 'backend="triton"'),
+]
+
+
+@pytest.mark.parametrize(("function", "given", "named"), RING_REFUSES, ids=lambda part: str(part)[:20])
+def test_ring_refuses_what_it_does_not_support(function: str, given: dict[str, Any], named: str) -> None:
+    expected = f'group: expected a process group or "world" with {named}, got a Ring, which does not support it'
+    with pytest.raises(ValueError, match=f"^{re.escape(expected)}$"):
+        distributed.check_ring(function, given)
+
+
+def test_module_of_a_loss_without_ring_refuses_it() -> None:
+    with pytest.raises(ValueError, match='^group: expected a process group or "world", got a Ring, which only supcon'):
+        SigmoidLoss(group=Ring())
+    with pytest.raises(ValueError, match='^group: .* with backend="exact", got a Ring'):
+        SupConLoss(group=Ring(), backend="exact")
 
 
 @pytest.mark.parametrize(
@@ -501,13 +609,18 @@ def test_module_with_a_group_is_copied_and_pickled(tmp_path: Path) -> None:
     [
         ("all", ValueError, "group: expected a process group, \"world\" or None, got 'all'"),
         (2, TypeError, 'group: expected a process group, "world" or None, got int'),
+        (
+            Ring(),
+            ValueError,
+            "group: expected torch.distributed to be initialised, got no default process group",
+        ),
         ("world", ValueError, "group: expected torch.distributed to be initialised, got no default process group"),
     ],
 )
 def test_impossible_group_is_rejected(group: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=f"^{re.escape(message)}$"):
         supcon_loss(ROWS, LABELS, group=group)
-    if group != "world":
+    if group not in ("world", Ring()):
         with pytest.raises(error, match=f"^{re.escape(message)}$"):
             SupConLoss(group=group)
 

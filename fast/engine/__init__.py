@@ -10,6 +10,7 @@ except under "exact", `plan` chooses how they are evaluated:
 - in panels of whole rows of unshifted exponentials, one for a small batch, in other batches with moderate logits;
 - in panels of whole rows, shifted by their maxima, in all other cases, such as pairs with weights;
 - for the rows of one of many processes, if positives are symmetric, in panels of unshifted exponentials (`shared`);
+- for the rows of one of many processes that pass their rows around, in panels shifted by their maxima (`ring`);
 - for the sigmoid loss, in panels of whole rows of pairs, each with its own cross-entropy.
 
 The backends:
@@ -31,7 +32,7 @@ weight that underflows in the computing dtype counts as zero; only "exact" keeps
 
 from __future__ import annotations
 
-from . import shared
+from . import ring, shared
 from .autograd import anchor_values, loss_of
 from .formulas import reduced
 from .pair_values import pair_values
@@ -78,6 +79,7 @@ __all__ = [
     "partner_rows",
     "precision",
     "reduced",
+    "ring",
     "shared",
     "tiles_of",
 ]

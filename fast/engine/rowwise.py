@@ -7,6 +7,9 @@ log(sum over all / sum over positives) is a softplus of the difference of the lo
 
 The values are computed in differentiable operations, so they also serve the second derivative. The weights dL_i/ds_ij
 are those of `formulas`.
+
+The columns may also come in blocks, each with its own panels, as in `ring`: `summed` returns the sums of a panel, and
+`Sums.add` adds them to those of other blocks. Values and weights then follow from the sums over all columns.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from .device import dtypes_of
 from .formulas import Row
 from .scaling import Saved, both_ways, pulled, scale_both
 from .spec import EPSILON, LN2, AnchorValues, Batch, Gradients, Plan, Rule, Targets
-from .unshifted import marked
+from .unshifted import NONE, marked
 
 
 class PairWeights(NamedTuple):
@@ -224,32 +227,74 @@ def _softplus(x: Tensor) -> Tensor:
     return -F.logsigmoid(-x)
 
 
-class _Row:
-    """The logits of a panel ``[b, M]`` and the sums of each row ``[b, 1]``, as a `formulas.Row`.
+class Sums(NamedTuple):
+    """The sums of rows over the columns of one or of several panels, ``[b, 1]`` each; 0 if they are empty.
+
+    Attributes:
+        positives: int64, the number of positives.
+        negatives: int64, the number of negatives.
+        positive_top: the largest logit of a positive.
+        positive: sum over positives of e^(s - positive_top).
+        negative_top: the largest logit of a negative.
+        negative: sum over negatives of e^(s - negative_top).
+        below: sum over positives of positive_top - s.
+        softplus: sum over positives of softplus(o), o = log(sum over the negatives of all columns of e^s) - s.
+        missed: sum over positives of sigmoid(o). `summed` sets neither of the last two; `own_sums` returns both.
+    """
+
+    positives: Tensor
+    negatives: Tensor
+    positive_top: Tensor
+    positive: Tensor
+    negative_top: Tensor
+    negative: Tensor
+    below: Tensor
+    softplus: Tensor
+    missed: Tensor
+
+    @classmethod
+    def empty(cls, rows: Tensor) -> Sums:
+        """Return the sums over no columns, for rows ``[b, D]``."""
+        whole = (rows.new_zeros((len(rows), 1), dtype=torch.int64) for _ in range(2))
+        return cls(*whole, *(rows.new_zeros((len(rows), 1)) for _ in cls._fields[2:]))
+
+    def of(self, here: slice) -> Sums:
+        """Return the sums of the rows ``here``."""
+        return Sums(*(part[here] for part in self))
+
+    def add(self, here: slice, more: Sums) -> None:
+        """Add the sums of the rows ``here`` over other columns, but not ``softplus`` and ``missed``."""
+        known = self.of(here)
+        top, rise, more_rise = _raised(known.positive_top, known.positives, more.positive_top, more.positives)
+        known.below.add_(known.positives * rise).add_(more.below + more.positives * more_rise)
+        known.positive.mul_(_exp(-rise)).add_(more.positive * _exp(-more_rise))
+        known.positive_top.copy_(top)
+        top, rise, more_rise = _raised(known.negative_top, known.negatives, more.negative_top, more.negatives)
+        known.negative.mul_(_exp(-rise)).add_(more.negative * _exp(-more_rise))
+        known.negative_top.copy_(top)
+        known.positives.add_(more.positives)
+        known.negatives.add_(more.negatives)
+
+
+def _raised(top: Tensor, number: Tensor, more: Tensor, more_number: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the larger of the largest logits of two sums, and how much it exceeds either; 0 for an empty sum."""
+    found = torch.where(number == 0, more, torch.where(more_number == 0, top, torch.maximum(top, more)))
+    return found, torch.where(number == 0, 0.0, found - top), torch.where(more_number == 0, 0.0, found - more)
+
+
+class _Total:
+    """Rows ``[b, 1]`` whose sums over all columns are known, as a `formulas.Row`.
 
     The logarithm of the sum of the positives' exponentials is ``positive_top + positive_log``: the largest logit, and
     the logarithm of the sum relative to it. Both are 0 for an empty sum. The same holds for the negatives.
     """
 
-    def __init__(self, logits: Tensor, panel: Panel, rule: Rule) -> None:
-        # The maximum that "epsilon" subtracts does not include ignored pairs.
-        self.logits = logits if panel.ignored is None else logits.masked_fill(panel.ignored, -math.inf)
-        self.panel = panel
-        self.number = panel.positive.sum(1, keepdim=True).to(logits.dtype) if rule.terms == "epsilon" else panel.number
-        if rule.terms in ("binary", "sigmoid", "epsilon"):
-            return
-        masks = (panel.positive, panel.positive.any(1, keepdim=True)), (panel.negative, panel.some_negative)
-        known = logits.detach()
-        self.positive_top, self.negative_top = (
-            torch.where(some, torch.where(mask, known, -math.inf).amax(1, keepdim=True), 0.0) for mask, some in masks
-        )
-        below = logits - torch.where(panel.positive, self.positive_top, self.negative_top)
-        self.below = torch.where(panel.own, 0.0, below)
-        exponentials = _exp(self.below)
-        self.positive_log, self.negative_log = (
-            torch.where(some, torch.where(mask, exponentials, 0.0).sum(1, keepdim=True), 1.0).log()
-            for mask, some in masks
-        )
+    def __init__(self, sums: Sums) -> None:
+        self.sums, self.number = sums, sums.positives.clamp(min=1).to(sums.below.dtype)
+        self.some_negative = sums.negatives > 0
+        self.positive_top, self.negative_top = sums.positive_top, sums.negative_top
+        self.positive_log = torch.where(sums.positives > 0, sums.positive, 1.0).log()
+        self.negative_log = torch.where(self.some_negative, sums.negative, 1.0).log()
 
     def log_negatives(self) -> Tensor:
         return self.negative_top + self.negative_log
@@ -258,10 +303,10 @@ class _Row:
         return (self.negative_top - self.positive_top) + (self.negative_log - self.positive_log)
 
     def softplus_odds(self) -> Tensor:
-        return torch.where(self.panel.some_negative, _softplus(self.odds()), 0.0)
+        return torch.where(self.some_negative, _softplus(self.odds()), 0.0)
 
     def missed(self) -> Tensor:
-        return torch.where(self.panel.some_negative, torch.sigmoid(self.odds()), 0.0)
+        return torch.where(self.some_negative, torch.sigmoid(self.odds()), 0.0)
 
     def positives_over_mean(self) -> Tensor:
         return self.positive_log + self._mean_below(self.positive_top)
@@ -271,6 +316,56 @@ class _Row:
 
     def negatives_over_positives(self, inside: str) -> Tensor:
         return self.odds() + self.number.log() if inside == "mean" else self.odds()
+
+    def _mean_below(self, top: Tensor) -> Tensor:
+        """Return the mean over positives of top - s."""
+        return (top - self.positive_top) + self.sums.below / self.number
+
+    def own_softplus(self) -> Tensor:
+        return self.sums.softplus / self.number
+
+
+class _Row(_Total):
+    """The logits of a panel ``[b, M]`` and the sums of each row ``[b, 1]``, as a `formulas.Row`.
+
+    The panel has all columns, unless the sums over all columns are given.
+    """
+
+    def __init__(self, logits: Tensor, panel: Panel, rule: Rule, sums: Sums | None = None) -> None:
+        # The maximum that "epsilon" subtracts does not include ignored pairs.
+        self.logits = logits if panel.ignored is None else logits.masked_fill(panel.ignored, -math.inf)
+        self.panel = panel
+        if sums is not None:
+            super().__init__(sums)
+            self.below = self._below()
+            return
+        self.number = panel.positive.sum(1, keepdim=True).to(logits.dtype) if rule.terms == "epsilon" else panel.number
+        self.some_negative = panel.some_negative
+        if rule.terms in ("binary", "sigmoid", "epsilon"):
+            return
+        masks = (panel.positive, panel.positive.any(1, keepdim=True)), (panel.negative, panel.some_negative)
+        known = logits.detach()
+        self.positive_top, self.negative_top = (
+            torch.where(some, torch.where(mask, known, -math.inf).amax(1, keepdim=True), 0.0) for mask, some in masks
+        )
+        self.below = self._below()
+        exponentials = _exp(self.below)
+        self.positive_sum, self.negative_sum = (
+            torch.where(some, torch.where(mask, exponentials, 0.0).sum(1, keepdim=True), 1.0) for mask, some in masks
+        )
+        self.positive_log, self.negative_log = self.positive_sum.log(), self.negative_sum.log()
+
+    def _below(self) -> Tensor:
+        """Return the logits relative to the largest of the row's positives or negatives; 0 for all other pairs."""
+        below = self.logits - torch.where(self.panel.positive, self.positive_top, self.negative_top)
+        return torch.where(self.panel.own, 0.0, below)
+
+    def summed(self) -> Sums:
+        """Return the sums over the columns of the panel."""
+        positives, negatives = (number[:, None] for number in self.panel.sizes())
+        parts = torch.where(positives > 0, self.positive_sum, 0.0), self.negative_top
+        found = (self.positive_top, *parts, torch.where(negatives > 0, self.negative_sum, 0.0), -self._sum(self.below))
+        return Sums(positives, negatives, *found, NONE, NONE)
 
     def _mean_below(self, top: Tensor) -> Tensor:
         return self.panel.mean(top - self.logits)
@@ -284,7 +379,7 @@ class _Row:
 
         Positives of rows without negatives have no odds and get ``elsewhere`` too.
         """
-        counted = self.panel.positive & self.panel.some_negative
+        counted = self.panel.positive & self.some_negative
         odds = torch.where(counted, (self.negative_top - self.logits) + self.negative_log, 0.0)
         return torch.where(counted, side(odds), elsewhere)
 
@@ -352,15 +447,26 @@ class _LoneRow:
 
     number = None
 
-    def __init__(self, logits: Tensor, panel: LonePanel) -> None:
+    def __init__(self, logits: Tensor, panel: LonePanel, sums: Sums | None = None) -> None:
         rest = panel.without(logits, -math.inf)
         # The counts decide whether a sum is empty, so that a sum that is NaN makes the value NaN.
-        self.some = (panel.left_out < panel.columns)[:, None]
-        self.top = torch.where(self.some, rest.detach().amax(1, keepdim=True), 0.0)
+        self.some = (panel.left_out < panel.columns)[:, None] if sums is None else sums.negatives > 0
+        self.top = (
+            torch.where(self.some, rest.detach().amax(1, keepdim=True), 0.0) if sums is None else sums.negative_top
+        )
         self.parts = _exp(rest - self.top)
-        self.total = torch.where(self.some, self.parts.sum(1, keepdim=True), 1.0)
+        self.total = torch.where(self.some, self.parts.sum(1, keepdim=True) if sums is None else sums.negative, 1.0)
         self.log = self.total.log()
         self.positive = None if panel.partner is None else logits.gather(1, panel.partner)
+        if sums is not None:
+            self.positive = sums.positive_top
+
+    def summed(self, panel: LonePanel) -> Sums:
+        """Return the sums over the columns of the panel."""
+        positives, negatives = (number[:, None] for number in panel.sizes())
+        none, one = torch.zeros_like(self.top), positives.to(self.top.dtype)
+        top, negative = none if self.positive is None else self.positive, torch.where(self.some, self.total, 0.0)
+        return Sums(positives, negatives, top, one, self.top, negative, none, NONE, NONE)
 
     def log_negatives(self) -> Tensor:
         return self.top + self.log
@@ -387,13 +493,29 @@ def values(logits: Tensor, panel: Panel | LonePanel, rule: Rule) -> Tensor:
     return (found if factor is None else found * factor)[:, 0]
 
 
+def summed(logits: Tensor, panel: Panel | LonePanel, rule: Rule) -> Sums:
+    """Return the sums over the columns of a panel from its logits ``[b, M]``; not for weights of pairs."""
+    return _LoneRow(logits, panel).summed(panel) if isinstance(panel, LonePanel) else _Row(logits, panel, rule).summed()
+
+
+def own_sums(logits: Tensor, panel: Panel, rule: Rule, sums: Sums) -> tuple[Tensor, Tensor]:
+    """Return ``softplus`` and ``missed`` of `Sums` for a panel, from the other sums over all columns."""
+    row = _Row(logits, panel, rule, sums)
+    return row._sum(row._own(_softplus, 0.0)), row._sum(row.own_log_missed().exp())
+
+
+def values_of(sums: Sums, rule: Rule) -> Tensor:
+    """Return the values ``[b]`` of rows from their sums over all columns; see `values`."""
+    return formulas.value(rule, cast(Row, _Total(sums)))[:, 0]
+
+
 def _shifted(logits: Tensor, panel: Panel) -> Tensor:
     """Return the logits ``[b, M]`` with the logarithms of the weights of negatives."""
     shift = None if panel.weights is None else panel.weights.shift
     return logits if shift is None else logits + shift
 
 
-def weights(logits: Tensor, panel: Panel | LonePanel, rule: Rule, grad: Tensor) -> Tensor:
+def weights(logits: Tensor, panel: Panel | LonePanel, rule: Rule, grad: Tensor, sums: Sums | None = None) -> Tensor:
     """Return ``grad_i dL_i/ds_ij``, ``[b, M]``.
 
     Args:
@@ -401,11 +523,13 @@ def weights(logits: Tensor, panel: Panel | LonePanel, rule: Rule, grad: Tensor) 
         panel: the positives of each row.
         rule: the formula.
         grad: ``[b]``, 0 for every row that is not an anchor or whose sums are empty.
+        sums: the sums over all columns; None: the panel has all columns.
     """
     up = grad[:, None]
     if isinstance(panel, LonePanel):
-        return _lone_weights(_LoneRow(logits, panel), panel, rule, up)
-    row = _Row(_shifted(logits, panel), panel, rule)
+        return _lone_weights(_LoneRow(logits, panel, sums), panel, rule, up)
+    row = _Row(_shifted(logits, panel), panel, rule, sums)
+    shares = panel.shares() if sums is None else 1 / row.number
     if panel.weights is not None and panel.weights.factor is not None:
         up = up * panel.weights.factor
     if rule.terms == "binary":
@@ -418,16 +542,16 @@ def weights(logits: Tensor, panel: Panel | LonePanel, rule: Rule, grad: Tensor) 
     else:
         c: Tensor | None
         if rule.denominator == "one_positive":
-            positive = formulas.own_log_weights(rule, row).exp() * panel.shares()
+            positive = formulas.own_log_weights(rule, row).exp() * shares
             positive = torch.where(panel.positive, positive, 0.0)
-            c = positive.sum(1, keepdim=True)
+            c = positive.sum(1, keepdim=True) if sums is None else sums.missed / row.number
         else:
             c = formulas.coefficient(rule, row)
             share = _exp(row.below - row.positive_log)
             positive = share if c is None else share * c
             if formulas.has_mean(rule):
                 # Where c is 1, share - (share - 1/n) is 1/n.
-                positive = panel.shares() if c is None else positive - (share - panel.shares())
+                positive = shares if c is None else positive - (share - shares)
         positive = -positive * up
         negative = _exp(row.below - row.negative_log) * (up if c is None else c * up)
     return torch.where(panel.positive, positive, torch.where(panel.negative, negative, 0.0))

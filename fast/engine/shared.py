@@ -22,7 +22,10 @@ from .plan import choose
 from .scaling import Saved, by_temperature, scale_both, to_embeddings
 from .spec import LN2, AnchorValues, Backend, Batch, Plan
 
-SECOND = 'group: expected backend="exact" for second derivatives, which other backends do not support with a group'
+SECOND = (
+    'group: expected backend="exact" for second derivatives of this loss with a group; other backends exchange only '
+    "coefficients of the first derivative"
+)
 """Why a second backward pass is refused."""
 
 
@@ -70,7 +73,7 @@ class _Values(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, batch: Batch, plan: Plan, share: Share, *inputs: Tensor | None) -> AnchorValues:
-        with _without_autocast(batch.embeddings):
+        with without_autocast(batch.embeddings):
             if len(batch.embeddings):
                 found, saved = unshifted.evaluate(batch, plan)
             else:
@@ -91,7 +94,7 @@ class _Values(torch.autograd.Function):
         grad = grads[0]
         if grad is None:
             grad = saved.scaled.rows.new_zeros(len(rows))
-        with _without_autocast(rows):
+        with without_autocast(rows):
             gradients = differentiate(grad, batch, plan, saved, share)
         needed = ctx.needs_input_grad[3:]
         return None, None, None, *(part if needs else None for part, needs in zip(gradients, needed, strict=True))
@@ -140,5 +143,6 @@ def _of_no_rows(batch: Batch) -> tuple[AnchorValues, Saved]:
     return AnchorValues(none, whole, whole), Saved(scaled, [none] * (len(Sums._fields) + 1), None, columns)
 
 
-def _without_autocast(tensor: Tensor) -> Any:
+def without_autocast(tensor: Tensor) -> Any:
+    """Return a context in which autocast is disabled for the device of a tensor."""
     return torch.autocast(tensor.device.type, enabled=False) if device.autocast(tensor) else nullcontext()
