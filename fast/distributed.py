@@ -633,7 +633,7 @@ def _naming(kind: str, group: Any) -> Iterator[None]:
         raise RuntimeError(f"group: {kind} failed on rank {dist.get_rank(group)}{_lost(group)}: {error}") from error
 
 
-def _to_the_next(sent: Sequence[Tensor], found: Sequence[Tensor], group: Any) -> Callable[[], None]:
+def _to_the_next(tensors: Sequence[Tensor], found: Sequence[Tensor], group: Any) -> Callable[[], None]:
     """Start to send tensors to the next rank, and to receive others from the previous one.
 
     Returns:
@@ -643,8 +643,8 @@ def _to_the_next(sent: Sequence[Tensor], found: Sequence[Tensor], group: Any) ->
     following, previous = (dist.get_global_rank(group, (rank + turn) % world) for turn in (1, -1))
     operations = [
         dist.P2POp(operation, tensor, peer, group, tag)
-        for operation, peer, tensors in ((dist.isend, following, sent), (dist.irecv, previous, found))
-        for tag, tensor in enumerate(tensors)
+        for operation, peer, parts in ((dist.isend, following, tensors), (dist.irecv, previous, found))
+        for tag, tensor in enumerate(parts)
         if tensor.numel()
     ]
     with _naming("ring", group):

@@ -598,9 +598,9 @@ def test_ring_refuses_what_it_does_not_support(function: str, given: dict[str, A
 
 
 def test_module_of_a_loss_without_ring_refuses_it() -> None:
-    with pytest.raises(ValueError, match='^group: expected a process group or "world", got a Ring, which only supcon'):
+    with pytest.raises(ValueError, match=r"^group: expected .*, got a Ring, which only supcon"):
         SigmoidLoss(group=Ring())
-    with pytest.raises(ValueError, match='^group: .* with backend="exact", got a Ring'):
+    with pytest.raises(ValueError, match=r'^group: .* with backend="exact", got a Ring'):
         SupConLoss(group=Ring(), backend="exact")
 
 

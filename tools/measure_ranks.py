@@ -1,55 +1,88 @@
-"""Measure what the ranks of a group send, and how long they take, for losses with and without exchanged gradients.
+"""Measure what the ranks of a group send, how long they take and how much memory they need, for losses on every path.
 
     .venv/bin/python tools/measure_ranks.py --world 2 4 --rows 2048 --dim 128
 
 Each line is one loss on one number of ranks, on this machine, with gloo and one thread per rank: the milliseconds of a
-step, forward and backward, and the bytes that a rank sends in it if collective operations are rings, also as a share of
-N D numbers, the rows of all ranks. The path "coefficients" is the default; the path "gradients" gathers rows with a
-gradient, as losses do whose positives are not symmetric. Both are measured alternately.
+step, forward and backward; the largest size of all tensors that rank 0 allocates in it, and the bytes that a rank sends
+if collective operations are rings, both as a share of N D numbers, the rows of all ranks. The path "coefficients" is
+the default of two losses; "gradients" gathers rows with a gradient, as the other losses do; "ring" passes a `Ring`. All
+are measured alternately. Memory is measured in the first step, which is not timed.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pairproof.fast import distributed, info_nce_loss, nt_xent_loss, sigmoid_loss, stacked_partners, supcon_loss
+from pairproof.fast import (
+    Ring,
+    distributed,
+    info_nce_loss,
+    nt_xent_loss,
+    nt_xent_pairwise_loss,
+    sigmoid_loss,
+    stacked_partners,
+    supcon_loss,
+)
 from pairproof.fast.engine import shared
 
 FACTORS: dict[str, Callable[[int], float]] = {
     "all_gather": lambda world: world - 1,
     "reduce_scatter": lambda world: (world - 1) / world,
     "all_reduce": lambda world: 2 * (world - 1) / world,
+    "ring": lambda world: 1,
 }
 """What a rank sends in a ring, relative to the size of its argument."""
-LOSSES = ("supcon", "nt_xent", "info_nce", "sigmoid")
+PATHS = {
+    "supcon": ("coefficients", "gradients", "ring"),
+    "nt_xent": ("coefficients", "gradients", "ring"),
+    "nt_xent_pairwise": ("gradients", "ring"),
+    "info_nce": ("gradients", "ring"),
+    "sigmoid": ("gradients",),
+}
+"""The paths of each loss."""
 
 
-def step(loss: str, rows: Tensor) -> None:
+def step(loss: str, rows: Tensor, group: Ring | str) -> None:
     """Run one step of a loss on the rows of this rank."""
     n = len(rows)
     if loss == "supcon":
-        value = supcon_loss(rows, torch.arange(n) % 10, temperature=0.1, group="world")
+        value = supcon_loss(rows, torch.arange(n) % 10, temperature=0.1, group=group)
     elif loss == "nt_xent":
-        value = nt_xent_loss(rows, stacked_partners(n), temperature=0.1, group="world")
+        value = nt_xent_loss(rows, stacked_partners(n), temperature=0.1, group=group)
+    elif loss == "nt_xent_pairwise":
+        value = nt_xent_pairwise_loss(rows, torch.arange(n) % 10, temperature=0.1, group=group)
     elif loss == "info_nce":
-        value = info_nce_loss(rows[: n // 2], rows[n // 2 :], temperature=0.1, group="world")
+        value = info_nce_loss(rows[: n // 2], rows[n // 2 :], temperature=0.1, group=group)
     else:
-        value = sigmoid_loss(rows[: n // 2], rows[n // 2 :], temperature=0.1, group="world")
+        value = sigmoid_loss(rows[: n // 2], rows[n // 2 :], temperature=0.1, group=group)
     torch.autograd.grad(value, rows)
 
 
-def measure(rank: int, world: int, total: int, dim: int, rounds: int, folder: str) -> None:
+def largest(run: Callable[[], None]) -> int:
+    """Return the largest size of all tensors that a function allocates, in bytes."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        run()
+    size = most = 0
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            size += event.nbytes()
+            most = max(most, size)
+    return most
+
+
+def measure(rank: int, world: int, losses: Sequence[str], total: int, dim: int, rounds: int, folder: str) -> None:
     """Measure all losses in one process; rank 0 prints."""
     warnings.filterwarnings("ignore", "torch.distributed.* is deprecated", FutureWarning)
     torch.set_num_threads(1)
@@ -57,34 +90,41 @@ def measure(rank: int, world: int, total: int, dim: int, rounds: int, folder: st
     n = total // world
     rows = torch.randn(n, dim, generator=torch.Generator().manual_seed(rank)).requires_grad_()
     sent: list[tuple[str, float]] = []
-    collective, suits = distributed._collective, shared.suits
+    collective, to_the_next, suits = distributed._collective, distributed._to_the_next, shared.suits
 
     def counted(kind: str, found: Tensor, given: Tensor, group: Any) -> None:
         sent.append((kind, given.numel() * given.element_size() * FACTORS[kind](world)))
         collective(kind, found, given, group)
 
-    distributed._collective = counted
-    for loss in LOSSES:
-        paths = {"coefficients": suits, "gradients": lambda *_: False}
-        if loss in ("info_nce", "sigmoid"):
-            del paths["coefficients"]
-        times: dict[str, list[float]] = {path: [] for path in paths}
-        traffic = {}
-        for _ in range(rounds + 1):
-            for path, chosen in paths.items():
-                shared.suits = chosen
+    def passed(tensors: Sequence[Tensor], found: Sequence[Tensor], group: Any) -> Callable[[], None]:
+        sent.extend(("ring", tensor.numel() * tensor.element_size() * FACTORS["ring"](world)) for tensor in tensors)
+        return to_the_next(tensors, found, group)
+
+    distributed._collective, distributed._to_the_next = counted, passed
+    whole = total * dim * rows.element_size()
+    for loss in losses:
+        times: dict[str, list[float]] = {path: [] for path in PATHS[loss]}
+        traffic, memory = {}, {}
+        for number in range(rounds + 1):
+            for path in PATHS[loss]:
+                shared.suits = suits if path == "coefficients" else lambda *_: False
+                group = Ring() if path == "ring" else "world"
                 sent.clear()
                 dist.barrier()
+                if number == 0:
+                    memory[path] = largest(lambda loss=loss, group=group: step(loss, rows, group))  # type: ignore[misc]
+                    traffic[path] = {kind: sum(size for k, size in sent if k == kind) for kind, _ in sent}
+                    continue
                 start = time.perf_counter()
-                step(loss, rows)
+                step(loss, rows, group)
                 times[path].append(time.perf_counter() - start)
-                traffic[path] = {kind: sum(size for k, size in sent if k == kind) for kind, _ in sent}
-        for path in paths:
+        for path in PATHS[loss]:
             if rank == 0:
                 words = ", ".join(f"{kind} {size:,.0f} B" for kind, size in traffic[path].items())
-                share = sum(traffic[path].values()) / (total * dim * rows.element_size())
-                took = statistics.median(times[path][1:]) * 1e3
-                print(f"{loss:9} {world} ranks {path:13} {took:8.1f} ms   {share:6.3f} N D: {words}", flush=True)
+                share = sum(traffic[path].values()) / whole
+                took = statistics.median(times[path]) * 1e3
+                held = f"holds {memory[path] / whole:6.3f} N D, sends {share:6.3f} N D"
+                print(f"{loss:16} {world} ranks {path:13} {took:8.1f} ms   {held}: {words}", flush=True)
     dist.destroy_process_group()
 
 
@@ -95,11 +135,13 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=2048, help="rows of all ranks together")
     parser.add_argument("--dim", type=int, default=128, help="columns")
     parser.add_argument("--rounds", type=int, default=7, help="steps of each path that are timed")
+    parser.add_argument("--loss", nargs="+", choices=PATHS, default=list(PATHS), help="losses")
     options = parser.parse_args()
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would print when it starts and stops
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         for world in options.world:
-            given = (world, options.rows, options.dim, options.rounds, folder)
+            given = (world, options.loss, options.rows, options.dim, options.rounds, folder)
             processes = [context.Process(target=measure, args=(rank, *given)) for rank in range(world)]
             for process in processes:
                 process.start()
