@@ -30,12 +30,13 @@ from pairproof.fast import (
     nt_bxent_loss,
     nt_xent_loss,
     nt_xent_pairwise_loss,
+    sigmoid_loss,
     stacked_partners,
     supcon_epsilon_loss,
     supcon_in_loss,
     supcon_loss,
 )
-from pairproof.fast.engine import Batch, References, Rule, Targets, plan, tiles_of
+from pairproof.fast.engine import Batch, References, Rule, Targets, anchor_values, pairs, plan, tiles_of
 from pairproof.fast.engine.spec import Plan
 
 Tensor = torch.Tensor
@@ -1113,3 +1114,57 @@ def test_inputs_may_have_any_memory_layout(form: str) -> None:
         assert loss.item() == pytest.approx(math.log(9), rel=1e-13)
         (true_grad,) = torch.autograd.grad(loss, alike)
         torch.testing.assert_close(true_grad, torch.zeros_like(true_grad), rtol=0, atol=1e-14)
+
+
+REUSED = {
+    "towers in one panel": (600, lambda a, b: info_nce_loss(a, b, temperature=0.1)),
+    "towers in panels": (1100, lambda a, b: info_nce_loss(a, b, temperature=0.1)),
+    "one direction in panels": (1100, lambda a, b: info_nce_loss(a, b, temperature=0.1, direction="a_to_b")),
+    "pairs in panels": (600, lambda a, b: sigmoid_loss(a, b, temperature=0.1, bias=-3.0)),
+    "queue in panels": (600, lambda a, b: info_nce_loss(a, a.flip(0), negatives=b, temperature=0.1)),
+}
+"""Losses that keep exponentials in memory that later calls reuse, with their numbers of rows."""
+
+
+@pytest.mark.parametrize("name", REUSED)
+def test_kept_exponentials_of_one_call_are_not_overwritten_by_another(name: str) -> None:
+    count, loss = REUSED[name]
+    batches = [[normal(count, 8, seed + k, torch.float32).requires_grad_() for k in range(2)] for seed in (0, 10)]
+    wide = [[rows.detach().double().requires_grad_() for rows in batch] for batch in batches]
+    expected = [torch.autograd.grad(loss(*batch), batch) for batch in wide]
+    for _ in range(2):  # the second time, memory is reused
+        losses = [loss(*batch) for batch in batches]
+        for value, batch, right in zip(losses, batches, expected, strict=True):
+            for _ in range(2):  # the second backward pass computes the exponentials again
+                found = torch.autograd.grad(value, batch, retain_graph=True)
+                for grad, exact in zip(found, right, strict=True):
+                    assert (grad - exact).abs().max() < 1e-5 * exact.abs().max()
+
+
+def test_reference_that_is_the_anchor_itself_is_left_out_in_panels() -> None:
+    """Some anchors are a reference, and others are not."""
+    rows, references = normal(40), normal(30, seed=2)
+    own = torch.arange(40) - 10  # rows 10 to 39 are references 0 to 29
+    references[own[10:]] = rows[10:]
+    own = own.clamp(min=-1)
+    given = torch.empty(0, dtype=torch.int64)
+    batch = Batch(rows, Targets("none", given), Rule("lse", "cosine", 0.5), References(references, own))
+    found = anchor_values(batch, "dense")
+    cosines = F.normalize(rows) @ F.normalize(references).T
+    for i in range(40):
+        others = [float(cosines[i, j]) / 0.5 for j in range(30) if j != i - 10]
+        assert math.isclose(float(found.values[i]), math.log(math.fsum(map(math.exp, others))), rel_tol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("columns", [1, 2, 7, 12, 64])
+def test_sum_of_softplus_keeps_its_digits(columns: int, dtype: torch.dtype) -> None:
+    logits = torch.tensor([-1e5, -200.0, -80.0, -20.0, -1.0, -0.01, 0.0, 0.5, 15.0, 80.0, 1e5], dtype=dtype)
+    x = logits[:, None] + 0.3 * torch.arange(columns, dtype=dtype).cos()
+    x = torch.cat([x, torch.full((1, columns), -math.inf, dtype=dtype)])
+    found = torch.empty(len(x), dtype=dtype)
+    pairs._softplus_sum(x, out=found)
+    for total, row in zip(found.tolist(), x.tolist(), strict=True):
+        right = math.fsum(max(each, 0) + math.log1p(math.exp(-abs(each))) for each in row)
+        smallest = math.exp(pairs.LOWEST_LOG[dtype]) * 2 * columns
+        assert math.isclose(total, right, rel_tol=8 * torch.finfo(dtype).eps, abs_tol=smallest)

@@ -919,6 +919,14 @@ def most_entries(count: int) -> int:
     return max(plan.PANEL_ELEMENTS + count, plan.TILE_ROWS * plan.TILE_COLUMNS, 2 * count * DIM)
 
 
+@pytest.fixture
+def keeps_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exponentials of `MANY` rows are more than those that are kept, in a batch and between calls."""
+    monkeypatch.setattr(plan, "KEPT_ELEMENTS", MANY * MANY // 4)
+    monkeypatch.setattr(device, "MOST_ENTRIES", MANY * MANY // 4)
+
+
+@pytest.mark.usefixtures("keeps_less")
 @pytest.mark.parametrize("name", slow_except(QUICK_LARGE, LARGE))
 def test_no_tensor_grows_with_the_square_of_the_rows(name: str) -> None:
     loss, given = LARGE[name]
@@ -936,6 +944,7 @@ def test_no_tensor_grows_with_the_square_of_the_rows(name: str) -> None:
     assert largest.entries <= most_entries(MANY), largest.where
 
 
+@pytest.mark.usefixtures("keeps_less")
 @unread
 @pytest.mark.parametrize("name", ["nt_xent", "supcon_loss labels", "supcon_in_loss one_positive", "nt_bxent"])
 def test_no_tensor_grows_with_the_square_of_the_rows_on_an_accelerator(
@@ -964,6 +973,7 @@ def test_tiles_and_panels_of_an_accelerator_are_bounded() -> None:
             assert min(found.rows, count) * min(found.columns, count) <= most
 
 
+@pytest.mark.usefixtures("keeps_less")
 @pytest.mark.parametrize("name", slow_except(["references"], ["nt_xent", "supcon_loss labels", "references"]))
 def test_no_tensor_of_a_second_derivative_grows_with_the_square_of_the_rows(name: str) -> None:
     loss, given = LARGE[name]
@@ -987,6 +997,7 @@ def test_buffers_of_other_devices_are_not_kept() -> None:
     in_a_new_thread(step)
 
 
+@pytest.mark.usefixtures("keeps_less")
 def test_matrix_of_the_dense_backend_is_detected_and_not_kept() -> None:
     """The dense backend may allocate a matrix, but must release it after the call."""
     largest, after = Largest(), Largest()

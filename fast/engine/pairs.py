@@ -8,19 +8,23 @@ holds some anchors and all columns. A small batch is one panel, which is kept fo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from .device import borrow, give_back
+from .panels import Products
 from .rowwise import masks_of
 from .scaling import Saved, pulled, scale_both
 from .spec import AnchorValues, Batch, Gradients, Plan
 from .unshifted import NONE, positives_of, ranks_of
 
-LINEAR_ABOVE = 40.0
-"""Above this, the difference between softplus(x) and x is less than the rounding error of float64."""
+LOWEST_LOG = {torch.float64: -700.0, torch.float32: -87.0}
+"""The smallest x of which e^x is a normal number, rounded up."""
+MOST_COMBINED = 8
+"""Largest number of exponentials that one logarithm combines; twice the number doubles the rounding errors."""
 
 Panel = tuple[Tensor, Tensor]
 """The logits ``[b, M]``, negated for positives, and which pairs are positives.
@@ -30,18 +34,22 @@ is ``[b, M]``, -1 for positives, 1 for negatives and 0 for ignored pairs.
 """
 
 
-def _panel(products: Tensor, batch: Batch, here: slice, ranks: tuple[Tensor, Tensor] | None) -> Panel:
-    """Return the panel of the rows ``here`` from their products ``[b, M]``, which are overwritten."""
+def _signs(logits: Tensor, batch: Batch, here: slice, ranks: tuple[Tensor, Tensor] | None) -> Tensor:
+    """Return the signs of `Panel` for the rows ``here``; the logits ``[b, M]`` give shape and dtype only."""
     targets = batch.targets
     if targets.omits:
-        positive, negative, _ = masks_of(targets, None, here, batch.embeddings.shape[0], products.shape[1])
-        signs = negative.to(products.dtype) - positive.to(products.dtype)
-        return _negate(products.add_(batch.rule.bias), signs).masked_fill_(signs == 0, -torch.inf), signs
+        positive, negative, _ = masks_of(targets, None, here, batch.embeddings.shape[0], logits.shape[1])
+        return negative.to(logits.dtype) - positive.to(logits.dtype)
     if targets.kind == "partners":
-        signs = targets.given[here].unsqueeze(1)
-    else:
-        signs = torch.rsub(positives_of(batch, here, products, ranks), 1, alpha=2)
-    return _negate(products.add_(batch.rule.bias), signs), signs
+        return targets.given[here].unsqueeze(1)
+    return torch.rsub(positives_of(batch, here, logits, ranks), 1, alpha=2)
+
+
+def _panel(products: Tensor, batch: Batch, here: slice, ranks: tuple[Tensor, Tensor] | None) -> Panel:
+    """Return the panel of the rows ``here`` from their products ``[b, M]``, which are overwritten."""
+    signs = _signs(products, batch, here, ranks)
+    signed = _negate(products.add_(batch.rule.bias), signs)
+    return signed.masked_fill_(signs == 0, -torch.inf) if batch.targets.omits else signed, signs
 
 
 def _negate(matrix: Tensor, signs: Tensor) -> Tensor:
@@ -54,39 +62,59 @@ def _negate(matrix: Tensor, signs: Tensor) -> Tensor:
 def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
     """Return the values, and the scaled rows and columns; also the panels if they are kept."""
     scaled, columns = scale_both(batch)
-    rows, turned = scaled.rows, columns.rows.T
-    count, width = rows.shape[0], turned.shape[1]
-    kept, ranks = [], ranks_of(batch)
+    rows, count, width = scaled.rows, len(scaled.rows), len(columns.rows)
+    products, kept, ranks = Products(rows, columns.rows, plan, keep=plan.keep), [], ranks_of(batch)
     # The results of all panels are allocated first: small tensors that outlive a panel would fragment its freed memory.
     values = rows.new_empty(count)
     number = torch.ones(count, dtype=torch.int64, device=rows.device) if plan.sized else NONE
     negatives = width - number if plan.sized else NONE
-    for start in range(0, count, plan.rows):
-        here = slice(start, min(start + plan.rows, count))
-        panel = _panel((rows if plan.rows >= count else rows[here]) @ turned, batch, here, ranks)
-        torch.sum(F.softplus(panel[0], threshold=LINEAR_ABOVE), 1, out=values[here])
+    for here in products.slices():
+        panel = _panel(products(here), batch, here, ranks)
+        _softplus_sum(panel[0], out=values[here])
         if plan.sized and panel[1].dtype != torch.int64:
             torch.sum(panel[1] < 0, 1, out=number[here])
             torch.sum(panel[1] > 0, 1, out=negatives[here])
-        if plan.keep:
+        if plan.keep and products.buffer is None:
             kept.append(panel)
         del panel
-    return AnchorValues(values, number, negatives), Saved(scaled, (), kept, columns)
+    saved = Saved(scaled, (), products.buffer if plan.keep and not kept else kept, columns)
+    return AnchorValues(values, number, negatives), saved
+
+
+def _softplus_sum(x: Tensor, out: Tensor) -> None:
+    """Sum softplus(x) over each row of ``[b, M]``.
+
+    It is max(x, 0) + log(1 + e), where e = e^-|x| is at most 1. A logarithm takes longer than the products that combine
+    two of them: (1 + e)(1 + f) = 1 + (e + f (1 + e)). Nothing cancels, so that the sum of small terms keeps its digits.
+    """
+    scratch, width = borrow("weights", x, x.numel()), x.shape[1]
+    part = scratch.as_strided(x.shape, (width, 1))
+    torch.sum(torch.clamp(x, min=0, out=part), 1, out=out)
+    # -|x| is x - 2 max(x, 0). Exponentials that are not normal numbers would take much longer; they count as 0.
+    lowest = LOWEST_LOG[x.dtype]
+    torch.threshold_(torch.sub(x, part, alpha=2, out=part).clamp_(min=lowest).exp_(), 1.01 * math.exp(lowest), 0.0)
+    while width % 2 == 0 and width > x.shape[1] // MOST_COMBINED:
+        width //= 2
+        first, second = part[:, :width], part[:, width:]
+        part = first.add_(second.addcmul_(first, second))
+    out.add_(part.log1p_().sum(1))
+    give_back("weights", scratch)
 
 
 def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, saved: Saved) -> Gradients:
     """Return the gradients with respect to all inputs; see `symmetric.differentiate`. What is kept is overwritten."""
     saved = saved if saved.classes else saved._replace(classes=scale_both(batch, scaled=saved.scaled)[1])
-    rows, turned = saved.scaled.rows, saved.classes.rows.T
+    flat = saved.kept if isinstance(saved.kept, Tensor) else None
+    products = Products(saved.scaled.rows, saved.classes.rows, plan, kept=flat)
+    ranks = ranks_of(batch) if flat is not None or not saved.kept else None
 
     def weighed() -> Iterator[tuple[slice, Tensor]]:
-        count, ranks = rows.shape[0], None if saved.kept else ranks_of(batch)
-        for place, start in enumerate(range(0, count, plan.rows)):
-            here = slice(start, min(start + plan.rows, count))
-            if saved.kept:
-                yield here, _weigh(saved.kept[place], grad, batch, here)
+        for here in products.slices():
+            if flat is not None:
+                panel = products.at(here), _signs(products.at(here), batch, here, ranks)
             else:
-                yield here, _weigh(_panel(rows[here] @ turned, batch, here, ranks), grad, batch, here)
+                panel = saved.kept[0] if saved.kept else _panel(products(here), batch, here, ranks)
+            yield here, _weigh(panel, grad, batch, here)
 
     return pulled(weighed(), saved, batch, size)
 

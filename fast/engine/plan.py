@@ -19,9 +19,11 @@ __all__ = ["UNSHIFTED", "choose", "precision", "tile_size", "tiles_of"]
 
 DENSE_UP_TO = 512
 """Largest number of rows, and of columns, for which "auto" evaluates the batch as one panel."""
+SMALL_TOWERS = 1024
+"""The same for two towers whose rows are partners, if the loss is a plain mean or sum: fewer calls in `small`."""
 NARROW_UP_TO = 1024
 """Largest number of rows of a batch with wide tiles, which extend from the diagonal to the last column."""
-NARROW_ROWS = 128
+NARROW_ROWS = 256
 """Rows of a wide tile; the fewer rows, the less of the symmetric matrix is computed twice."""
 TILE_ROWS = 256
 """Rows of a tile in larger batches."""
@@ -31,7 +33,7 @@ PANEL_ELEMENTS = 2**18
 """Entries of a panel: few enough to limit memory, but enough rows for an efficient matrix product."""
 ACCELERATOR_FACTOR = 8
 """Factor by which tiles have more rows, and more columns, on an accelerator, so that it is not idle."""
-KEPT_ELEMENTS = 2**20
+KEPT_ELEMENTS = 2**22
 """Largest number of exponentials kept from the forward pass, so that the backward pass need not recompute them."""
 
 

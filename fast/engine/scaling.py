@@ -71,10 +71,13 @@ def measure(embeddings: Tensor) -> Sizes:
 
 
 def largest_norm(embeddings: Tensor, sizes: Sizes | None) -> float:
-    """Return the largest norm of the rows of embeddings ``[N, D]``; their values are read."""
+    """Return the largest norm of the rows of embeddings ``[N, D]``; their values are read.
+
+    It may have a few rounding errors, and is infinity if a square overflows.
+    """
     if sizes is not None and embeddings.dtype != torch.float64:
         return sizes.high
-    return float(vector_norm(embeddings.detach(), dim=1, dtype=torch.float64).amax())
+    return float(vector_norm(embeddings.detach(), dim=1, dtype=dtypes_of(embeddings)[0]).amax())
 
 
 def scale_rows(embeddings: Tensor, rule: Rule, sizes: Sizes | None = None, unit: float = 1) -> Scaled:

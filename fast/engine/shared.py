@@ -119,11 +119,8 @@ def differentiate(grad: Tensor, batch: Batch, plan: Plan, saved: Saved, share: S
     mine = formulas.weights(rule, grad, Sums(*sums), None if lone else number)
     parts = (mine.negative, mine.level) if lone else (mine.negative, mine.level, mine.slope)
     columns = share.gather(torch.stack(parts, 1)).T
-    pull, labels = torch.zeros_like(rows), None if saved.kept else unshifted.ranks_of(batch)
-    for place, start in enumerate(range(0, len(rows), max(1, plan.rows))):
-        here = slice(start, min(start + plan.rows, len(rows)))
-        kept = saved.kept[place] if saved.kept else None
-        panel = kept or unshifted.panel_of(rows[here] @ across.T, batch, here, labels)
+    pull = torch.zeros_like(rows)
+    for here, panel in unshifted.panels(batch, plan, saved):
         negative, level, *slope = (
             part[here, None] + of_columns for part, of_columns in zip(parts, columns, strict=True)
         )

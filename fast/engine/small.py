@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import formulas, pairs, unshifted
-from .device import dtypes_of
-from .plan import DENSE_UP_TO, LARGEST_OF_FLOAT32, LOWEST_OF_FLOAT32
+from .device import borrow, dtypes_of, give_back
+from .plan import DENSE_UP_TO, LARGEST_OF_FLOAT32, LOWEST_OF_FLOAT32, SMALL_TOWERS
 from .scaling import Saved, pulled, scale_both
 from .spec import LN2, UNSHIFTED, AnchorValues, Batch, Gradients, Plan, Policy
 
@@ -36,7 +36,7 @@ def suits(batch: Batch, policy: Policy) -> bool:
     dot, pairwise = rule.similarity == "dot", rule.terms == "sigmoid"
     largest = sizes.high * (sizes if across is None else across).high / temperature if dot else 1 / temperature
     return (
-        count <= DENSE_UP_TO
+        count <= (SMALL_TOWERS if others is not None and _written_out(batch) else DENSE_UP_TO)
         and LOWEST_OF_FLOAT32 <= temperature <= 1 / LOWEST_OF_FLOAT32
         and rule.terms != "lse"
         and not (dot and rows.dtype == torch.float64)  # the sizes of float64 rows are not norms
@@ -47,18 +47,25 @@ def suits(batch: Batch, policy: Policy) -> bool:
     )
 
 
+def _written_out(batch: Batch) -> bool:
+    """Return whether the batch has partners, whose operations are written out here."""
+    rule, plain = batch.rule, batch.targets.kind == "partners" and batch.references.own is None
+    return plain and rule.terms != "sigmoid" and rule.denominator != "only_negatives"
+
+
 def evaluate(batch: Batch, *, backward: bool) -> tuple[AnchorValues, Saved]:
     """Return the values, those of mutual references last, and what is saved for `differentiate`.
 
     The numbers of positives and negatives are left empty.
     """
     targets, references = batch.targets, batch.references
-    if batch.rule.terms == "sigmoid":
-        return pairs.evaluate(batch, _plan(batch, keep=backward))
-    if targets.kind != "partners" or batch.rule.denominator == "only_negatives" or references.own is not None:
-        return unshifted.evaluate(batch, _plan(batch, keep=backward))
+    if not _written_out(batch):
+        evaluated = pairs.evaluate if batch.rule.terms == "sigmoid" else unshifted.evaluate
+        return evaluated(batch, _plan(batch, keep=backward))
     scaled, columns = scale_both(batch, LN2)
-    exponentials = (scaled.rows @ columns.rows.T).exp2_()
+    shape = len(scaled.rows), len(columns.rows)
+    buffer = borrow("kept", scaled.rows, shape[0] * shape[1])
+    exponentials = torch.mm(scaled.rows, columns.rows.T, out=buffer.as_strided(shape, (shape[1], 1))).exp2_()
     column = targets.given.unsqueeze(1)
     pos = exponentials.gather(1, column)
     exponentials.scatter_(1, column, 0.0)
@@ -69,8 +76,10 @@ def evaluate(batch: Batch, *, backward: bool) -> tuple[AnchorValues, Saved]:
     if references.mutual:
         across = exponentials.sum(0).unsqueeze(1)
         values = torch.cat((values, (across / pos).log1p_()))
+    if not backward:
+        give_back("kept", buffer)
     return AnchorValues(values, unshifted.NONE, unshifted.NONE), Saved(
-        scaled, (neg, pos, across, column), exponentials, columns
+        scaled, (neg, pos, across, column, buffer), exponentials, columns
     )
 
 
@@ -88,16 +97,24 @@ def differentiate(grad: Tensor, size: float, batch: Batch, saved: Saved) -> Grad
         grad = grad if saved.valid is None else torch.where(saved.valid, grad, 0.0)
         differentiated = pairs.differentiate if batch.rule.terms == "sigmoid" else unshifted.differentiate
         return differentiated(grad, size, batch, _plan(batch, keep=True), saved)
-    neg, pos, across, column = saved.stats
+    neg, pos, across, column, buffer = saved.stats
     share = (neg + pos).reciprocal_()
-    level = share * neg
+    level, other = share * neg, None
     if batch.references.embeddings is None:
-        share, level = share + share.T, level + level.gather(0, column)
+        other, level = share, level + level.gather(0, column)
     elif batch.references.mutual:
-        back = (across + pos).reciprocal_()
-        share, level = share + back.T, level + back * across
-    weight.mul_(share).scatter_(1, column, level.neg_())
-    return pulled([(slice(0, weight.shape[0]), weight)], saved, batch, size, LN2)
+        other = (across + pos).reciprocal_()
+        level = level + other * across
+    if other is None:
+        weight.mul_(share)
+    else:
+        scratch = borrow("weights", weight, weight.numel())
+        weight.mul_(torch.add(share, other.T, out=scratch.as_strided(weight.shape, weight.stride())))
+        give_back("weights", scratch)
+    weight.scatter_(1, column, level.neg_())
+    gradients = pulled([(slice(0, weight.shape[0]), weight)], saved, batch, size, LN2)
+    give_back("kept", buffer)
+    return gradients
 
 
 def _plan(batch: Batch, *, keep: bool) -> Plan:

@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 from . import device, formulas
+from .device import borrow, give_back
 from .formulas import Row, Sums
+from .panels import Products
 from .scaling import Saved, both_ways, pulled, scale_both
 from .spec import EPSILON, LN2, AnchorValues, Batch, Gradients, Plan, Targets
 
@@ -159,7 +161,9 @@ def _clear(matrix: Tensor, batch: Batch, here: slice) -> Tensor:
         else:
             matrix.diagonal(here.start).zero_()
     elif own is not None:
-        matrix.masked_fill_(own[here, None] == torch.arange(matrix.shape[1], device=own.device), 0.0)
+        own = own[here, None]
+        column = own.clamp(min=0)
+        matrix.scatter_(1, column, torch.where(own < 0, matrix.gather(1, column), 0.0))
     return matrix
 
 
@@ -273,9 +277,25 @@ def _sum(
     return Panel(negative, own, positive, lone), [neg, pos, missed, first, second, lin, mean, number]
 
 
-def panel_of(logits: Tensor, batch: Batch, here: slice, ranks: tuple[Tensor, Tensor] | None) -> Panel:
-    """Return the panel of the rows ``here`` from their logits ``[b, M]``, in units of log 2; these are overwritten."""
-    return _sum(logits, batch, here, ranks, backward=True)[0]
+def panels(batch: Batch, plan: Plan, saved: Saved) -> Iterator[tuple[slice, Panel]]:
+    """Yield the rows of each panel and the panel, kept or computed again, for the backward pass.
+
+    The panel's matrices may be overwritten; the next panel may be in the same memory.
+    """
+    flat = saved.kept if isinstance(saved.kept, Tensor) else None
+    again = flat is None and not saved.kept
+    products, ranks = (
+        Products(saved.scaled.rows, saved.classes.rows, plan, kept=flat),
+        ranks_of(batch) if again else None,
+    )
+    for here in products.slices():
+        if again:
+            yield here, _sum(products(here), batch, here, ranks, backward=True)[0]
+        elif flat is None:
+            yield here, saved.kept[0]
+        else:
+            column = _column(batch.targets.given, here) if batch.targets.kind == "partners" else NONE
+            yield here, Panel(products.at(here), NONE, column)
 
 
 def _guarded(logits: Tensor, positive: Tensor, number: Tensor, batch: Batch, here: slice) -> tuple[Panel, list[Tensor]]:
@@ -305,8 +325,8 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
     """Return the values, those of mutual references after those of the rows; the sums, and the panels if kept."""
     rule, kind = batch.rule, batch.targets.kind
     scaled, columns = scale_both(batch, LN2)
-    rows, turned = scaled.rows, columns.rows.T
-    count, width = rows.shape[0], turned.shape[1]
+    rows, count, width = scaled.rows, len(scaled.rows), len(columns.rows)
+    products = Products(rows, columns.rows, plan, keep=plan.keep)
     kept, across, lone, ranks = [], None, None, ranks_of(batch)
     # The sums of all panels are allocated first: small tensors that outlive a panel would fragment its freed memory.
     every = None if plan.rows >= count else rows.new_empty((len(Sums._fields) + 3, count))
@@ -315,9 +335,8 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
     remaining, across_remaining = NONE, None
     if omits:
         remaining = torch.empty(count, dtype=torch.int64, device=rows.device)
-    for start in range(0, count, plan.rows):
-        here = slice(start, min(start + plan.rows, count))
-        panel, part = _sum((rows if every is None else rows[here]) @ turned, batch, here, ranks)
+    for here in products.slices():
+        panel, part = _sum(products(here), batch, here, ranks)
         if every is not None:
             part = [whole[here].copy_(one) if one is not NONE else one for whole, one in zip(every, part, strict=True)]
         lone = panel.lone
@@ -329,7 +348,7 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
             if batch.references.mutual:
                 found = torch.count_nonzero(panel.negative, 0)
                 across_remaining = found if across_remaining is None else across_remaining.add_(found)
-        if plan.keep:
+        if plan.keep and every is None:
             kept.append(panel)
         del panel
     if every is not None:
@@ -355,7 +374,7 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
     values = formulas.value(rule, cast(Row, row))
     valid = formulas.counted(batch, number, negatives, all_positive=lone is not None)
     values = values if valid is None else torch.where(valid, values, 0.0)
-    saved = Saved(scaled, (*sums, number), kept, columns, valid=valid)
+    saved = Saved(scaled, (*sums, number), products.buffer if plan.keep and not kept else kept, columns, valid=valid)
     if not plan.sized:
         return AnchorValues(values, NONE, NONE), saved
     negatives = cast(Tensor, negatives)
@@ -367,25 +386,16 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
 def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, saved: Saved) -> Gradients:
     """Return the gradients with respect to embeddings, references and temperature; see `symmetric.differentiate`."""
     saved = saved if saved.classes else saved._replace(classes=scale_both(batch, LN2, saved.scaled)[1])
-    rows, turned = saved.scaled.rows, saved.classes.rows.T
     *sums, number = saved.stats[: len(Sums._fields) + 1]
     lone, some = None, None if batch.targets.kind in ("partners", "none") else number
-    if some is not None and plan.rows >= rows.shape[0]:
+    if some is not None and plan.rows >= len(grad):
         lone = saved.kept[0].lone if saved.kept else _lone(number, batch)
         some = None if lone else some
-    negatives = _others(batch, turned.shape[1]) - number if batch.rule.terms in ("binary", "epsilon") else None
+    negatives = _others(batch, len(saved.classes.rows)) - number if batch.rule.terms in ("binary", "epsilon") else None
     weights = formulas.weights(batch.rule, grad, Sums(*sums), some, negatives, lone)
 
-    def weighed() -> Iterator[tuple[slice, Tensor]]:
-        count, ranks = rows.shape[0], None if saved.kept else ranks_of(batch)
-        for place, start in enumerate(range(0, count, plan.rows)):
-            here = slice(start, min(start + plan.rows, count))
-            if saved.kept:
-                yield here, _weigh(saved.kept[place], weights, batch, here)
-            else:
-                yield here, _weigh(_sum(rows[here] @ turned, batch, here, ranks, True)[0], weights, batch, here)
-
-    return pulled(weighed(), saved, batch, size, LN2)
+    weighed = ((here, _weigh(panel, weights, batch, here)) for here, panel in panels(batch, plan, saved))
+    return pulled(weighed, saved, batch, size, LN2)
 
 
 def _weigh(panel: Panel, weights: formulas.Weights, batch: Batch, here: slice) -> Tensor:
@@ -401,8 +411,14 @@ def _weigh(panel: Panel, weights: formulas.Weights, batch: Batch, here: slice) -
     symmetric = batch.references.embeddings is None and level.shape[0] == count
     symmetric = symmetric and kind in ("labels", "partners", "none")
     symmetric = symmetric and batch.targets.ignored is None
+    scratch = None
     if batch.references.mutual:
-        negative = negative + weights.negative[count:]
+        scratch = borrow("weights", negative, panel.negative.numel())
+        of_columns, negative = (
+            weights.negative[count:],
+            scratch.as_strided(panel.negative.shape, panel.negative.stride()),
+        )
+        torch.add(_column(weights.negative, here), of_columns, out=negative)
         level = level + _column(weights.level[count:], here)
     elif symmetric and panel.star is None and (kind == "partners" or panel.lone or rule.denominator != "one_positive"):
         # The panel's matrices are symmetric: the coefficients are added instead of the weights.
@@ -412,6 +428,8 @@ def _weigh(panel: Panel, weights: formulas.Weights, batch: Batch, here: slice) -
         else:
             slope, level = slope + weights.slope, level + weights.level
     weight = panel.negative.mul_(negative)
+    if scratch is not None:
+        give_back("weights", scratch)
     if kind == "partners":
         weight.scatter_(1, panel.positive, level)
         return weight if symmetric else both_ways(weight, batch)
