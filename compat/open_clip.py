@@ -14,13 +14,14 @@ the processes' gradients, as computed by DistributedDataParallel, is
     ClipLoss, gather_with_grad                    equal, with and without local_loss
     SigLipLoss, every dist_impl                   equal
 
-These gradients and the defaults are those of open_clip. There are three differences:
+These gradients and the defaults are those of open_clip. There are four differences:
 
 - The loss of half-precision features is float32, and the similarities are computed in float32 under autocast too.
 - With ``chunk_size``, open_clip computes the cross-entropy of a positive pair as softplus(l) - l, in which the digits
   of a fitted pair cancel. Here it is softplus(-l). This is not an option, because the difference is only rounding.
 - Where one matrix of logits is a view of the other (several processes without ``local_loss``), open_clip's
   `ClipLoss.get_logits` adds the logit bias twice, and this one once. The loss does not depend on it.
+- ``use_horovod=True`` and an unknown ``dist_impl`` raise a ValueError when the loss is constructed.
 
 Source: src/open_clip/loss.py of mlfoundations/open_clip, release 3.3.0, and commit 89fb801 for ``chunk_size`` and for
 the gather with functional collectives.

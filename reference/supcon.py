@@ -178,8 +178,8 @@ def supcon_loss(
         temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
-        zero_row: what a row of zeros is under "cosine": "error", or "zero": its cosine with every row is 0, and its
-            gradient is 0. Under "dot" a row of zeros is valid, and this option has no effect.
+        zero_row: how "cosine" treats a row of zeros. "error": as an error. "zero": its cosine with every row is 0, and
+            its gradient is 0. Under "dot" a row of zeros is valid, and this option has no effect.
         denominator: "all", "one_positive" or "only_negatives".
         weights_divisor: what the weighted sum over the positives is divided by: their number, "count", or the sum of
             their weights, "weight".

@@ -3,8 +3,9 @@
 A target is called with probes: small batches on which the catalogue's losses and options differ. Each variant predicts
 the sum over the anchors for every probe; the divisor and the factor of that sum are found afterwards. A built-in
 temperature is found from the ratio of the answers to two probes of the same structure, in which every such factor
-cancels: the ratio is scanned over the logarithm of the temperature, and its crossings are refined. Variants that fit
-are then compared with the target on all other probes, gradients included.
+cancels: the ratio that a variant predicts is computed on a grid of temperatures, and each temperature at which it
+crosses the ratio of the answers is refined. Variants that fit are then compared with the target on all other probes,
+gradients included.
 """
 
 from __future__ import annotations
@@ -426,10 +427,10 @@ def _wrong_variants(call: str, bias: float | None, losses: tuple[Loss, ...]) -> 
 
 
 def _combined_with_mistakes(variant: Variant) -> bool:
-    """Whether mistakes are tried in a right variant, which takes time.
+    """Whether variants with mistakes are derived from a right variant. They are not from every one, to save time.
 
-    Of an option that is a number, only the default and 0 are. The ranking loss only is with one option besides those
-    numbers, which may be the scope of hard negatives or all directions.
+    Options that are numbers must have their default or be 0. Of the other options, the ranking loss may have only one
+    that is not the default: the scope of hard negatives, or all four directions.
     """
     changed = _nonzero(variant)
     if "directions" in variant.entry.keywords:
@@ -824,7 +825,7 @@ class Search:
         return (fitting or sorted(matches, key=lambda match: match.error))[:1]
 
     def _sum_over_pairs(self, variant: Variant, settings: Mapping[Batch, Setting]) -> str:
-        """Return "sum" if the sum of a variant is its loss with the reduction "sum_pairs" or "none_pairs", else ""."""
+        """Return "sum" if this count means the reduction "sum_pairs" or "none_pairs" of a variant, else ""."""
         if "sum_pairs" not in variant.entry.choices["reduction"]:
             return ""
         if variant.form == "sum":

@@ -435,7 +435,7 @@ def weights_words(a_to_b: float, b_to_a: float) -> str:
 
 
 REDUCED_BY = ("reduction", "no_positive", "no_negative", "weights_divisor", "zero_row")
-"""Options that are not part of a variant: how the values of the anchors become the loss, and what is a zero row."""
+"""Options that are not part of a variant: how the anchors' values become the loss, and how a row of zeros counts."""
 
 
 @dataclass(frozen=True)
@@ -707,14 +707,17 @@ class Pairs:
         more: int = 0,
         floor: Tensor | float = 0.0,
     ) -> Tensor:
-        """[T, M], log(1 + mass / e^s) of the positive.
+        """[T, M], log(1 + mass / e^s) for the logit s of the positive.
+
+        The mass is M_i in `pairproof.reference.hard_negative`: the number of negatives times the mean of their
+        exponentials, after the positives hidden among them are subtracted. The mean has a lower limit, the floor.
 
         Args:
-            log_mean: [T, M], the logarithm of the mean of the negatives.
-            hidden: [M], the fraction of positives among them that is subtracted; tau_plus by default.
+            log_mean: [T, M], the logarithm of the mean of the negatives' exponentials.
+            hidden: [M], the share of positives among the negatives; tau_plus by default.
             divisor: what the difference is divided by; 1 - tau_plus by default.
             more: what is added to the number of negatives.
-            floor: [M], what is added to the logarithm of the floor of the mean.
+            floor: [M], what is added to the logarithm of the floor.
         """
         own = self.total(self.logits)
         hidden = torch.as_tensor(self.tau_plus if hidden is None else hidden, dtype=torch.float64)

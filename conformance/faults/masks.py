@@ -216,7 +216,7 @@ def multiple_negatives_ranking_only_documents_ignored(given: dict[str, Any]) -> 
 
 @fault("multiple_negatives_ranking", build=parts.ranked)
 def multiple_negatives_ranking_hardness_of_the_positive(given: dict[str, Any]) -> parts.Ranking:
-    """The weights are those of all columns of the query, the positive included."""
+    """The hardness also weights the positive of each query, not only its negatives."""
 
     def harder(mode: str, own: Tensor) -> Tensor:
         found = parts.harder_columns(mode, own)
@@ -271,7 +271,7 @@ def sigmoid_ignored_ids_of_positives(
 def hard_negative_ignored_pairs_in_the_number(
     embeddings: Tensor, labels: Tensor, *, temperature: float, ignored: Tensor | None = None
 ) -> Tensor:
-    """The number of negatives, a factor of the mass and of its floor, includes the ignored pairs."""
+    """The mean over the negatives is multiplied by a number of negatives that includes the ignored pairs."""
     batch = parts.cosines(embeddings, labels, temperature)
     if ignored is None:
         return parts.hard_values(batch, temperature)

@@ -1,9 +1,13 @@
 """Correct parts from which every fault is built, and the correct losses built from the same parts.
 
-A builder converts the arguments of a call to the input of a loss: a ``Batch``, the ``Rows`` of a logits matrix, or a
-list with one ``Direction`` per direction. ``loss_of`` evaluates it. The builder ``features`` returns ``Features``, from
-which several of them are made. A fault differs in one detail from the correct loss with the same name and call, so that
-a case that the fault fails detects this detail. ``RIGHT`` contains the correct losses, which pass every case.
+A builder converts the arguments of a call to the input of a loss, such as a ``Batch``, the ``Rows`` of a logits matrix,
+or a list with one ``Direction`` per direction; ``loss_of`` evaluates it. Two builders return something else:
+``features`` returns ``Features``, whose properties are inputs of losses, and ``ranked`` returns the keywords of
+``ranking``. A fault differs in one detail from the correct loss with the same name and call, so that a case that the
+fault fails detects this detail. ``RIGHT`` contains the correct losses, which pass every case.
+
+In ``Hard``, the *mass* is what the denominator contains besides the positive, M_i in
+`pairproof.reference.hard_negative`; its *floor* is the lowest value that it can have.
 """
 
 from __future__ import annotations
@@ -116,7 +120,7 @@ class Direction(NamedTuple):
 
 
 class Hard(NamedTuple):
-    """The logits of two views, contrasted with a mass of hard negatives.
+    """The logits of two views, and what the mass of the negatives depends on.
 
     Attributes:
         rows: the logits [2B, 2B] and the columns of the positives.
@@ -187,7 +191,7 @@ class Ranking(NamedTuple):
         chosen: the directions.
         partition: "joint" or "per_direction".
         scope: what the hard negatives are contrasted with.
-        raw: the logits with the same names, without pairs that are left out.
+        raw: the same, but without weights, and with the logits of all pairs, also of those that do not count.
     """
 
     query_to_doc: Tensor
@@ -293,7 +297,7 @@ Function: TypeAlias = Callable[..., Tensor]
 
 
 def loss_of(loss: str, found: Evaluable) -> Tensor:
-    """Evaluate the correct loss on what a builder returns; for values, return their mean."""
+    """Evaluate the correct loss on what a builder returns: a tensor of values is averaged, ``Each`` is not."""
     if isinstance(found, Ranking):
         return loss_of(loss, found.rows)
     if isinstance(found, list):
@@ -527,7 +531,7 @@ def info_nce(
 
 
 def hard(view_a: Tensor, view_b: Tensor, *, temperature: float, tau_plus: float = 0.1, beta: float = 1.0) -> Hard:
-    """The logits of the cosines of stacked views, contrasted with a mass of hard negatives."""
+    """The logits of the cosines of stacked views, for the loss with hard negatives."""
     rows = unit(torch.cat([view_a, view_b]))
     return Hard(Rows(rows @ rows.T / temperature, stacked(len(rows))), temperature, tau_plus, beta)
 
@@ -552,8 +556,8 @@ def ranking(
 ) -> Ranking:
     """The logits between queries, documents and hard negatives, by direction.
 
-    The faults choose further arguments: the logit of ignored pairs, the columns [N, N + N H] that a hardness mode makes
-    harder, whether a gradient flows through the weights, and whether the strength is divided by the temperature.
+    Only faults pass the last four arguments: the logit of ignored pairs, the columns [N, N + N H] that a hardness mode
+    makes harder, whether a gradient flows through the weights, and whether the strength is divided by the temperature.
     """
     rows = [view_a, view_b, view_a[:0] if hard_negatives is None else hard_negatives.flatten(0, 1)]
     a, b, h = map(unit, rows) if similarity == "cosine" else rows
@@ -671,7 +675,7 @@ def row_means(values: Tensor, members: Tensor) -> Tensor:
 
 
 def anchors(loss: str, batch: Batch) -> Tensor:
-    """[N], the value of every anchor for a loss of the catalogue; 0 without positives, except for nt_bxent."""
+    """[N], the value of every anchor for a loss; 0 without positives, except for nt_bxent and sigmoid."""
     return LOSSES[loss].baseline(batch.s, batch.other, batch.positive)
 
 

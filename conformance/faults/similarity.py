@@ -105,7 +105,7 @@ def supcon_epsilon_normalised(embeddings: Tensor, labels: Tensor, *, temperature
 
 @fault("supcon", level="range", zero_row="zero")
 def supcon_zero_row_gradient_is_nan(embeddings: Tensor, labels: Tensor, *, temperature: float) -> parts.Batch:
-    """A row of zeros gets its unit vector 0 from a torch.where after the division, whose gradient is NaN."""
+    """A row of zeros is divided by its norm, and a torch.where then replaces the NaN by 0: its gradient is NaN."""
     norms = (embeddings * embeddings).sum(dim=1, keepdim=True).sqrt()
     return parts.dots(torch.where(norms > 0, embeddings / norms, 0.0), labels, temperature)
 

@@ -189,8 +189,8 @@ class Implementation(ABC):
         alternates: the names of similar implementations and its own; a run that selects nothing judges each case with
             only one of them. Empty if it is always judged.
         environment: the environment variables that repeating a check needs, as ``NAME=VALUE``.
-        narrows_weights: whether it rounds the weights of bfloat16 and float16 rows to the dtype of the rows before the
-            two are multiplied.
+        narrows_weights: whether the weights of pairs in its gradient are rounded to bfloat16 or float16, if the rows
+            have this dtype, before rows are multiplied by them.
     """
 
     name: ClassVar[str]
@@ -436,7 +436,7 @@ def gradient_is_missing(case: Case, dtype: str, true: Truth, name: str) -> bool:
 
 
 def gradient_of(case: Case, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The gradient ``[N, D]`` of the rows, as the left factors of their similarities to the rows of the batch.
+    """The gradient ``[N, D]`` with respect to the rows as anchors; the rows they are compared with are constants.
 
     Args:
         case: a case without other matrices.

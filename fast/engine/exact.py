@@ -10,8 +10,8 @@ are flushed to zero):
 - float64 embeddings: the same, with three limits. An entry of a row may count as zero if it is more than 2^900 times
   smaller than the row's largest. Under "dot", a product of two entries may count as zero if it is more than 2^900 times
   smaller than the product of the largest entries of their rows. Within one row of the gradient, a contribution may
-  count as zero if it is more than 2^1800 times smaller than the row's largest, or than 1 if an anchor has several
-  positives.
+  count as zero if it is more than 2^1800 times smaller than the largest contribution to this row. If an anchor has
+  several positives, a contribution of less than 2^-1800 may also count as zero.
 - Rounding errors remain. Contributions to one entry that cancel to less than about 2^-50 of the largest leave no
   correct digit, and may leave zero. Examples are rows whose directions differ by less than 2^-53, copies of a row under
   different labels, and upstream gradients of very different size.
@@ -23,9 +23,9 @@ product is representable. Here the weight of a pair, dL_i / ds_ij, remains a coe
 logarithm. Each row of the gradient is accumulated relative to its largest weight; the power of two that was factored
 out is multiplied back last, together with the norm.
 
-Every loss but the binary one is written in terms of two log-sums, lse_P over the positives and lse_N over the
-negatives: log(sum over all / sum over positives) is softplus(lse_N - lse_P), which is accurate even where it is 1e-300.
-With its own denominator, a positive's logit replaces lse_P.
+Every loss except the binary cross-entropies is written in terms of two log-sums, lse_P over the positives and lse_N
+over the negatives: log(sum over all / sum over positives) is softplus(lse_N - lse_P), which is accurate even where it
+is 1e-300. Under ``denominator="one_positive"``, the logit of the positive takes the place of lse_P.
 """
 
 from __future__ import annotations
@@ -420,7 +420,7 @@ def _weights(row: _Row) -> list[_WeightTerm]:
                 even = row.positive & (row.number > 1)
                 terms.append(_WeightTerm(row.from_even(), torch.zeros_like(row.logits), even))
         elif formulas.has_mean(rule):
-            positive = -row.number.log()  # what remains of a share and the share - 1/n
+            positive = -row.number.log()  # the weight is -1/n
     return [_WeightTerm(sign, torch.where(row.positive, positive, negative), both), *terms]
 
 
