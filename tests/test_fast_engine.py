@@ -36,7 +36,18 @@ from pairproof.fast import (
     supcon_in_loss,
     supcon_loss,
 )
-from pairproof.fast.engine import Batch, References, Rule, Targets, anchor_values, pairs, plan, tiles_of
+from pairproof.fast.engine import (
+    Batch,
+    References,
+    Rule,
+    Similarity,
+    Targets,
+    anchor_values,
+    pair_logits,
+    pairs,
+    plan,
+    tiles_of,
+)
 from pairproof.fast.engine.spec import Plan
 
 Tensor = torch.Tensor
@@ -1168,3 +1179,21 @@ def test_sum_of_softplus_keeps_its_digits(columns: int, dtype: torch.dtype) -> N
         right = math.fsum(max(each, 0) + math.log1p(math.exp(-abs(each))) for each in row)
         smallest = math.exp(pairs.LOWEST_LOG[dtype]) * 2 * columns
         assert math.isclose(total, right, rel_tol=8 * torch.finfo(dtype).eps, abs_tol=smallest)
+
+
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_logits_of_pairs_have_right_first_and_second_derivatives(similarity: Similarity, *, learned: bool) -> None:
+    rows, others = (normal(5, seed=seed).requires_grad_() for seed in (1, 2))
+    inputs = [rows, others, torch.tensor(0.3, dtype=torch.float64, requires_grad=True)][: 3 if learned else 2]
+
+    def logits(first: Tensor, second: Tensor, temperature: float | Tensor = 0.3) -> Tensor:
+        return pair_logits(first, second, Rule("out", similarity, temperature))
+
+    products = [row @ other for row, other in zip(rows, others, strict=True)]
+    if similarity == "cosine":
+        norms = [row.norm() * other.norm() for row, other in zip(rows, others, strict=True)]
+        products = [product / norm for product, norm in zip(products, norms, strict=True)]
+    torch.testing.assert_close(logits(*inputs), torch.stack(products) / 0.3, rtol=1e-14, atol=1e-15)
+    assert gradcheck(logits, inputs)
+    assert gradgradcheck(logits, inputs)

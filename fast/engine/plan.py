@@ -108,6 +108,8 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True) -> tuple[Pl
     height = panel_rows(batch, backend)
     keep = height == count or (targets.kind in ("partners", "none") and count * columns <= KEPT_ELEMENTS)
     if rule.terms == "sigmoid":
+        # The sum of the cross-entropies needs a second matrix, which must fit in the cache together with the panel.
+        height = height if height == count else max(1, height // 2)
         return Plan("pairs", height, columns, backward and keep, reads), batch
     if targets.weighted or guarded:
         return Plan("rowwise", height, columns, False, reads), batch

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.linalg import vector_norm
 
-from .device import dtypes_of
+from .device import autocast, dtypes_of, traced
 from .spec import Batch, Gradients, Rule, Sizes
+from .transforms import Reverse
 
 _EXPONENTS = {torch.float64: 1000, torch.float32: 120}
 """Largest ``|e|`` used in scaling by 2^e; such powers are finite and normal."""
@@ -264,6 +268,50 @@ def pair_logits(
 
     They are differentiable with respect to both and to the temperature. The rows are scaled and rounded as in a panel.
     """
-    (rows, *_), (others, *_) = (scale_rows(t, rule, size) for t, size in zip((first, second), sizes, strict=True))
+    plain = not traced(first) and not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
+    if plain and torch.is_grad_enabled():
+        temperature = rule.temperature if isinstance(rule.temperature, Tensor) else None
+        found: Tensor = _PairLogits.apply(rule, sizes, first, second, temperature)  # type: ignore[no-untyped-call]
+        return found
+    return _products(*(scale_rows(t, rule, size).rows for t, size in zip((first, second), sizes, strict=True)))
+
+
+def _products(rows: Tensor, others: Tensor) -> Tensor:
     # Autocast does not apply to this product, as it does to torch.linalg.vecdot.
     return (rows * others).sum(-1)
+
+
+class _PairLogits(Reverse):
+    """`pair_logits` in plain eager execution, whose backward pass takes a fraction of autograd's time."""
+
+    @staticmethod
+    def forward(ctx: Any, rule: Rule, sizes: tuple[Sizes | None, Sizes | None], *inputs: Tensor | None) -> Tensor:
+        ctx.save_for_backward(*inputs)
+        ctx.rule = rule
+        pairs = zip(cast(tuple[Tensor, ...], inputs[:2]), sizes, strict=True)
+        ctx.scaled = [scale_rows(rows, rule, size) for rows, size in pairs]
+        return _products(*(scaled.rows for scaled in ctx.scaled))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        first, second, temperature = ctx.saved_tensors
+        rule, needed = ctx.rule, ctx.needs_input_grad[2:]
+        if torch.is_grad_enabled():  # for second derivatives
+            inputs = [None if t is None else t.view_as(t) for t in (first, second, temperature)]
+            rule = rule if temperature is None else replace(rule, temperature=inputs[2])
+            logits = _products(*(scale_rows(cast(Tensor, rows), rule).rows for rows in inputs[:2]))
+            wanted = cast(list[Tensor], [t for t, needs in zip(inputs, needed, strict=True) if needs])
+            found = iter(torch.autograd.grad(logits, wanted, grads[0], create_graph=True))
+            return None, None, *(next(found) if needs else None for needs in needed)
+        with torch.autocast(first.device.type, enabled=False) if autocast(first) else nullcontext():
+            grad, scaled = grads[0].unsqueeze(1), ctx.scaled
+            pulls = [
+                scaled[1].rows * grad if needed[0] or needed[2] else None,
+                scaled[0].rows * grad if needed[1] else None,
+            ]
+            learned = by_temperature(cast(Tensor, pulls[0]), scaled[0].rows, 2.0, rule) if needed[2] else None
+            gradients = (
+                to_embeddings(cast(Tensor, pull), each, rule, 1.0, rows.dtype) if needs else None
+                for pull, each, rows, needs in zip(pulls, scaled, (first, second), needed, strict=False)
+            )
+            return None, None, *gradients, learned
