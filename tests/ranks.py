@@ -27,7 +27,7 @@ def run_ranks(folder: Path, world: int, function: Callable[..., Any], arguments:
         function: a function of a module that processes can import.
         arguments: the arguments of each rank.
         options: ``timeout``, that of the process group in seconds; ``survive``: whether a rank may end without a
-            result, which is then None.
+            result, which is then None; ``limit``: in place of `LIMIT`.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch.distributed.nn", "pairproof.fast"])
@@ -39,7 +39,7 @@ def run_ranks(folder: Path, world: int, function: Callable[..., Any], arguments:
     # Pickled here, because multiprocessing would pass each tensor by a file descriptor.
     for process in processes:
         process.start()
-    end = time.monotonic() + LIMIT
+    end = time.monotonic() + options.get("limit", LIMIT)
     for process in processes:
         process.join(max(0.0, end - time.monotonic()))
     for process in processes:
