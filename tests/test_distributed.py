@@ -523,12 +523,19 @@ def test_backward_of_symmetric_positives_exchanges_only_coefficients(tmp_path: P
         ("info_nce_loss", {"embeddings_a": ROWS[:n], "embeddings_b": OTHERS[:n]}, ("embeddings_a", "embeddings_b")),
     ]
     calls += [(name, {**given, "group": Ring()}, leaves) for name, given, leaves in calls if "backend" not in given]
-    supcon, nt_xent, exact, info_nce, *rings = run_ranks(tmp_path, 2, record, [[calls], [calls]])[0]
+    # The rows of rank 1 need float64, so those of rank 0 are converted, too.
+    towers = [
+        {"embeddings_a": ROWS[:n].float() * size, "embeddings_b": OTHERS[:n].float(), "similarity": "dot"}
+        for size in (1.0, 1e35)
+    ]
+    jobs = [[[*calls, ("info_nce_loss", given, ("embeddings_a", "embeddings_b"))]] for given in towers]
+    supcon, nt_xent, exact, info_nce, *rings, wide = run_ranks(tmp_path, 2, record, jobs)[0]
     header, rows, labels, value = ("all_gather", 32), ("all_gather", n * dim * 8), ("all_gather", n * 8), "all_reduce"
     assert supcon == ([header, labels, rows, (value, 24)], [("all_gather", n * 3 * 8)])
     assert nt_xent == ([header, rows, (value, 24)], [("all_gather", n * 2 * 8)])
     assert exact == ([header, labels, rows, (value, 24)], [("reduce_scatter", 2 * n * dim * 8)])
     assert info_nce == ([header, rows, rows, (value, 24)], [("reduce_scatter", 2 * n * dim * 8)] * 2)
+    assert wide == ([header, ("all_gather", 8), rows, rows, (value, 24)], [("reduce_scatter", 2 * n * dim * 8)] * 2)
     block = ("ring", n * dim * 8)
     supcon, nt_xent, info_nce = rings
     assert supcon == ([header, labels, block, (value, 24)], [block, block])
