@@ -176,10 +176,10 @@ class Split:
         found = {}
         for part, a, b in zip(values, self.rows, self.others, strict=True):
             rows = list(a)
-            if self.case.entry.two_towers and len(self.case.anchors()) != self.case.n:
-                rows += [self.case.n + row for row in b]
-            elif self.case.option("direction") == "b_to_a":
+            if self.case.option("direction") == "b_to_a":
                 rows = list(b)
+            elif self.case.entry.two_towers and len(self.case.anchors()) != self.case.n:
+                rows += [self.case.n + row for row in b]
             rows = [row for row in rows if row in chosen and (every or counts[row])]
             found |= dict(zip(map(int, rows), part.tolist(), strict=True))
         return dict(sorted(found.items()))
@@ -216,7 +216,7 @@ def check_cases(
             both = {"backend": backend, "group": group}
             jobs += [split.job(rank, **both), split.job(rank, reduction="none", **more, **both)][:calls]
         arguments.append([jobs, dtype])
-    results = run_ranks(folder, world, evaluate, arguments, limit=limit)
+    results = run_ranks(folder, world, evaluate, arguments, limit=limit, timeout=max(60, limit / 2))
     worst: dict[str, float] = {}
     wrong = []
     for place, (golden, split, group) in enumerate(splits):
