@@ -652,8 +652,8 @@ def _to_the_next(tensors: Sequence[Tensor], found: Sequence[Tensor], group: Any)
 
     def wait() -> None:
         with _naming("ring", group):
-            for work in works:
-                work.wait()
+            while works:  # a work that is done would keep its tensor
+                works.pop().wait()
 
     return wait
 

@@ -79,7 +79,7 @@ def train(steps: Sequence[Step], ddp: bool) -> list[Any]:
             if not ddp:
                 torch.distributed.all_reduce(parameter.grad)
                 parameter.grad /= torch.distributed.get_world_size()
-            gradients[name] = parameter.grad.numpy()
+            gradients[name] = parameter.grad.clone().numpy()  # DDP may reuse the memory of its gradients
         found.append((value.item(), gradients))
     return found
 

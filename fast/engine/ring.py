@@ -176,9 +176,9 @@ def differentiate(
                 carried.addmm_(weight.T, rows[here])
         wait()
         if step > 1:
-            (carried if step < world else home).add_(received[-1])
+            (carried if step < world else home).add_(received.pop())
         if step < world - 1:
-            block = received[0]
+            block = received.pop()
     dtype = batch.embeddings.dtype
     if one:
         learned = by_temperature(pull, rows, 1.0, rule)
