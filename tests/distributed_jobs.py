@@ -72,14 +72,16 @@ def train(steps: Sequence[Step], ddp: bool) -> list[Any]:
     found = []
     for loss, options, rows, given in steps:
         model = Learner(loss, {"group": "world"} | options)
-        value = (torch.nn.parallel.DistributedDataParallel(model) if ddp else model)(rows, given)
+        # DDP averages only as long as the module exists.
+        called = torch.nn.parallel.DistributedDataParallel(model) if ddp else model
+        value = called(rows, given)
         value.backward()
         gradients = {}
         for name, parameter in model.named_parameters():
             if not ddp:
                 torch.distributed.all_reduce(parameter.grad)
                 parameter.grad /= torch.distributed.get_world_size()
-            gradients[name] = parameter.grad.clone().numpy()  # DDP may reuse the memory of its gradients
+            gradients[name] = parameter.grad.numpy()
         found.append((value.item(), gradients))
     return found
 
