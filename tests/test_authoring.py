@@ -299,7 +299,7 @@ def test_a_full_disk_is_reported_in_one_line(
 
 
 def test_a_script_that_fails_is_reported_in_one_line(tmp_path: Path) -> None:
-    for name in (*renew.TABLES, *renew.TABLES.values(), *renew.COUNTED):
+    for name in (*renew.TABLES, *renew.TABLES.values(), *renew.COUNTED, renew.README):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text('raise OSError(28, "No space left on device")')
     words = (

@@ -9,9 +9,11 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ import pytest
 from pairproof.conformance.documents.load import Printed, WorkedFixture, dump_worked, load_worked
 from pairproof.conformance.implementations.public import WHERE
 from pairproof.conformance.maintain.rebuild import read_expected
+from pairproof.conformance.suite import store
 from pairproof.conformance.suite.catalogue import LOSSES
 from pairproof.conformance.suite.golden import load_errors, load_golden
 from pairproof.conformance.suite.store import (
@@ -176,6 +179,21 @@ def test_altered_digit(copy: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"0.6698"', b'"0.6699"', 1))
     new = hashlib.sha256(path.read_bytes()).hexdigest()
     assert error(copy) == f"worked/pair_notebook.json: altered: expected SHA-256 {old}, got {new}"
+
+
+def test_only_changed_files_are_read_again(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = copy / "worked" / "pair_notebook.json"
+    later_on = SimpleNamespace(time=lambda: time.time() + 60)  # files that just changed are always read
+    with monkeypatch.context() as later:
+        later.setattr(store, "time", later_on)
+        check_manifest(copy)
+        later.setattr(Path, "read_bytes", None)
+        check_manifest(copy)
+    times = path.stat().st_atime_ns, path.stat().st_mtime_ns
+    time.sleep(0.01)  # the resolution of a file's times
+    path.write_bytes(path.read_bytes().replace(b'"0.6698"', b'"0.6699"', 1))
+    os.utime(path, ns=times)
+    assert "worked/pair_notebook.json: altered" in error(copy)
 
 
 def test_missing_file(copy: Path) -> None:
@@ -486,7 +504,8 @@ def test_wrong_content(copy: Path, what: str) -> None:
 
 
 def test_jsonschema_missing(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only files that are not installed are validated, so only they need jsonschema."""
+    """Only files that are not installed are validated, so only they need jsonschema; once for each content."""
+    edit(copy, "pair_notebook", lambda d: d["document"].__setitem__("title", "Another title"))
     monkeypatch.setitem(sys.modules, "jsonschema", None)
     with pytest.raises(ImportError, match=re.escape('pip install "pairproof[verify]"')):
         load_worked(copy)

@@ -21,10 +21,22 @@ import numpy as np
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from ..suite.golden import check_arguments
-from ..suite.store import check_ids, checked_root, damage_of, dump_json, expect, place, read_checked, require
+from ..suite.store import (
+    check_ids,
+    checked_root,
+    content_key,
+    damage_of,
+    dump_json,
+    expect,
+    place,
+    read_checked,
+    require,
+)
 from .quantities import QUANTITIES
 
 FORMAT = "pairproof-worked/1"
+SCHEMA = "schema/worked.schema.json"
+
 Printed: TypeAlias = "str | bool | tuple[Printed, ...]"
 """A printed scalar as text, a printed mask entry as a bool, or a printed array as nested tuples of these."""
 
@@ -175,14 +187,22 @@ def load_worked(root: Path | None = None) -> list[WorkedFixture]:
     owner: dict[str, str] = {}
     for path in sorted((root / "worked").glob("*.json")):
         name = path.relative_to(root).as_posix()
-        data = read_checked(root, name, FORMAT)
-        with damage_of(name):
-            fixture = _fixture(data)
-            _check(f"{name}: $", fixture)
+        key = content_key(root, (name, SCHEMA))
+        if key not in _loaded:
+            data = read_checked(root, name, FORMAT)
+            with damage_of(name):
+                fixture = _fixture(data)
+                _check(f"{name}: $", fixture)
+            _loaded[key] = fixture
+        fixture = _loaded[key]
         other = owner.setdefault(fixture.document.id, name)
         require(other == name, f"{name}: $.document.id", f"{fixture.document.id!r} is already the id of {other}")
         loaded.append(fixture)
     return loaded
+
+
+_loaded: dict[tuple[str | bool | bytes, ...], WorkedFixture] = {}
+"""Every loaded worked example. A key holds the contents of the file and of the schema."""
 
 
 def dump_worked(fixture: WorkedFixture | Mapping[str, Any]) -> str:

@@ -27,9 +27,9 @@ from .store import (
     check_ids,
     check_schema,
     checked_root,
+    content_key,
     damage_of,
     expect,
-    is_installed,
     place,
     read_checked,
     read_json,
@@ -184,12 +184,7 @@ def load_golden(root: Path | None = None, losses: Collection[str] = ()) -> list[
     for name in golden_files(root):
         if losses and Path(name).stem not in losses:
             continue
-        sources = (root / file for file in (name, FLAGS, SCHEMA))
-        key: tuple[str | bool | bytes, ...] = (
-            name,
-            is_installed(root),
-            *(path.read_bytes() for path in sources if path.is_file()),
-        )
+        key = content_key(root, (name, FLAGS, SCHEMA))
         if key not in _loaded:
             with damage_of(name):
                 _loaded[key] = list(_load_file(root, name, flags))
@@ -198,8 +193,7 @@ def load_golden(root: Path | None = None, losses: Collection[str] = ()) -> list[
 
 
 _loaded: dict[tuple[str | bool | bytes, ...], list[GoldenCase]] = {}
-"""The cases of every loaded file. A key holds the name of the file, whether its folder is the installed one, and the
-contents of the file, the flags and the schema."""
+"""The cases of every loaded file. A key holds the contents of the file, the flags and the schema."""
 
 
 def _load_file(root: Path, name: str, flags: Mapping[str, Flag]) -> Iterator[GoldenCase]:

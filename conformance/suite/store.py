@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import json
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -124,7 +125,26 @@ def data_files(root: Path) -> list[str]:
 
 
 def _checksums(root: Path) -> dict[str, str]:
-    return {name: hashlib.sha256((root / name).read_bytes()).hexdigest() for name in data_files(root)}
+    return {name: _checksum(root / name) for name in data_files(root)}
+
+
+def _checksum(path: Path) -> str:
+    """The SHA-256 of a file, which is read again only after a change.
+
+    As in git, a file that changed within the last seconds is always read: the next change may have the same time.
+    """
+    status = path.stat()
+    key = (path, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    if (known := _known_checksums.get(key)) is not None:
+        return known
+    checksum = hashlib.sha256(path.read_bytes()).hexdigest()
+    if time.time() - max(status.st_mtime, status.st_ctime) > 3:
+        _known_checksums[key] = checksum
+    return checksum
+
+
+_known_checksums: dict[tuple[Path, int, int, int, int], str] = {}
+"""Checksums by path, inode, size and times of the file."""
 
 
 def write_manifest(root: Path | None = None) -> Path:
@@ -287,6 +307,12 @@ def _validator(schema: str) -> Any:
 
 _valid: set[bytes] = set()
 """Digests of a schema and the content that was validated against it."""
+
+
+def content_key(root: Path, names: Iterable[str]) -> tuple[str | bool | bytes, ...]:
+    """A key for what is loaded from files: whether the folder is the installed one, and the content of each file."""
+    files = [name for name in names if (root / name).is_file()]
+    return (is_installed(root), *files, *((root / name).read_bytes() for name in files))
 
 
 def is_installed(root: Path) -> bool:
