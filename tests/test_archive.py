@@ -69,7 +69,8 @@ def test_a_program_recomputes_every_case(unpacked: Path, tmp_path: Path, languag
 
 def test_the_same_files_give_the_same_bytes(unpacked: Path) -> None:
     files = fixtures_archive.contents(ROOT)
-    assert fixtures_archive.pack(files, "x") == fixtures_archive.pack(dict(reversed(files.items())), "x")
+    some = dict(sorted(files.items(), key=lambda item: len(item[1]))[:20])  # compressing all files takes seconds
+    assert fixtures_archive.pack(some, "x") == fixtures_archive.pack(dict(reversed(some.items())), "x")
     assert {path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*") if path.is_file()} == set(files)
     assert {"LICENSE", "README.md", "manifest.json", "golden/nt_xent.json", "schema/golden.schema.json"} <= set(files)
 

@@ -237,20 +237,51 @@ from pairproof.conformance.judge import verify
 from pairproof.conformance.judge.results import Check, Status
 passed = Check("case", "fast", "supcon", "golden/supcon/some", "float64", Status.PASSED)
 verify.run = lambda selection, progress: verify.Report(selection, [passed], absent={"pml": "\\u03c4"})
-cli.main(sys.argv[1:])
 """
+RUN = "cli.main(sys.argv[1:])"
 """The command line, with a run of one check that passed and a message that is not ASCII."""
 
 
 def command(*arguments: str, shell: str = "", **more: str) -> subprocess.CompletedProcess[str]:
     """Run the command in a separate process; ``shell`` may contain redirections."""
-    line = f"set -o pipefail; {shlex.join([sys.executable, '-c', ONE_CHECK, *arguments])}{shell}"
+    line = f"set -o pipefail; {shlex.join([sys.executable, '-c', ONE_CHECK + RUN, *arguments])}{shell}"
     return subprocess.run(["bash", "-c", line], check=False, capture_output=True, text=True, env=PLAIN | more)
 
 
-@pytest.mark.parametrize(
-    "shell", [" | true", *(pytest.param(shell, marks=pytest.mark.slow) for shell in (" >&-", " >&- 2>&-"))]
-)
+RUN_WITH_EACH_OUTPUT = """
+import os
+
+read, closed = os.pipe()
+os.close(read)
+full, file = os.open("/dev/full", os.O_WRONLY), os.open("file", os.O_CREAT | os.O_WRONLY)
+for name, output in {"closed": closed, "full": full, "file": file}.items():
+    if not (child := os.fork()):
+        os.dup2(output, 1)
+        os.dup2(os.open(f"{name}.err", os.O_CREAT | os.O_WRONLY), 2)
+        sys.exit(cli.main(["verify", "--json", f"{name}.json"]))
+    print(name, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+"""The command in three forks, one for each output; the imports take seconds."""
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]]:
+    """The folder and the exit codes of ``RUN_WITH_EACH_OUTPUT`` in an ASCII locale."""
+    folder = tmp_path_factory.mktemp("outputs")
+    locale = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    program = [sys.executable, "-c", ONE_CHECK + RUN_WITH_EACH_OUTPUT]
+    run = subprocess.run(program, check=True, cwd=folder, capture_output=True, text=True, env=PLAIN | locale)
+    return folder, {name: int(code) for name, code in map(str.split, run.stdout.splitlines())}
+
+
+def test_a_closed_pipe_changes_neither_the_exit_code_nor_the_reports(ends: tuple[Path, dict[str, int]]) -> None:
+    folder, codes = ends
+    assert (codes["closed"], (folder / "closed.err").read_text()) == (0, "")
+    assert json.loads((folder / "closed.json").read_text())["passed"] is True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shell", [" | true", " >&-", " >&- 2>&-"])
 def test_a_closed_output_changes_neither_the_exit_code_nor_the_reports(tmp_path: Path, shell: str) -> None:
     report = tmp_path / "report.json"
     run = command("verify", "--json", str(report), shell=shell)
@@ -258,24 +289,27 @@ def test_a_closed_output_changes_neither_the_exit_code_nor_the_reports(tmp_path:
     assert json.loads(report.read_text())["passed"] is True
 
 
-def test_a_full_device_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_device_is_reported(
+    ends: tuple[Path, dict[str, int]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     passed = Check("case", "fast", "supcon", "golden/supcon/some", "float64", Status.PASSED)
     monkeypatch.setattr(verify, "run", lambda selection, progress: Report(selection, [passed]))
     assert call("verify", "--json", "/dev/full") == 3
     printed = capsys.readouterr()
     assert "everything holds" in printed.out
     assert printed.err == "pairproof: could not run: /dev/full cannot be written: No space left on device\n"
-    run = command("verify", shell=" > /dev/full")
-    assert run.returncode == 3
-    assert run.stderr.splitlines() == ["pairproof: could not run: [Errno 28] No space left on device"]
+    folder, codes = ends
+    assert codes["full"] == 3
+    errors = (folder / "full.err").read_text().splitlines()
+    assert errors == ["pairproof: could not run: [Errno 28] No space left on device"]
 
 
-def test_an_ascii_locale_prints_everything_without_colour() -> None:
-    run = command("verify", LC_ALL="C", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
-    assert (run.returncode, run.stderr) == (0, "")
-    assert run.stdout.isascii()
-    assert "pml is skipped: \\u03c4" in run.stdout
-    assert "\x1b" not in run.stdout
+def test_an_ascii_locale_prints_everything_without_colour(ends: tuple[Path, dict[str, int]]) -> None:
+    folder, codes = ends
+    assert (codes["file"], (folder / "file.err").read_text()) == (0, "")
+    printed = (folder / "file").read_text(encoding="ascii")
+    assert "pml is skipped: \\u03c4" in printed
+    assert "\x1b" not in printed
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,10 @@ def test_module_has_the_options() -> None:
         ({}, {}, []),
         ({"detach": False}, {"detach_weights": "False"}, []),
         ({"sigma": 1.0}, {"sigma": "1.0"}, []),
-        ({"number": False}, {}, ["the softmax of the weights is not multiplied by the number of items"]),
+        pytest.param(
+            *({"number": False}, {}, ["the softmax of the weights is not multiplied by the number of items"]),
+            marks=pytest.mark.slow,
+        ),
         (
             {"number": False, "detach": False},
             {"detach_weights": "False"},

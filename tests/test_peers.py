@@ -200,6 +200,7 @@ def test_optax_gives_minus_infinity_for_a_positive_far_below_another_positive() 
 
 def test_process_of_optax_ends_with_the_adapter() -> None:
     peer(optax_ntxent.Optax)
+    gc.freeze()  # collecting what earlier tests keep takes seconds
     implementation = optax_ntxent.Optax({}, "cpu")
     implementation.evaluate(TWO_PAIRS, "float64")
     process = implementation._lines._process

@@ -493,7 +493,7 @@ def test_identify_does_not_recognise_a_bias_that_is_not_passed() -> None:
     ("used", "words"),
     [
         (lambda b: b, []),
-        (lambda b: -b, ["the bias is subtracted, not added"]),
+        pytest.param(lambda b: -b, ["the bias is subtracted, not added"], marks=pytest.mark.slow),
         (lambda b: 0.0, ["the bias has no effect"]),
     ],
     ids=["right", "subtracted", "ignored"],

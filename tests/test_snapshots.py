@@ -58,6 +58,7 @@ def test_right_replacement_passes_in_every_module_of_the_library(library: Path) 
     assert line == "toylib, test_double.py: 2 passed with its own classes, 2 with ours (calls: 3 unknown)"
 
 
+@pytest.mark.slow
 def test_wrong_replacement_is_found(library: Path) -> None:
     with pytest.raises(AssertionError, match=r"only with the library's own classes pass \['.*test_double'\]"):
         check(library, "ours:Wrong")

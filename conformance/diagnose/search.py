@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache, partial
 from itertools import islice, product
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -807,7 +808,7 @@ class Search:
             if not usable.any(axis=0).all():
                 continue
             columns = zip(self.passed, (given * number / value).T, usable.T, strict=True)
-            factor = {passed: _rounded(np.median(ratios[kept]), self.close) for passed, ratios, kept in columns}
+            factor = {passed: _rounded(median(ratios[kept].tolist()), self.close) for passed, ratios, kept in columns}
             expected = value * list(factor.values()) / np.maximum(number, 1)
             errors = relative(expected[..., None], given[..., None])
             p, b = np.unravel_index(errors.T.argmax(), errors.T.shape)
