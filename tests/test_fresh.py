@@ -184,7 +184,7 @@ def test_policies_without_effect_cover_fewer_combinations() -> None:
     plans = _Plans(_factors(External(fast.supcon_loss, loss="supcon").claim), None, 0)
     plain = {name: values[0] for name, values in plans.factors.items()}
     assert plain["no_positive"] == "zero"
-    common, single = (plans.triples(plain | {"classes": kind}) for kind in ("common", "single"))
+    common, single = (set(plans.triples(plain | {"classes": kind})) for kind in ("common", "single"))
     assert len(single - common) > len(common - single)  # the policy has an effect
     nan = plans.triples(plain | {"classes": "single", "no_positive": "nan"})
     assert len(nan) < len(single) / 2  # the result is NaN whatever the other options are

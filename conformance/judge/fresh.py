@@ -387,8 +387,8 @@ class _Plans:
                 for _ in range(self.candidates)
             ]
             triples = [self.triples(plan) for plan in drawn]
-            best = max(range(self.candidates), key=lambda k: len(triples[k] - self.seen))
-            self.seen |= triples[best]
+            best = max(range(self.candidates), key=lambda k: sum(triple not in self.seen for triple in triples[k]))
+            self.seen.update(triples[best])
             self.plans.append(drawn[best] | {name: next(values) for name, values in self.evenly[plain].items()})
         return self.plans[number]
 
@@ -396,7 +396,7 @@ class _Plans:
         while True:
             yield from self.chance.sample(values, len(values))
 
-    def triples(self, plan: Mapping[str, Any]) -> set[Triple]:
+    def triples(self, plan: Mapping[str, Any]) -> list[Triple]:
         """The combinations of three choices that a batch shows.
 
         A policy that affects the result counts as one more choice, besides its value. If the result is NaN or constant,
@@ -419,11 +419,11 @@ class _Plans:
         choices += [("no_positive, with effect", plan["no_positive"])] if lacking else []
         choices += [("no_negative, with effect", plan["no_negative"])] if lacking_negatives else []
         numbers = [self.numbers.setdefault(choice, len(self.numbers)) for choice in choices]
-        found = set(itertools.combinations(numbers, 3))
+        found = itertools.combinations(numbers, 3)
         if not constant:
-            return found
+            return list(found)
         (shown,) = (number for number, (name, _) in zip(numbers, choices, strict=True) if name == constant)
-        return {triple for triple in found if shown in triple}
+        return [triple for triple in found if shown in triple]
 
 
 class _Drawing:
