@@ -384,6 +384,18 @@ def test_wrappers_of_pytorch_metric_learning_are_identified():
     assert identification.wrong == ["no gradient flows into the rows that anchors are contrasted with"]
 
 
+def test_views_with_required_labels_are_identified():
+    def by_views(features, labels, temperature=0.1):
+        items, n_views, _ = features.shape
+        return fast.supcon_loss(
+            features.reshape(items * n_views, -1), labels.repeat_interleave(n_views), temperature=temperature
+        )
+
+    identification = found(by_views)
+    assert (identification.call, identification.loss, identification.options) == ("features", "supcon", {})
+    assert identification.verdict == "match"
+
+
 def peer_of(kind):
     try:
         return kind({}, "cpu")

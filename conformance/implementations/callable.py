@@ -391,6 +391,9 @@ class Target:
         """Return the positional arguments and the keywords of a batch, in the current form; arrays are copies."""
         copies = {name: x.clone() if isinstance(x, Tensor) else x for name, x in batch.keywords.items()}
         batch = replace(batch, embeddings=batch.embeddings.clone(), keywords=copies)
+        if self.call == "features" and batch.labels is None and self.signature.requires("labels"):
+            # One class per item has the same meaning as no labels.
+            batch = replace(batch, labels=range(len(batch.embeddings) // batch.n_views))
         positional, keywords = self.use.arguments(*batch.arguments(self.call))
         if self.call == "similarities":
             if self.signature.keyword("temperature") is None and "temperature" in keywords:

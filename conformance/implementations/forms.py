@@ -183,7 +183,7 @@ def trial_case(loss: str, options: Mapping[str, Any], matrices: Collection[str] 
 
 _OWN = {
     "labels": "embeddings, labels",
-    "features": "features, labels=None, *",
+    "features": "features, labels",
     "views": "view_a, view_b",
     "towers": "view_a, view_b",
     "stacked": "embeddings",
