@@ -15,9 +15,9 @@ except under "exact", `plan` chooses how they are evaluated:
 
 The backends:
 
-- "auto" evaluates a batch as a whole up to 512 rows and columns, and a larger one in tiles or panels. (A few small
-  batches are evaluated in tiles too: those whose logits are moderate in tiles but not in a panel.) On CUDA devices it
-  uses the fused kernels if they support the embeddings.
+- "auto" evaluates a batch as a whole up to 512 rows and columns, or up to 1024 for some losses of two towers, and a
+  larger one in tiles or panels. (A few small batches are evaluated in tiles too: those whose logits are moderate in
+  tiles but not in a panel.) On CUDA devices it uses the fused kernels if they support the embeddings.
 - "dense" evaluates the whole batch as one tile or one panel.
 - "tiled" bounds the size of tiles and panels, so that memory is linear in the number of rows.
 - "triton" uses the fused kernels of `pairproof.fast.kernels`.

@@ -31,6 +31,8 @@ TILE_COLUMNS = 512
 """Columns of a tile in larger batches; a tile and its rows must fit in a core's second-level cache."""
 PANEL_ELEMENTS = 2**18
 """Entries of a panel: few enough to limit memory, but enough rows for an efficient matrix product."""
+LEAST_ROWS = 128
+"""Rows of a panel below which a matrix product is less efficient."""
 ACCELERATOR_FACTOR = 8
 """Factor by which tiles have more rows, and more columns, on an accelerator, so that it is not idle."""
 KEPT_ELEMENTS = 2**22
@@ -109,7 +111,7 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True) -> tuple[Pl
     keep = height == count or (targets.kind in ("partners", "none") and count * columns <= KEPT_ELEMENTS)
     if rule.terms == "sigmoid":
         # The sum of the cross-entropies needs a second matrix, which must fit in the cache together with the panel.
-        height = height if height == count else max(1, height // 2)
+        height = height if height == count else max(min(height, LEAST_ROWS), height // 2)
         return Plan("pairs", height, columns, backward and keep, reads), batch
     if targets.weighted or guarded:
         return Plan("rowwise", height, columns, False, reads), batch
