@@ -140,7 +140,7 @@ class StackedCriterion(_Document):
     """The criterion of SiT, which is also that of the vectorized notebook."""
 
     name = "stacked-criterion"
-    title = "SiT's ContrastiveLoss and the vectorized notebook's Criterion"
+    title = "SiT's ContrastiveLoss, the vectorized notebook's Criterion"
     support = replace(SUPPORT, losses=("nt_xent",))
     deviations = (base.clamped_norms(1e-12), exponentials_overflow)
 

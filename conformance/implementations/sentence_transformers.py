@@ -131,7 +131,7 @@ class SentenceTransformers(_Ranking):
     """``MultipleNegativesRankingLoss`` of sentence-transformers, without distributed processes."""
 
     name = "sentence-transformers"
-    title = "sentence-transformers' MultipleNegativesRankingLoss"
+    title = "MultipleNegativesRankingLoss"
     files = RANKING
     attribute = "MultipleNegativesRankingLoss"
     support = Support(
@@ -152,7 +152,7 @@ class SymmetricSentenceTransformers(_Ranking):
     """``MultipleNegativesSymmetricRankingLoss``, which is ``MultipleNegativesRankingLoss`` in two directions."""
 
     name = "sentence-transformers-symmetric"
-    title = "sentence-transformers' MultipleNegativesSymmetricRankingLoss"
+    title = "MultipleNegativesSymmetricRankingLoss"
     files: ClassVar[Mapping[str, str]] = {
         f"{FOLDER}/sentence_transformer/losses/multiple_negatives_symmetric_ranking.py": (
             "77d0618cff08ffa8a3f6b906dfd64ce6b92f151bd133573a734a64cfe95b2a8c"
@@ -215,7 +215,7 @@ class CachedSentenceTransformers(_Ranking):
     """``CachedMultipleNegativesRankingLoss``, which embeds and contrasts mini-batches, on three of them."""
 
     name = "sentence-transformers-cached"
-    title = "sentence-transformers' CachedMultipleNegativesRankingLoss"
+    title = "CachedMultipleNegativesRankingLoss"
     dtypes = ("float64",)  # the formula is that of the loss without mini-batches
     files: ClassVar[Mapping[str, str]] = {
         f"{FOLDER}/sentence_transformer/losses/cached_multiple_negatives_ranking.py": (
@@ -255,7 +255,7 @@ class GistSentenceTransformers(FilePeer):
     """
 
     name = "sentence-transformers-gist"
-    title = "sentence-transformers' GISTEmbedLoss"
+    title = "GISTEmbedLoss"
     dtypes = ("float64",)
     requirement = "sentence-transformers==6.2.0"
     files: ClassVar[Mapping[str, str]] = {
@@ -317,7 +317,7 @@ class CachedGistSentenceTransformers(GistSentenceTransformers):
     """``CachedGISTEmbedLoss``, which embeds and contrasts mini-batches, on three of them."""
 
     name = "sentence-transformers-cached-gist"
-    title = "sentence-transformers' CachedGISTEmbedLoss"
+    title = "CachedGISTEmbedLoss"
     files: ClassVar[Mapping[str, str]] = {
         f"{FOLDER}/sentence_transformer/losses/cached_gist_embed.py": (
             "95cbe19941bfe5b88a755920723254d0a9a8921d30bd52fe7c57c8c472c82de8"
