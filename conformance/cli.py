@@ -311,7 +311,7 @@ def report(
     path = out / "index.html"
     _write(lambda path: out.mkdir(parents=True, exist_ok=True), path)
     _write(functools.partial(write_page, found), path)
-    verdict = "everything holds" if found.passed else "NOT everything holds"
+    verdict = "everything holds" if found.passed else f"NOT everything holds: {found.first_problem}"
     _print([f"{path}: {path.stat().st_size / 1e6:.1f} MB; {verdict}"])
     raise typer.Exit(found.exit_code)
 
@@ -360,8 +360,8 @@ def check(
     batches, and for usages, which are other ways to call the target, such as under autocast. After three time-outs of
     one kind, the remaining checks of this kind are not run. What the target prints is written to standard error.
 
-    A declared deviation (a known, intended difference) must match at least one check, and every check that it matches
-    must deviate. python -m pydoc pairproof.conformance.judge.deviations describes the format.
+    A declared deviation is a known, intended difference. It is an error if a declaration matches no check, or if a
+    check that it matches passes. python -m pydoc pairproof.conformance.judge.deviations describes the format.
 
     Examples:
         pairproof check mylib.losses:SupConLoss --loss supcon

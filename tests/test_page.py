@@ -136,6 +136,29 @@ def test_a_batch_is_shown_once_with_the_figures_of_all_its_calls(data: dict[str,
                 assert float(figure["printed"]) == pytest.approx(loss["value"], rel=1e-4, abs=1e-4)
 
 
+def test_every_button_of_a_batch_has_its_own_label() -> None:
+    report = run(Selection(implementations=("reference",), cases=("supcon_tests/*",), dtypes=("float64",)))
+    (document,) = (one for one in pages.data_of(report)["documents"] if one["id"] == "supcon_tests")
+    for view in document["views"]:
+        labels = [loss["label"] for loss in view["losses"].values()]
+        assert len(set(labels)) == len(labels)
+    (capped,) = (view for view in document["views"] if view["id"] == "supcon_tests/out-zero-cap")
+    supcon = capped["losses"]["supcon"]
+    assert (supcon["label"], supcon["calls"]) == ("supcon_loss (8 ignored pairs)", ["supcon_tests/out-zero-cap"])
+    members = {(int(i), j) for i, pairs in supcon["pairs"].items() for pair in pairs for j in pair[2]}
+    assert len(supcon["ignored"]) == 8
+    assert not members & set(map(tuple, supcon["ignored"]))
+    (figure,) = (one for one in document["figures"] if one["id"] == "supcon_tests/out-zero-cap")
+    assert figure["call"] == "supcon_tests/out-zero-cap"
+
+
+def test_cases_of_documents_have_a_size_and_name_their_document(data: dict[str, Any]) -> None:
+    (case,) = (one for one in data["cases"] if one["id"] == THREE)
+    assert case["sizes"] == "9 rows of 5 numbers"
+    assert (case["document"], case["flags"]) == ("supcon_notebook", [])
+    assert set(data["flags"]) == {flag for one in data["cases"] for flag in one["flags"]}
+
+
 def self_kept(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float) -> torch.Tensor:
     """supcon, wrong: the anchor itself is in the denominator."""
     z = torch.nn.functional.normalize(embeddings, dim=1)
@@ -482,15 +505,18 @@ def test_the_page_works_in_a_browser(browser: Any, path: Path, data: dict[str, A
         page.keyboard.press("Enter")
         given = view["losses"][loss]
         pairs = given["pairs"]["4"]
+        binary = loss == "nt_bxent"
         for table in shown.locator("table.heat").all()[1:]:
             for kind, columns in (
-                ("numerator", {pair[0] for pair in pairs}),
+                ("numerator", {pair[0] for pair in pairs if not binary}),
                 ("denominator", {j for pair in pairs for j in pair[2]}),
+                ("positive-term", {pair[0] for pair in pairs if binary and LABELS[pair[0]] == LABELS[4]}),
+                ("negative-term", {pair[0] for pair in pairs if binary and LABELS[pair[0]] != LABELS[4]}),
             ):
                 marked = table.locator(f'tr[data-row="4"] td.{kind}')
                 assert {int(cell.get_attribute("data-column")) for cell in marked.all()} == columns
                 assert table.locator(f"td.{kind}").count() == len(columns)
-        assert shown.locator(".said").inner_text().endswith(f"Loss: {given['value']}.")
+        assert shown.locator(".said").inner_text().endswith(f"Loss of the batch: {given['value']}.")
         assert shown.locator(".expression code").inner_text() == given["expression"]
         rows = cells(shown.locator("table.terms"))[1:]
         assert [float(row[-1]) for row in rows] == [pair[5] for pair in pairs]
@@ -509,13 +535,13 @@ def test_the_page_works_in_a_browser(browser: Any, path: Path, data: dict[str, A
 
     # Every pair, by hand: rows 1 and 7 are the positives of row 4.
     head, *rows = cells(shown.locator("table.members"))
-    assert head == ["pair with", "supcon", "nt_xent", "nt_xent_pairwise", "nt_bxent"]
+    assert head == ["pair with", "supcon_loss", "nt_xent_loss", "nt_xent_pairwise_loss", "nt_bxent_loss"]
     for name, *found in rows:
         positive = LABELS[int(name)] == LABELS[4]
         assert found == [
             "numerator and denominator" if positive else "denominator",
             "does not apply",
-            "numerator and denominator of 1 of 2 pairs" if positive else "denominator",
+            "numerator, and denominator of this pair only" if positive else "denominator",
             "positive term" if positive else "negative term",
         ]
     assert [int(row[0]) for row in rows] == [0, 1, 2, 3, 5, 6, 7, 8]
@@ -554,10 +580,12 @@ def test_the_page_works_in_a_browser(browser: Any, path: Path, data: dict[str, A
     assert page.locator("#case-count").inner_text() == f"{expected} of {total} cases match"
     assert page.locator("#case-table tbody tr").count() == min(expected, 100)
     page.locator("#by-flag").select_option("")
-    page.locator('#matrix a[data-who="fast"][data-loss="nt_xent"]').click()
-    assert page.evaluate("location.hash") == "#cases"
-    expected = sum(case["loss"] == "nt_xent" and "fast" in case["statuses"] for case in data["cases"])
-    assert page.locator("#case-count").inner_text() == f"{expected} of {total} cases match"
+    for who, status in (("fast", "passed"), ("stacked-criterion", "deviates")):
+        page.locator(f'#matrix a[data-who="{who}"][data-loss="nt_xent"][data-status="{status}"]').click()
+        assert page.evaluate("location.hash") == "#cases"
+        expected = sum(case["loss"] == "nt_xent" and case["statuses"].get(who) == status for case in data["cases"])
+        assert expected > 0
+        assert page.locator("#case-count").inner_text() == f"{expected} of {total} cases match"
     assert errors == []
 
     axe = os.environ.get(AXE)

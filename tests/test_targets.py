@@ -308,7 +308,7 @@ def test_features_have_several_views_if_class_sizes_allow() -> None:
                 assert ratio(External(right, **options), case, dtype) <= 1
             for one in wrong:
                 assert (ratio(External(one, **options), case) > 1) == (rows == 6)
-    assert any("two or three views" in note for note in External(right, **options).notes)
+    assert any("an item has two views" in note for note in External(right, **options).notes)
 
 
 def test_items_are_rows_that_share_their_positives() -> None:

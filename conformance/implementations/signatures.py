@@ -457,7 +457,10 @@ def complete(claim: Claim, signature: Signature | None) -> tuple[Claim, list[str
     if signature is not None and claim.reduced_here:
         notes.append("reduction: the target returns one value per anchor; pairproof reduces them")
     if claim.call == "features" and LOSSES[claim.loss].targets == "labels":
-        notes.append("features: items have two or three views if the size of every class allows it, else one")
+        views = (
+            "an item has two views if the size of every class is even, else three if every size is divisible by three"
+        )
+        notes.append(f"features: {views}, else one")
     if claim.directed_here:
         notes.append("direction: the target computes one; pairproof swaps the towers as cases require")
     return claim, notes

@@ -182,7 +182,7 @@ class CheckResult:
         usages = [check for check in self.checks if check.kind == "usage" and check.case.startswith("usage/")]
         if not usages and not self.request.cases:
             why = "not possible for a command" if self.claim.call == "command" else "no ordinary case passes"
-            return [*self.untried, f"usages ({why})"]
+            return [*self.untried, f"usages, such as autocast and torch.compile ({why})"]
         skipped = (check for check in usages if check.status is Status.SKIPPED)
         return [*self.untried, *(f"{check.case.removeprefix('usage/')} ({check.message})" for check in skipped)]
 

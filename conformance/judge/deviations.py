@@ -32,6 +32,8 @@ from .options import UsageError
 from .results import Status
 
 PROJECT = "pyproject.toml"
+DECLARED = ". Declared: "
+"""What separates the term that differs from the reasons, in the message of a check that deviates."""
 _LISTS = ("case", "flag", "dtype")
 _TEXTS = ("loss", "target", "reason", "link")
 
@@ -55,7 +57,7 @@ def verdict(difference: str, declared: Sequence[Deviation]) -> tuple[Status, str
     """
     if difference and declared:
         reasons = "; ".join(f"{one.reason} ({one.link})" for one in declared)
-        return Status.DEVIATES, f"{difference}. Declared: {reasons}"
+        return Status.DEVIATES, f"{difference}{DECLARED}{reasons}"
     if declared:
         named = declared[0].name
         return Status.FAILED, f"declared to deviate ({named}) but conforms: remove the declaration or narrow it"

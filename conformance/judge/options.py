@@ -248,8 +248,8 @@ class Selection:
             variable PAIRPROOF_PEERS, or else .peers.
         processes: Number of processes. Default: one per core, at most 8. Fewer than 50 cases, accelerators, and systems
             other than Linux use one process.
-        covering: Run only a small fixed subset of the selected cases, chosen to cover every kind of mistake, every
-            value of every option and every kernel.
+        covering: Run only a small fixed subset of the selected cases, which still reaches every flag, every value of
+            every option and every kernel.
         thorough: Also run the cases of more than 258 rows, bfloat16 and float16, and run fast-dense, fast-tiled and
             fast-exact on every case. By default, large cases and half precision run only if --case, --dtype or
             --covering selects them, and each of these three implementations runs on a third of the cases, or on all
@@ -360,8 +360,8 @@ class Request:
             constructed with the options that its constructor takes. With --call command, a shell command line.
         loss: The loss that the target should compute; pairproof list prints the names.
         call: The arguments of the target. labels: (embeddings, labels), or (embeddings, partners). features: (features,
-            labels=None, mask=None), with features of shape [items, views, dim]; pairproof splits each batch into two
-            views if every class size is even, else into three if every class size is divisible by three, else into one.
+            labels=None, mask=None), with features of shape [items, views, dim]; an item has two
+            views if the size of every class is even, else three if every size is divisible by three, else one.
             views: (view_a, view_b). towers: the same, for two encoders. stacked: (embeddings), all first views, then
             all second views. interleaved: (embeddings), the views of an item in neighbouring rows. similarities:
             (matrix) or (matrix, labels), a matrix of all similarities. pairs: (embeddings, positive_pairs). A queue is

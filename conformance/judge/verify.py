@@ -89,6 +89,14 @@ class Report:
         return self.judged and not self.problems and not any(check.status in BAD for check in self.checks)
 
     @property
+    def first_problem(self) -> str:
+        """Why the run did not pass: the first failed check, or else the first problem; "" if it passed."""
+        bad = [check for check in self.checks if check.status in BAD]
+        words = [f"{bad[0].implementation}, {bad[0].case}: {bad[0].message}"] if bad else self.problems[:1]
+        more = len(bad) + len(self.problems) - 1
+        return "".join(words) + (f" (and {more} more)" if more > 0 else "")
+
+    @property
     def exit_code(self) -> int:
         """0 if it passed, 1 if not, 3 if nothing was judged."""
         return int(not self.passed) if self.judged else 3
@@ -520,8 +528,13 @@ def _count_problems(
         rest.subtract(Counter(found.get(key, {})))
         return min(rest.values(), default=0) >= 0 and (rest[skipped], rest.total()) == (number[skipped], number.total())
 
+    def less(key: str) -> str:
+        """How many of the expected checks are left out, in words; "" if none."""
+        left = missing.get(key)
+        return f" in a thorough run, {sum(left.values())} of them left out here" if left else ""
+
     return [
-        f"{key}: expected {show_counts(wanted.get(key))}, ran {show_counts(found.get(key))}"
+        f"{key}: expected {show_counts(wanted.get(key))}{less(key)}, ran {show_counts(found.get(key))}"
         for key in sorted(wanted.keys() | found.keys())
         if not complete(key)
     ]

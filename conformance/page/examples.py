@@ -10,9 +10,10 @@ import numpy as np
 
 from pairproof.reference import Pair, Result
 
+from ..documents.figures import Judgement
 from ..documents.load import WorkedFixture, worked_cases
 from ..explain import whole
-from ..judge.results import grouped
+from ..judge.results import grouped, several
 from ..judge.verify import Report
 from ..suite.cases import Case, call_reference
 from ..suite.catalogue import LOSSES
@@ -59,9 +60,13 @@ def _terms(case: Case, calls: Sequence[str]) -> dict[str, Any]:
     """The value and the terms of a case, and the calls of the document that compute them."""
     result = call_reference(case)
     options = {name: value for name, value in case.keywords.items() if name not in ("temperature", "similarity")}
+    ignored = [[int(i), int(j)] for i, j in np.argwhere(case.ignored_array()) if i != j]
+    said = [f"{name}={list(v) if isinstance(v, tuple) else v}" for name, v in options.items()]
+    said += [several(len(ignored), "ignored pair")] * bool(ignored)
     return {
-        "function": case.entry.function,
-        "options": ", ".join(f"{name}={list(v) if isinstance(v, tuple) else v}" for name, v in options.items()),
+        "label": case.entry.function + (f" ({', '.join(said)})" if said else ""),
+        "form": case.form,
+        "ignored": ignored,
         "calls": list(calls),
         "value": number(result.loss),
         "expression": next(iter(whole(case, result))),
@@ -72,7 +77,7 @@ def _terms(case: Case, calls: Sequence[str]) -> dict[str, Any]:
 
 def _four(case: Case) -> Iterator[Case]:
     """The losses of ``FOUR`` on the positives of a case; nt_xent only if the positives are mutual partners."""
-    mask = case.positive_array() & case.member_array()
+    mask, ignored = case.positive_array() & case.member_array(), case.ignored_array()
     partners = mask.argmax(axis=1)
     arguments: dict[str, dict[str, Any]] = {
         "supcon": {"positives": mask.tolist()},
@@ -82,9 +87,10 @@ def _four(case: Case) -> Iterator[Case]:
     if (mask.sum(axis=1) == 1).all() and (partners[partners] == np.arange(case.n)).all():
         arguments["nt_xent"] = {"partners": partners.tolist()}
     options = {"temperature": case.temperature, "similarity": case.option("similarity")}
+    left_out = {"ignored": ignored.tolist()} if ignored.any() else {}
     for name in FOUR:
         if name in arguments:
-            yield Case(case.id, name, case.embeddings, arguments[name], options)
+            yield Case(case.id, name, case.embeddings, arguments[name] | left_out, options)
 
 
 def _same(one: Case, other: Case) -> bool:
@@ -100,8 +106,9 @@ def _same(one: Case, other: Case) -> bool:
 
 def _batch(case: Case) -> tuple[Any, ...]:
     """What the calls of one batch have in common."""
-    positives = (case.positive_array() & case.member_array()).tobytes()
-    return case.embeddings.shape, case.embeddings.tobytes(), positives, case.temperature, case.option("similarity")
+    positives, ignored = (case.positive_array() & case.member_array()).tobytes(), case.ignored_array().tobytes()
+    rows = case.embeddings.shape, case.embeddings.tobytes()
+    return *rows, positives, ignored, case.temperature, case.option("similarity")
 
 
 def _view(cases: Sequence[Case]) -> dict[str, Any]:
@@ -133,6 +140,21 @@ def _view(cases: Sequence[Case]) -> dict[str, Any]:
     }
 
 
+def _certified(judgement: Judgement) -> str:
+    """The certified value of a figure: of its inputs, or of the formula if the figure is an artefact; "" if unknown."""
+    if judgement.value is None and judgement.verdict == "artefact" and judgement.figure.instead:
+        return f"{float(judgement.figure.instead['value']):.9g}"
+    return "" if judgement.value is None else repr(judgement.value)
+
+
+def _digits_differ(judgement: Judgement) -> bool:
+    """Whether the certified value, rounded to the printed number of decimals, is another number."""
+    printed = judgement.figure.printed
+    if judgement.value is None or not isinstance(printed, str):
+        return False
+    return abs(judgement.value - float(printed)) > 0.5000001 * 10.0 ** -len(printed.partition(".")[2])
+
+
 def document(fixture: WorkedFixture, report: Report) -> dict[str, Any]:
     """A document: its batches, its figures and its claims with their verdicts.
 
@@ -153,12 +175,13 @@ def document(fixture: WorkedFixture, report: Report) -> dict[str, Any]:
         "figures": [
             {
                 "id": one.case,
-                "call": f"{name}/{one.figure.call}" if one.figure.call and one.figure.quantity == "loss" else "",
+                "call": f"{name}/{one.figure.call}" if one.figure.quantity in ("loss", "item_losses") else "",
                 "place": one.figure.place,
                 "what": one.figure.what,
                 "printed": one.figure.printed if isinstance(one.figure.printed, str) else "",
-                "value": "" if one.value is None else repr(one.value),
+                "value": _certified(one),
                 "verdict": one.verdict if one.passed else "failed",
+                "rounded": one.passed and one.verdict == "reproduced" and _digits_differ(one),
                 "because": (one.figure.instead or {}).get("because", ""),
             }
             for one in report.judgements

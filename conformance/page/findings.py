@@ -23,7 +23,7 @@ from ..implementations.public import FOLDER, PublicLoss, load_public
 from ..judge import public, ranges
 from ..judge.check import is_above, judge_target
 from ..judge.proofs import as_claimed
-from ..judge.results import Check, Status, grouped
+from ..judge.results import Check, Status, grouped, several
 from ..judge.verify import Report
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
@@ -98,7 +98,7 @@ def findings(report: Report, implementations: Mapping[str, Implementation]) -> I
 
 
 def _because(figure: Judgement) -> str:
-    return f"{figure.figure.printed} is printed: {(figure.figure.instead or {}).get('because', '')}"
+    return f"The document prints {figure.figure.printed}. {(figure.figure.instead or {}).get('because', '')}"
 
 
 def _largest(outcome: Outcome) -> float:
@@ -139,7 +139,7 @@ def _points(xs: Iterable[float], ys: Iterable[float]) -> list[tuple[float, float
 
 def _clamp(figure: Judgement) -> Finding:
     """The loss of one negative pair: exact, and by a sigmoid followed by the binary cross-entropy of torch."""
-    logits, fine = np.arange(0, 112, 4.0), np.arange(0, 90, 0.1)
+    logits, fine = np.arange(0, 112, 4.0), np.arange(0, 90, 0.01)
     lines = [Line("exact: log(1 + e^s)", _points(logits, np.logaddexp(0, logits)))]
     clamped = []
     for dtype in (torch.float32, torch.float64):
@@ -148,8 +148,8 @@ def _clamp(figure: Judgement) -> Finding:
         )
         clamped.append(next(x for x, y in zip(fine, _negative(fine, dtype), strict=True) if y == 100))
     proof = (
-        f"The exact loss is {figure.value}. The loss of a negative pair is 100 from a logit of {clamped[0]:.1f} on in"
-        f" float32, and from {clamped[1]:.1f} on in float64."
+        f"The exact loss is {figure.value}. The loss of a negative pair is 100 from a logit of {clamped[0]:.2f} on in"
+        f" float32, and from {clamped[1]:.2f} on in float64."
     )
     chart = Chart("The loss of a negative pair against its logit", "logit s", "loss of the pair", lines, rules=(100,))
     return Finding("clamp", "A logarithm that is clamped at -100", _because(figure), proof, "", (chart,))
@@ -305,7 +305,7 @@ def _sweep(loss: str, found: Mapping[str, Sequence[tuple[float, float]]]) -> dic
         rows.append({"who": names, "value": places[0], "gradient": places[1]})
     if right:
         worst = [max(max(found[name][k]) for name in right) for k in range(len(TEMPERATURES))]
-        name = f"largest error of the {'other ' * bool(lines)}{len(right)} that never break"
+        name = f"largest error of the {several(len(right), 'implementation')} without a break"
         lines.append(Line(name, _points(TEMPERATURES[::-1], worst[::-1]), faint=True))
     title = f"{loss}: relative error of value and gradient against the temperature, in {DTYPE}"
     chart = Chart(title, "temperature", "larger relative error", lines, True, True, BOTTOM, (ranges.WIDE, 1.0))

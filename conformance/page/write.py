@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -11,14 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from ..documents.load import WorkedFixture
+from ..documents.load import WorkedFixture, worked_cases
 from ..implementations import ALL
 from ..judge.check import CONFORMS, CheckResult
+from ..judge.deviations import DECLARED
 from ..judge.options import CouldNotRun
 from ..judge.results import Check, Status, counted, grouped
 from ..judge.verify import Report, load_cases
 from ..suite.catalogue import LOSSES
 from ..suite.golden import load_flags
+from ..suite.levels import Level
 from .differences import failing_cases, failures
 from .examples import document, number
 from .findings import findings, judged, public_losses, sweeps
@@ -29,10 +32,20 @@ LARGEST = 3_000_000
 """Largest size of a page in bytes."""
 BENCH = Path(__file__).resolve().parents[2] / "bench/results/cpu.json"
 """The results of the benchmark. The installed package does not contain them."""
+SMALLEST = 1e-9
+"""Smallest difference of two losses for which they are shown as the difference of an implementation."""
+NOT_FINITE = re.compile(r"got (?:nan|-?inf)")
 COLUMNS = 128
 """The number of columns of the benchmark's plots."""
 OPENED = "supcon_notebook/supcon-3x3"
 """The worked example that is open at first."""
+LEVELS = {
+    Level.FORMULA: "ordinary batches",
+    Level.POLICIES: "anchors without positives or negatives, duplicate rows, layouts, label values",
+    Level.RANGE: "extreme temperatures, norms and logits",
+    Level.DIGITS: "results close to the rounding error of the dtype",
+}
+"""What the cases of each level contain, in a few words."""
 ORDER = (Status.ERRORED, Status.FAILED, Status.DEVIATES, Status.PASSED, Status.SKIPPED)
 """Statuses by importance. If the dtypes of a case have different statuses, the first of these is shown."""
 
@@ -63,19 +76,21 @@ def _accuracy(checks: Sequence[Check]) -> Iterator[dict[str, Any]]:
         yield {"implementation": who, "dtype": dtype, "checks": len(ratios), **numbers}
 
 
-def _cases(checks: Sequence[Check]) -> Iterator[dict[str, Any]]:
+def _cases(checks: Sequence[Check], fixtures: Sequence[WorkedFixture]) -> Iterator[dict[str, Any]]:
     """Every case with its status for each implementation that does not skip it."""
-    golden = {case.id: case for case in load_cases(())}
+    stored = {case.id: case for case in load_cases(fixtures)}
+    documents = {case.id: one.document.id for one in fixtures for case in worked_cases(one)}
     for name, some in grouped((one.case, one) for one in checks).items():
         statuses = {
             who: str(min((one.status for one in same), key=ORDER.index))
             for who, same in grouped((one.implementation, one) for one in some).items()
         }
-        case = golden.get(name)
+        case = stored.get(name)
         yield {
             "id": name,
             "loss": some[0].loss,
             "flags": list(some[0].flags),
+            "document": documents.get(name, ""),
             "sizes": case.sizes() if case else "",
             "statuses": {who: status for who, status in statuses.items() if status != Status.SKIPPED},
         }
@@ -84,7 +99,8 @@ def _cases(checks: Sequence[Check]) -> Iterator[dict[str, Any]]:
 def _deviations(checks: Sequence[Check], versions: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """The declared deviations that occurred, those with the same reason together, each with a case that shows it.
 
-    If possible, no other deviation applies to the case, and its loss clearly differs.
+    If possible, no other deviation applies to the case, and its loss clearly differs. If the loss that is shown does
+    not differ, the term that differs is shown instead.
     """
     reasons = {(kind.name, one.name): one for kind in ALL for one in kind.deviations}
     golden = {case.id: found.expected.loss for case, found in load_cases(()).items() if found}
@@ -93,13 +109,16 @@ def _deviations(checks: Sequence[Check], versions: Mapping[str, str]) -> Iterato
 
     def differs(check: Check) -> bool:
         true = golden.get(check.case)
-        return check.value is not None and isinstance(true, float) and not abs(check.value - true) <= 1e-3 * abs(true)
+        if check.value is None or not isinstance(true, float):
+            return False
+        return not abs(check.value - true) <= max(1e-3 * abs(true), SMALLEST)
 
     for same in grouped(((one.reason, one.link, one.wrong), one) for one in met).values():
         some = [check for one in same for check in met[one]]
-        shown = max(some, key=lambda check: (len(check.declared) == 1, differs(check)))
+        shown = max(
+            some, key=lambda check: (len(check.declared) == 1, differs(check), bool(NOT_FINITE.search(check.message)))
+        )
         expected = golden.get(shown.case)
-        comparable = shown.value is not None and isinstance(expected, float)
         names = list(dict.fromkeys(check.implementation for check in some))
         yield {
             "who": names,
@@ -111,8 +130,9 @@ def _deviations(checks: Sequence[Check], versions: Mapping[str, str]) -> Iterato
             "case": shown.case,
             "by": shown.implementation,
             "dtype": shown.dtype,
-            "expected": number(expected) if comparable else "",
-            "found": number(shown.value) if comparable else "",
+            "expected": number(expected) if differs(shown) else "",
+            "found": number(shown.value) if differs(shown) else "",
+            "term": "" if differs(shown) else shown.message.partition(DECLARED)[0],
         }
 
 
@@ -150,6 +170,7 @@ def data_of(found: Report | CheckResult) -> dict[str, Any]:
     checks = [one for one in report.checks if one.kind == "case"]
     failing = failing_cases(found)
     shown = failures(found, failing)
+    occurring = {flag for one in checks for flag in one.flags}
     data: dict[str, Any] = {
         "format": FORMAT,
         "title": "pairproof",
@@ -161,8 +182,9 @@ def data_of(found: Report | CheckResult) -> dict[str, Any]:
         "losses": [name for name in LOSSES if any(one.loss == name for one in checks)],
         "matrix": _matrix(checks),
         "accuracy": list(_accuracy(checks)),
-        "cases": list(_cases(checks)),
-        "flags": {name: flag.hunts for name, flag in load_flags().items()},
+        "cases": list(_cases(checks, report.fixtures)),
+        "flags": {name: flag.hunts for name, flag in load_flags().items() if name in occurring},
+        "all_levels": LEVELS,
         "failures": shown,
         "more_failures": len(failing) - len(shown),
     }
