@@ -129,11 +129,13 @@ class PairNotebook(_Document):
 
 @base.deviation("exponentials overflow", "https://github.com/Sara-Ahmed/SiT", wrong=True)
 def exponentials_overflow(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether the exponential of some logit overflows in the dtype.
+    """Whether the exponential of a logit, or the quotient of a denominator and its numerator, overflows in the dtype.
 
-    Exponentials are taken without subtracting a maximum: float32 overflows at temperatures below about 1/88.
+    Exponentials are taken without subtracting a maximum: float32 overflows at temperatures below about 1/88, and the
+    gradient of the logarithm of a quotient below about 1/44.
     """
-    return bool(base.logits(case).max() > (709.78 if dtype == "float64" else 88.72))
+    largest = 709.78 if dtype == "float64" else 88.72
+    return bool(max(base.logits(case).max(), *true.anchors.values()) > largest)
 
 
 class StackedCriterion(_Document):
