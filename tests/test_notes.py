@@ -384,6 +384,13 @@ RULES: list[Rule] = [
         ),
     ),
     (
+        r"so low that a quotient of exponentials of an anchor exceeds the range of float32",
+        lambda c: (
+            max(np.ptp(row[member]) for row, member in zip(c.logits, c.member, strict=True))
+            > math.log(np.finfo("float32").max)
+        ),
+    ),
+    (
         r"Row 0 is opposite to its positives\. Relative to the exponential of its similarity to itself, "
         r"the sum over them is subnormal in float32",
         lambda c: (
