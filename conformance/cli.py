@@ -394,7 +394,7 @@ def check(
 
 
 @_command(app)
-@with_options(Request, only=("target", "call", "arrays", "init", "result", "limit"), until=" With --call command")
+@with_options(Request, only=("target", "call", "arrays", "init", "result", "limit"), until=" With --")
 def identify(
     target: str,
     bias: Annotated[
@@ -606,7 +606,7 @@ def explain(
     Examples:
         pairproof explain supcon_notebook/supcon-3x3 --anchor 0
         pairproof explain pair_notebook/in-103-loss-0.01
-        pairproof explain supcon/lonely-nan
+        pairproof explain supcon/two-positives
     """
     from . import explain as words
 
@@ -712,7 +712,7 @@ def fixtures_show(
     pairproof list cases prints the names of the cases; the prefix golden/ may be omitted.
 
     Examples:
-        pairproof fixtures show supcon/lonely-nan
+        pairproof fixtures show supcon/two-positives
     """
     from .explain import describe, find_golden
     from .suite.golden import load_flags

@@ -424,6 +424,21 @@ def test_every_bug_names_its_source_and_a_case_that_shows_it(data: dict[str, Any
     )
 
 
+def test_a_bug_of_the_gradient_shows_the_gradient() -> None:
+    cases = ("golden/supcon_epsilon/one-positive-balanced-dot",)
+    found = pages.data_of(run(Selection(implementations=("batch-tutorial",), cases=cases, dtypes=("float64",))))
+    (shown,) = found["deviations"]
+    assert (shown["case"], shown["expected"], shown["found"]) == (*cases, "", "")
+    assert re.fullmatch(r"gradient of row \d+: .*expected [-0-9.e]+, got [-0-9.e]+", shown["term"])
+
+
+def test_printed_digits_that_differ_name_their_dtype(data: dict[str, Any]) -> None:
+    figures = {one["id"]: one for document in data["documents"] for one in document["figures"]}
+    assert figures["pair_notebook/in-99-loss-0.01"]["rounded"] == "float32"  # 167.33396911621094, certified ...7243...
+    assert figures["supcon_notebook/out-14-loss"]["rounded"] == "float64"  # differs in the last of 17 digits
+    assert figures["batch_tutorial/loss"]["value"] == "0.554517744"
+
+
 def test_a_large_page_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = check_loss("pairproof.fast:nt_xent_loss", "nt_xent", cases=("golden/nt_xent/two-rows",))
     pages.write_page(found, tmp_path / "small.html")

@@ -365,9 +365,9 @@ class Request:
             views: (view_a, view_b). towers: the same, for two encoders. stacked: (embeddings), all first views, then
             all second views. interleaved: (embeddings), the views of an item in neighbouring rows. similarities:
             (matrix) or (matrix, labels), a matrix of all similarities. pairs: (embeddings, positive_pairs). A queue is
-            passed to a parameter named negatives or queue. By default inferred from the parameter names (by
-            check, also from the loss), tried on a small batch, and reported. With --call command, the target is a
-            program that reads and writes JSON lines.
+            passed to a parameter named negatives or queue. By default inferred from the parameter names,
+            tried on a small batch, and reported. With --loss, it is also inferred from the loss. With --call command,
+            the target is a program that reads and writes JSON lines.
         arrays: Kind of arrays passed to the target: torch, numpy or jax. By default inferred from the imports of the
             target, and reported.
         temperature: The temperature that is built into the target. Not needed if the target has a parameter for it:
@@ -660,9 +660,9 @@ class Rebuild:
 
     Attributes:
         peers: supcontrast=PATH runs the current SupContrast code, and compares its results with the recorded ones; PATH
-            is its repository or its losses.py. rebuild then replaces the recorded results. folder=PATH is the folder
-            with the files of the peers (public implementations); without it, the environment variable PAIRPROOF_PEERS,
-            or else .peers.
+            is its repository or its losses.py. pairproof fixtures rebuild also replaces the recorded results.
+            folder=PATH is the folder with the files of the peers (public implementations); without it, the environment
+            variable PAIRPROOF_PEERS, or else .peers.
     """
 
     peers: Mapping[str, str] = option({}, "--peer", metavar=NAME_PATH, read=read_pairs)

@@ -150,7 +150,7 @@ def _certified(judgement: Judgement) -> str:
 def _digits_differ(judgement: Judgement) -> bool:
     """Whether the certified value, rounded to the printed number of decimals, is another number."""
     printed = judgement.figure.printed
-    if judgement.value is None or not isinstance(printed, str):
+    if judgement.value is None or judgement.verdict != "reproduced" or not isinstance(printed, str):
         return False
     return abs(judgement.value - float(printed)) > 0.5000001 * 10.0 ** -len(printed.partition(".")[2])
 
@@ -181,7 +181,7 @@ def document(fixture: WorkedFixture, report: Report) -> dict[str, Any]:
                 "printed": one.figure.printed if isinstance(one.figure.printed, str) else "",
                 "value": _certified(one),
                 "verdict": one.verdict if one.passed else "failed",
-                "rounded": one.passed and one.verdict == "reproduced" and _digits_differ(one),
+                "rounded": one.figure.arithmetic if one.passed and _digits_differ(one) else "",
                 "because": (one.figure.instead or {}).get("because", ""),
             }
             for one in report.judgements

@@ -132,8 +132,14 @@ def _deviations(checks: Sequence[Check], versions: Mapping[str, str]) -> Iterato
             "dtype": shown.dtype,
             "expected": number(expected) if differs(shown) else "",
             "found": number(shown.value) if differs(shown) else "",
-            "term": "" if differs(shown) else shown.message.partition(DECLARED)[0],
+            "term": "" if differs(shown) else _term(shown),
         }
+
+
+def _term(check: Check) -> str:
+    """The term of a check that differs, with its numbers rounded to six digits."""
+    words = check.message.partition(DECLARED)[0].partition("; ")[0]
+    return re.sub(r"-?\d+\.\d+(?:e[-+]?\d+)?", lambda found: f"{float(found[0]):.6g}", words)
 
 
 def _speed() -> Iterator[dict[str, Any]]:
