@@ -568,7 +568,7 @@ WRONG = [
     (keeps_itself, "the anchor itself is kept in the denominator"),
     (leaks_one, "exp(0) of the diagonal leaks"),
     (forgets_to_divide, "not divided by their number"),
-    pytest.param(divides_twice, "divided by their number twice", marks=pytest.mark.slow),
+    pytest.param(divides_twice, "divided by the square of their number", marks=pytest.mark.slow),
     pytest.param(forgets_the_positive, "temperature is not applied to the numerator", marks=pytest.mark.slow),
     (squares_the_temperature, "the temperature is applied twice"),
     pytest.param(takes_columns, "rows are divided by norms over the batch", marks=pytest.mark.slow),

@@ -286,7 +286,7 @@ _LEAK_SUM = "exp(0) of the diagonal leaks into the numerator, which is not divid
 _OUTSIDE: Table = {
     "mean": lambda x: x.sum / x.n,
     "sum": lambda x: x.sum,
-    "the sum over the positives is divided by their number twice": lambda x: x.sum / x.n**2,
+    "the sum over the positives is divided by the square of their number": lambda x: x.sum / x.n**2,
     "the sum over the positives is divided by their number plus 1": lambda x: x.sum / (x.n + 1),
     "the sum over the positives is divided by the number of other rows": lambda x: x.sum / x.members,
     "the values of the pairs are multiplied, not averaged": lambda x: x.cost.where(x.positive, 1.0).prod(dim=2),

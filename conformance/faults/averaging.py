@@ -117,7 +117,7 @@ def supcon_count_plus_one(batch: parts.Batch) -> Tensor:
 
 @fault("supcon", github("google-research/google-research", "blob/master/supcon/losses.py"), build=parts.labelled)
 def supcon_divided_twice(batch: parts.Batch) -> Tensor:
-    """The sum over positives is divided by their number twice, as in the authors' TensorFlow code for one view."""
+    """The sum over positives is divided by the square of their number, as in the authors' code for one view."""
     return parts.anchors("supcon", batch) / batch.counts.clamp(min=1)
 
 
