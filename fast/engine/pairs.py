@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from .device import borrow, give_back
-from .panels import Products
 from .rowwise import masks_of
 from .scaling import Saved, pulled, scale_both
 from .spec import AnchorValues, Batch, Gradients, Plan
-from .unshifted import NONE, positives_of, ranks_of
+from .unshifted import NONE, Products, positives_of, ranks_of
 
 LOWEST_LOG = {torch.float64: -700.0, torch.float32: -87.0}
 """The smallest x of which e^x is a normal number, rounded up."""
