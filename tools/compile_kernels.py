@@ -147,11 +147,14 @@ def calls(dtype: torch.dtype, where: str = "cpu", *, wide: bool = False) -> list
         "hard_negatives": (None, torch.randn(6, 1, 5).to(where, dtype).requires_grad_()),
         "directions": get_args(Directions),
         "partition": get_args(Partition),
+        "reduction": ("mean", "none_pairs"),
     }
     found: list[Callable[[], torch.Tensor]] = []
     for loss in (getattr(fast, name) for name in fast.__all__ if name.endswith("_loss")):
         parameters = inspect.signature(loss).parameters
         taken = [name for name in parameters if name in choices]
+        if loss is fast.nt_xent_pairwise_loss:  # the only loss whose kernels depend on the reduction
+            taken.append("reduction")
         # Partners are optional for two towers only.
         left_out = (None,) if "partners" in taken and parameters["partners"].default is None else ()
         every = choices | {"partners": (*left_out, partners)}

@@ -275,6 +275,16 @@ def _calls() -> dict[str, Call]:
         ),
         "ids pairwise": Call(partial(nt_xent_pairwise_loss, labels=labels, ignored_ids=ids), z),
     }
+
+    def each_pair(z: Tensor, reduction: str = "", **options: Any) -> Tensor:
+        """Return one loss per positive pair, whatever the reduction."""
+        return nt_xent_pairwise_loss(z, reduction="none_pairs", **options)
+
+    calls |= {
+        "each pair": Call(partial(each_pair, labels=labels), z),
+        "each pair of a mask": Call(partial(each_pair, positives=mask), z),
+        "each pair ids": Call(partial(each_pair, labels=labels, ignored_ids=ids), z),
+    }
     for loss in (supcon_loss, supcon_in_loss):
         for denominator in ("all", "one_positive", "only_negatives"):
             name, bound = f"{loss.__name__} {denominator}", partial(loss, denominator=denominator)
@@ -334,10 +344,8 @@ def _traits(case: Any, golden: Any) -> set[Hashable]:
     return found
 
 
-ALSO_QUICK = ("golden/supcon_epsilon/lonely-anchor-alone",)
+ALSO_QUICK = ("golden/supcon_epsilon/lonely-anchor-alone", "golden/nt_xent_pairwise/anchor-subset-none-pairs")
 """Cases that run kernel forms which the traits do not distinguish: ordered classes with some rows as anchors."""
-NOT_KNOWN = ("golden/nt_xent_pairwise/anchor-subset-none-pairs",)
-"""Cases whose kernel forms tools/compile_kernels.py does not list yet."""
 
 
 @cache
@@ -358,11 +366,7 @@ def covering_checks() -> dict[tuple[str, str], bool]:
     quick = covering({case: cases[case] for case, dtypes in dtypes_of.items() if dtypes and case.n <= 300}, _traits)
     quick = [*quick, *(case for case in dtypes_of if case.id in ALSO_QUICK and case not in quick)]
     turns = {case: dtypes_of[case][number % len(dtypes_of[case])] for number, case in enumerate(quick)}
-    supported = {
-        case: dtypes
-        for case, dtypes in dtypes_of.items()
-        if FastTriton.support.refuses(case) is None and case.id not in NOT_KNOWN
-    }
+    supported = {case: dtypes for case, dtypes in dtypes_of.items() if FastTriton.support.refuses(case) is None}
     return {(case.id, dtype): turns.get(case) == dtype for case, dtypes in supported.items() for dtype in dtypes}
 
 

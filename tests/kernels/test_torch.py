@@ -167,8 +167,8 @@ def test_gradient_of_a_learned_temperature_equals_the_exact_one(turn: int, call:
     for backend, dtype in (("triton", torch.float32), ("exact", torch.float64)):
         learned = torch.tensor(temperature, dtype=torch.float32).to(dtype).requires_grad_()
         given = [matrix.to(dtype, copy=True).requires_grad_() for matrix in (call.rows, *call.others)]
-        value = call.loss(*given, backend=backend, temperature=learned)
-        found.append([value.detach(), *torch.autograd.grad(value, [*given, learned])])
+        values = call.loss(*given, backend=backend, temperature=learned)
+        found.append([values.detach(), *torch.autograd.grad(values.sum(), [*given, learned])])
     # A logit is accurate to a few units in the last place, and low temperatures make logits large.
     assert_close(found[0], found[1], 4e-6 / temperature)
 
