@@ -18,8 +18,9 @@ raminnakhli/Decoupled-Contrastive-Learning at commit 0b9b76d and in nidl at comm
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -37,8 +38,8 @@ from .checks import (
     check_references,
     ranks_of,
 )
-from .distributed import Group
-from .engine import Backend, Batch, Policy, Rule, anchor_values, pair_logits, partner_rows, precision, reduced
+from .distributed import Group, Share
+from .engine import Backend, Batch, Odds, Policy, Rule, combined, precision, reduced
 from .engine.device import dtypes_of, traced
 
 Cosine = Literal["cosine"]
@@ -145,13 +146,41 @@ def dclw_loss(
     batch = Batch(rows, targets, rule, references, anchors, storage=embeddings.dtype, sizes=sizes)
     if ranks is not None:
         batch, policy = ranks.shared(batch, policy)
-    found = anchor_values(batch, backend)
-    cosines = pair_logits(rows, partner_rows(batch), replace(rule, temperature=1.0))
-    weighing = (cosines.detach() if detach_weights else cosines) / sigma
-    if ranks is None:
-        excess = len(rows) * torch.softmax(weighing, dim=0) - 1
-    else:
-        share = ranks.first
-        excess = share.total * torch.softmax(share.rows(weighing), dim=0)[share.here] - 1
-    values = torch.where(found.negatives > 0, found.values + excess * (cosines / temperature), 0.0)
-    return reduced(found._replace(values=values), batch, policy).to(returned)
+    formula = _Weighted(temperature, sigma, detach_weights, None if ranks is None else ranks.first)
+    return reduced(combined(batch, (1.0,), formula, backend), batch, policy).to(returned)
+
+
+@dataclass(slots=True)
+class _Weighted:
+    """The formula of the loss, for `combined`.
+
+    Args:
+        temperature: the temperature.
+        sigma: the number that cosines are divided by in the weights.
+        detach: whether the weights are constants.
+        share: how the rows are distributed over processes; None: one process.
+    """
+
+    temperature: float | Tensor
+    sigma: float
+    detach: bool
+    share: Share | None
+
+    def values(self, found: Odds) -> tuple[Tensor, Sequence[Tensor]]:
+        cosines = found.logits * self.temperature
+        weighing = (cosines.detach() if self.detach else cosines) / self.sigma
+        if self.share is None:
+            multiples = torch.softmax(weighing, dim=0) * len(weighing)
+        else:
+            multiples = torch.softmax(self.share.rows(weighing), dim=0)[self.share.here] * self.share.total
+        excess = multiples - 1
+        return found.odds[0] + excess * found.logits, (excess, multiples, found.logits)
+
+    def slopes(self, grad: Tensor, kept: Sequence[Tensor]) -> Sequence[Tensor]:
+        excess, multiples, logits = kept
+        of_logits = excess * grad
+        if not self.detach:
+            inner = logits * grad
+            inner -= (multiples * inner).mean()
+            of_logits.addcmul_(multiples, inner, value=cast(float, self.temperature) / self.sigma)
+        return of_logits, grad

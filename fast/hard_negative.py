@@ -28,7 +28,8 @@ image/main.py of joshr17/HCL at commit 7b4647f; with b = 0 Chuang et al. 2020, "
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -48,7 +49,7 @@ from .checks import (
     ranks_of,
 )
 from .distributed import Group
-from .engine import Backend, Batch, Policy, Rule, anchor_values, pair_logits, partner_rows, precision, reduced
+from .engine import Backend, Batch, Odds, Policy, Rule, combined, precision, reduced
 from .engine.device import dtypes_of, traced
 
 Cosine = Literal["cosine"]
@@ -147,6 +148,7 @@ def hard_negative_loss(
     returned, computing = dtypes_of(embeddings)
     if isinstance(temperature, Tensor):
         temperature = temperature.to(computing)  # a quotient of a narrow dtype would be rounded
+        rule = replace(rule, temperature=temperature)
     cold = replace(rule, temperature=temperature / (1 + beta))
     if backend != "exact" and (backend == "triton" or traced(embeddings) or not precision(cold, embeddings, ())):
         others = embeddings if references.embeddings is None else references.embeddings
@@ -155,29 +157,48 @@ def hard_negative_loss(
     if columns is not None:
         columns = columns.to(computing)
         references = replace(references, embeddings=columns)
-    batch = Batch(rows, targets, cold, references, anchors, storage=embeddings.dtype, sizes=sizes)
+    batch = Batch(rows, targets, rule, references, anchors, storage=embeddings.dtype, sizes=sizes)
     if ranks is not None:
         batch, policy = ranks.shared(batch, policy)
-    found = anchor_values(batch, backend)
-    log_number = found.negatives.clamp(min=1).to(found.values.dtype).log()
-    if beta < NEGLIGIBLE_BETA:
-        log_mean = found.values - log_number
-    else:
-        weights = replace(batch, rule=replace(rule, temperature=temperature / beta))
-        log_mean = found.values - anchor_values(weights, backend).values
-    floor = -1 / temperature - pair_logits(rows, partner_rows(batch), rule)
-    log_ratio = torch.maximum(_debiased(log_mean, tau_plus), floor) + log_number
-    values = torch.where(found.negatives > 0, -F.logsigmoid(-log_ratio), 0.0)
-    return reduced(found._replace(values=values), replace(batch, rule=rule), policy).to(returned)
+    factors = (1 + beta, beta) if beta >= NEGLIGIBLE_BETA else (1.0,)
+    formula = _Debiased(temperature, tau_plus, weighted=len(factors) > 1)
+    return reduced(combined(batch, factors, formula, backend), batch, policy).to(returned)
 
 
-def _debiased(log_mean: Tensor, tau_plus: float) -> Tensor:
-    """Return log((e^q - tau_plus) / (1 - tau_plus)) of q ``[N]``; -inf where the difference is not positive."""
-    if tau_plus == 0:
-        return log_mean
-    # Written so that NaN stays NaN. The replaced values keep the gradient finite.
-    positive = ~(log_mean <= math.log(tau_plus))
-    share = tau_plus * torch.exp(-torch.where(positive, log_mean, 0.0))
-    share = share.clamp(max=1 - torch.finfo(share.dtype).eps)
-    debiased = log_mean + torch.log1p(-share) - math.log1p(-tau_plus)
-    return torch.where(positive, debiased, -math.inf)
+@dataclass(slots=True)
+class _Debiased:
+    """The formula of the loss, for `combined`.
+
+    Args:
+        temperature: the temperature.
+        tau_plus: the probability that a negative has the class of the anchor.
+        weighted: whether there are weights, whose sum is the second of the odds.
+    """
+
+    temperature: float | Tensor
+    tau_plus: float
+    weighted: bool
+
+    def values(self, found: Odds) -> tuple[Tensor, Sequence[Tensor]]:
+        number, tau_plus = found.negatives, self.tau_plus
+        log_number = math.log(number) if isinstance(number, int) else number.clamp(min=1).to(found.logits.dtype).log()
+        q, rest = found.odds[0] - (found.odds[1] if self.weighted else log_number), math.log1p(-tau_plus)
+        floor = (rest - 1 / self.temperature) - found.logits
+        # Comparisons are written so that NaN stays NaN.
+        if tau_plus:
+            lowest = math.log(tau_plus)
+            # The clamped values keep the gradient finite.
+            share = torch.exp(lowest - q.clamp(min=lowest)).clamp(max=1 - torch.finfo(q.dtype).eps)
+            debiased = q + torch.log1p(-share)
+            at_floor = (q <= lowest) | (debiased <= floor)
+        else:
+            share, debiased, at_floor = torch.zeros_like(q), q, q <= floor
+        log_ratio = torch.where(at_floor, floor, debiased) + (log_number - rest)
+        return -F.logsigmoid(-log_ratio), (log_ratio, at_floor, share)
+
+    def slopes(self, grad: Tensor, kept: Sequence[Tensor]) -> Sequence[Tensor]:
+        log_ratio, at_floor, share = kept
+        grad = grad * log_ratio.sigmoid()
+        of_q = (grad / (1 - share)).masked_fill_(at_floor, 0.0)
+        of_logits = torch.where(at_floor, -grad, 0.0)
+        return (of_logits, of_q, -of_q) if self.weighted else (of_logits, of_q)

@@ -181,7 +181,9 @@ def test_temperature_of_a_narrow_dtype_is_not_rounded_again() -> None:
 def test_module_has_the_options() -> None:
     module = fast.HardNegativeLoss(beta=2.0, tau_plus=0.02, temperature=torch.nn.Parameter(torch.tensor(0.5)))
     assert [name for name, _ in module.named_parameters()] == ["temperature"]
-    assert module(Z, PARTNERS) == fast.hard_negative_loss(Z, PARTNERS, beta=2.0, tau_plus=0.02)
+    other = fast.HardNegativeLoss(beta=2.0, tau_plus=0.02, temperature=0.5)
+    assert other(Z, PARTNERS) == fast.hard_negative_loss(Z, PARTNERS, beta=2.0, tau_plus=0.02)
+    torch.testing.assert_close(module(Z, PARTNERS), other(Z, PARTNERS), rtol=1e-14, atol=0)
     for name, value, words in (
         ("beta", -1.0, "0 to 1e+10, got -1.0"),
         ("tau_plus", 1.0, "0 to 1, 1 excluded, got 1.0"),

@@ -20,8 +20,8 @@ from .scaling import Saved, pulled, scale_both
 from .spec import LN2, UNSHIFTED, AnchorValues, Batch, Gradients, Plan, Policy
 
 
-def suits(batch: Batch, policy: Policy) -> bool:
-    """Return whether this module evaluates a batch."""
+def suits(batch: Batch, policy: Policy, factor: float = 1) -> bool:
+    """Return whether this module evaluates a batch, whose logits are multiplied by a factor of at least 1."""
     rows, rule, sizes, references = batch.embeddings, batch.rule, batch.sizes, batch.references
     others, across = references.embeddings, references.sizes
     if sizes is None or (others is not None and (across is None or others.dtype != rows.dtype)) or not rows.is_cpu:
@@ -31,6 +31,7 @@ def suits(batch: Batch, policy: Policy) -> bool:
     count, temperature = rows.shape[0], rule.temperature
     if isinstance(temperature, Tensor):
         temperature = temperature.detach().item()
+    temperature /= factor
     if others is not None:
         count = max(count, others.shape[0])
     dot, pairwise = rule.similarity == "dot", rule.terms == "sigmoid"

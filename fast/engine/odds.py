@@ -1,0 +1,179 @@
+"""Losses with partners that combine the odds of the negatives at several temperatures with the logits of the positives.
+
+Such a loss describes how it combines these parts as a `Formula`. A small batch with moderate logits is evaluated in one
+panel of unshifted exponentials, as in `small`: the logits are computed once, and the weights of all sums are added
+before they are multiplied with the rows. In all other cases each part is an evaluation of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from .autograd import anchor_values
+from .device import autocast, may_read
+from .partners import partner_rows
+from .scaling import Saved, of_ordinary_size, pair_logits, pulled, scale_both
+from .small import suits
+from .spec import LN2, AnchorValues, Backend, Batch, Policy
+from .transforms import Reverse
+from .unshifted import NONE
+
+_PLAIN = Policy("mean", None)
+
+
+class Odds(NamedTuple):
+    """The parts of a loss, one entry per row: ``[N]``, or all ``[N, 1]``.
+
+    Attributes:
+        logits: the logit s_p of each row's positive.
+        odds: for each factor f, log(sum over N of e^(f s) / e^(f s_p)); 0 for a row without negatives.
+        negatives: int64 ``[N]``, the size of each row's N(i), or one number, at least 1, for all rows.
+    """
+
+    logits: Tensor
+    odds: Sequence[Tensor]
+    negatives: Tensor | int
+
+
+class Formula(Protocol):
+    """How a loss combines the parts."""
+
+    def values(self, found: Odds) -> tuple[Tensor, Sequence[Tensor]]:
+        """Return the value of each row, and what `slopes` needs.
+
+        Autograd can differentiate the values. Those of rows without negatives are not used.
+        """
+
+    def slopes(self, grad: Tensor, kept: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return the gradients of the logits and of each odds, if the temperature is a number.
+
+        Args:
+            grad: the gradient of the values.
+            kept: the second result of `values`.
+        """
+
+
+def combined(batch: Batch, factors: Sequence[float], formula: Formula, backend: Backend) -> AnchorValues:
+    """Evaluate the values of a loss, differentiable with respect to embeddings, references and temperature.
+
+    Args:
+        batch: the batch, already checked, with partners and the denominator "only_negatives".
+        factors: the positive factors of the logits, the largest one first.
+        formula: how the parts are combined.
+        backend: "auto", "dense", "tiled", "exact" or "triton".
+
+    Returns:
+        Values in the computing dtype, 0 for a row without negatives; the numbers of positives and negatives are empty.
+    """
+    columns, own = batch.references.embeddings, batch.references.own
+    number = batch.embeddings.shape[0] - 2 if columns is None else columns.shape[0] - 1
+    usual = backend == "auto" and own is None and not isinstance(batch.rule.temperature, Tensor)
+    if usual and suits(batch, _PLAIN, factors[0]) and number > 0:
+        values: Tensor = _Small.apply(batch, factors, formula, number, batch.embeddings, columns)  # type: ignore[no-untyped-call]
+        return AnchorValues(values, NONE, NONE)
+    found = _parts(batch, factors, backend)
+    values = torch.where(cast(Tensor, found.negatives) > 0, formula.values(found)[0], 0.0)
+    return AnchorValues(values, NONE, NONE)
+
+
+def _parts(batch: Batch, factors: Sequence[float], backend: Backend) -> Odds:
+    """Return the parts, each evaluated on its own."""
+    rule = batch.rule
+    rules = (rule if factor == 1 else replace(rule, temperature=rule.temperature / factor) for factor in factors)
+    found = [anchor_values(replace(batch, rule=each), backend) for each in rules]
+    logits = pair_logits(batch.embeddings, partner_rows(batch), rule)
+    return Odds(logits, [each.values for each in found], found[0].negatives)
+
+
+class _Small(Reverse):
+    """The values of a small batch, in plain eager execution."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, batch: Batch, factors: Sequence[float], formula: Formula, number: int, *inputs: Tensor | None
+    ) -> Tensor:
+        scaled, columns = scale_both(batch, LN2)
+        logits, column = torch.mm(scaled.rows, columns.rows.T), batch.targets.given.unsqueeze(1)
+        of_positives = logits.gather(1, column)
+        logits.scatter_(1, column, -math.inf)
+        if batch.references.embeddings is None:
+            logits.fill_diagonal_(-math.inf)
+        exponentials, sums, odds = [], [], []
+        for factor in factors:
+            if factor is factors[-1]:  # the last exponentials take the memory of the logits
+                each = (logits if factor == 1 else logits.mul_(factor)).exp2_()
+            else:
+                each = logits.exp2() if factor == 1 else (logits * factor).exp2_()
+            of_each = of_positives.exp2() if factor == 1 else (of_positives * factor).exp2_()
+            total = each.sum(1, keepdim=True)
+            exponentials.append(each)
+            sums.append(total)
+            odds.append(of_each.reciprocal_().mul_(total).log_())
+        values, ctx.kept = formula.values(Odds(of_positives.mul_(LN2), odds, number))
+        ctx.save_for_backward(*inputs, batch.targets.given)
+        ctx.described, ctx.saved = (batch, factors, formula), Saved(scaled, sums, exponentials, columns)
+        return values.view(-1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (batch, factors, formula), needed, grad = ctx.described, ctx.needs_input_grad[4:], grads[0]
+        rows, others, _ = ctx.saved_tensors  # raises if a saved tensor was changed in place
+        again = torch.is_grad_enabled()
+        gradients: Sequence[Tensor | None]
+        if again or not may_read(grad):
+            # What was saved cannot be differentiated. Views separate the inputs, which may depend on each other.
+            with torch.enable_grad():
+                views = [None if tensor is None else tensor.view_as(tensor) for tensor in (rows, others)]
+                references = replace(batch.references, embeddings=views[1])
+                batch = replace(batch, embeddings=cast(Tensor, views[0]), references=references)
+                values = formula.values(_parts(batch, factors, "auto"))[0]
+            wanted = [tensor for tensor, needs in zip(views, needed, strict=True) if needs]
+            found = iter(torch.autograd.grad(values, cast(list[Tensor], wanted), grad, create_graph=again))
+            gradients = [next(found) if needs else None for needs in needed]
+        else:
+            with torch.autocast("cpu", enabled=False) if autocast(rows) else nullcontext():
+                size, grad = of_ordinary_size(grad, reads=True)
+                slopes = formula.slopes(grad.unsqueeze(1), ctx.kept)
+                gradients = _gradients(slopes, batch, factors, ctx.saved._replace(frozen=not needed[1]), size)
+        return (
+            None,
+            None,
+            None,
+            None,
+            *(part if needs else None for part, needs in zip(gradients, needed, strict=False)),
+        )
+
+
+def _gradients(
+    slopes: Sequence[Tensor], batch: Batch, factors: Sequence[float], saved: Saved, size: float | Tensor
+) -> Sequence[Tensor | None]:
+    """Return the gradients of embeddings and references.
+
+    Args:
+        slopes: the gradients of the logits and of each odds, ``[N, 1]``.
+        batch: the batch that was evaluated.
+        factors: the factors of the logits.
+        saved: the sums and the exponentials of each factor.
+        size: factor by which the result is multiplied.
+    """
+    symmetric, column = batch.references.embeddings is None, batch.targets.given.unsqueeze(1)
+    level, *of_odds = slopes
+    weight: Tensor | None = None
+    for factor, slope, total, exponentials in zip(factors, of_odds, saved.stats, saved.kept, strict=True):
+        slope = slope if factor == 1 else slope * factor
+        level = level - slope
+        coefficient = slope / total
+        if symmetric:  # the coefficients are added instead of the weights and their transpose
+            coefficient = coefficient + coefficient.T
+        # A second backward pass needs the exponentials again.
+        weight = exponentials * coefficient if weight is None else weight.addcmul_(exponentials, coefficient)
+    assert weight is not None  # there is at least one factor
+    weight.scatter_(1, column, level + level.gather(0, column) if symmetric else level)
+    return pulled([(slice(0, weight.shape[0]), weight)], saved, batch, size, LN2)

@@ -1,0 +1,135 @@
+"""Small batches of the losses that combine several sums: one panel, whose gradients are written out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pairproof import fast
+from pairproof.fast.engine import odds
+
+N, D = 10, 6
+GENERATOR = torch.Generator().manual_seed(21)
+ROWS, BANK = (torch.randn(n, D, dtype=torch.float64, generator=GENERATOR) for n in (N, 7))
+CLOSE = torch.cat([ROWS[: N // 2], 0.7 * ROWS[: N // 2] + torch.linspace(0, 1, N // 2)[:, None] * ROWS[N // 2 :]])
+PARTNERS = fast.stacked_partners(N)
+OF_BANK = torch.tensor([0, 3, 6, 3, 2, 1, 1, 5, 4, 0])
+
+
+def hard_negative(rows: Tensor, bank: Tensor | None = None, **options: Any) -> Tensor:
+    given = {"partners": PARTNERS} if bank is None else {"partners": OF_BANK, "ref_embeddings": bank}
+    return fast.hard_negative_loss(rows, **{"temperature": 0.3, **given, **options})
+
+
+def dclw(rows: Tensor, bank: Tensor | None = None, **options: Any) -> Tensor:
+    given = {"partners": PARTNERS} if bank is None else {"partners": OF_BANK, "ref_embeddings": bank}
+    return fast.dclw_loss(rows, **{"temperature": 0.3, **given, **options})
+
+
+LOSSES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
+    "hard negatives": (hard_negative, (ROWS,)),
+    "hard negatives, several at the floor": (partial(hard_negative, beta=0.5), (CLOSE,)),
+    "hard negatives, not debiased": (partial(hard_negative, tau_plus=0.0, beta=2.5), (ROWS,)),
+    "hard negatives, without weights": (partial(hard_negative, beta=0.0), (ROWS,)),
+    "hard negatives, references": (hard_negative, (ROWS, BANK)),
+    "dclw": (dclw, (ROWS,)),
+    "dclw, references": (dclw, (ROWS, BANK)),
+    "dclw, weights with gradient": (partial(dclw, detach_weights=False), (ROWS,)),
+    "dclw, weights with gradient, references": (partial(dclw, detach_weights=False), (ROWS, BANK)),
+}
+every = pytest.mark.parametrize(("loss", "inputs"), LOSSES.values(), ids=LOSSES.keys())
+
+
+def leaves(inputs: tuple[Tensor, ...], dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    return [rows.to(dtype, copy=True).requires_grad_() for rows in inputs]
+
+
+@every
+def test_panel_agrees_with_separate_evaluations(
+    loss: Callable[..., Tensor], inputs: tuple[Tensor, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+    separate = odds._parts
+
+    def recorded(*given: Any) -> Any:
+        calls.append(given)
+        return separate(*given)
+
+    monkeypatch.setattr(odds, "_parts", recorded)
+    for reduction in ("mean", "sum", "none"):
+        rows = leaves(inputs)
+        found = loss(*rows, reduction=reduction)
+        upstream = torch.linspace(-1.0, 2.0, N, dtype=torch.float64) if reduction == "none" else None
+        gradients = torch.autograd.grad(found, rows, upstream)
+        assert not calls
+        expected = loss(*rows, reduction=reduction, backend="exact")
+        assert calls.pop()[2] == "exact"
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+        for ours, right in zip(gradients, torch.autograd.grad(expected, rows, upstream), strict=True):
+            torch.testing.assert_close(ours, right, rtol=1e-10, atol=1e-13)
+
+
+def test_some_masses_are_at_the_floor_and_some_are_not() -> None:
+    loss, inputs = LOSSES["hard negatives, several at the floor"]
+    each, other = (loss(*inputs, reduction="none", tau_plus=tau_plus) for tau_plus in (0.1, 0.11))
+    assert 0 < int(each.isclose(other, rtol=1e-13).sum()) < N  # at the floor, tau_plus has no effect
+
+
+@every
+def test_second_derivatives(loss: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> None:
+    if loss is dclw:  # constants in the gradient, which a finite difference of the gradient changes
+        loss = partial(dclw, sigma=1e10)
+    assert torch.autograd.gradgradcheck(loss, leaves(tuple(rows[:, :2] for rows in inputs)))
+
+
+@every
+def test_backward_passes_may_be_repeated(loss: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> None:
+    rows = leaves(inputs)
+    found = loss(*rows, reduction="none")
+    upstream = torch.rand(3, N, dtype=torch.float64, generator=GENERATOR)
+    each = [torch.autograd.grad(found, rows, one, retain_graph=True) for one in upstream]
+    together = torch.func.vmap(lambda one: torch.autograd.grad(found, rows, one, retain_graph=True))(upstream)
+    for place, parts in enumerate(zip(*each, strict=True)):
+        torch.testing.assert_close(together[place], torch.stack(parts), rtol=1e-10, atol=1e-13)
+
+
+@every
+@pytest.mark.parametrize("scale", [2.0**-100, 2.0**100])
+def test_gradient_is_proportional_to_that_of_the_loss(
+    loss: Callable[..., Tensor], inputs: tuple[Tensor, ...], scale: float
+) -> None:
+    rows = leaves(inputs, torch.float32)
+    found = loss(*rows, temperature=0.2)
+    usual = torch.autograd.grad(found, rows, retain_graph=True)
+    for ours, right in zip(torch.autograd.grad(found, rows, torch.tensor(scale)), usual, strict=True):
+        torch.testing.assert_close(ours.double() / scale, right.double(), rtol=1e-5, atol=1e-7)
+
+
+@every
+def test_narrow_rows_get_a_gradient_that_is_rounded_once(
+    loss: Callable[..., Tensor], inputs: tuple[Tensor, ...]
+) -> None:
+    rows = leaves(inputs, torch.bfloat16)
+    wide = leaves(tuple(row.detach() for row in rows), torch.float32)
+    for autocast in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            gradients = torch.autograd.grad(loss(*rows), rows)
+        for ours, right in zip(gradients, torch.autograd.grad(loss(*wide), wide), strict=True):
+            torch.testing.assert_close(ours, right.bfloat16(), rtol=2.0**-7, atol=1e-6)
+
+
+@every
+def test_rows_that_were_changed_after_the_forward_pass_are_refused(
+    loss: Callable[..., Tensor], inputs: tuple[Tensor, ...]
+) -> None:
+    rows = leaves(inputs)
+    copies = [row * 1.0 for row in rows]
+    found = loss(*copies)
+    copies[-1].detach().add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        found.backward()
