@@ -330,7 +330,8 @@ def test_the_longer_run_has_masks_with_long_strides(losses: list[str] | None, mo
     arguments: Any = [90], [128], ["bfloat16"], ["sums_marked"]
     longer = tool.jobs(*arguments, long=True)
     assert {job[:5] for job in tool.jobs(*arguments)} < {job[:5] for job in longer}
-    assert {kind for job in longer for name, kind, _ in job.arguments if name == "row_stride"} == {"i32", "i64"}
+    found = {kind for job in longer for name, kind, _ in job.arguments if name == "row_stride"}
+    assert found - {"constexpr"} == {"i32", "i64"}, "a stride of 1 may also be a constant"
 
 
 CODE = """

@@ -147,22 +147,23 @@ def calls(dtype: torch.dtype, where: str = "cpu", *, wide: bool = False) -> list
         "hard_negatives": (None, torch.randn(6, 1, 5).to(where, dtype).requires_grad_()),
         "directions": get_args(Directions),
         "partition": get_args(Partition),
-        "reduction": ("mean", "none_pairs"),
     }
     found: list[Callable[[], torch.Tensor]] = []
     for loss in (getattr(fast, name) for name in fast.__all__ if name.endswith("_loss")):
         parameters = inspect.signature(loss).parameters
-        taken = [name for name in parameters if name in choices]
-        if loss is fast.nt_xent_pairwise_loss:  # the only loss whose kernels depend on the reduction
-            taken.append("reduction")
         # Partners are optional for two towers only.
-        left_out = (None,) if "partners" in taken and parameters["partners"].default is None else ()
+        left_out = (None,) if "partners" in parameters and parameters["partners"].default is None else ()
         every = choices | {"partners": (*left_out, partners)}
+        if loss is fast.nt_xent_pairwise_loss and where != "meta":
+            every["reduction"] = ("mean", "none_pairs")
+        taken = [name for name in parameters if name in every]
         for values in itertools.product(*(every[name] for name in taken)):
             given = dict(zip(taken, values, strict=True))
             if given.get("ignored_ids") is not None and given.get("ref_embeddings") is not None:
                 given["ref_ignored_ids"] = given["ignored_ids"]
             found.append(partial(loss, backend="triton", **given))
+    if where == "meta":  # the number of pairs depends on values, which need memory
+        found += (call for call in calls(dtype) if call.keywords.get("reduction") == "none_pairs")
     return found
 
 
