@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache, partial
@@ -119,7 +119,7 @@ class Job(NamedTuple):
         return f"{self.kernel} {self.kind} D={self.dim} sm_{self.arch}, {' '.join(given)}"
 
 
-def calls(dtype: torch.dtype, where: str = "cpu", *, wide: bool = False) -> list[Callable[[], torch.Tensor]]:
+def calls(dtype: torch.dtype, where: str = "cpu", *, wide: bool = False) -> list[partial[torch.Tensor]]:
     """Return calls of every loss with all arguments that affect which kernels are launched; some calls are invalid.
 
     Args:
@@ -148,7 +148,7 @@ def calls(dtype: torch.dtype, where: str = "cpu", *, wide: bool = False) -> list
         "directions": get_args(Directions),
         "partition": get_args(Partition),
     }
-    found: list[Callable[[], torch.Tensor]] = []
+    found: list[partial[torch.Tensor]] = []
     for loss in (getattr(fast, name) for name in fast.__all__ if name.endswith("_loss")):
         parameters = inspect.signature(loss).parameters
         # Partners are optional for two towers only.
