@@ -496,6 +496,18 @@ def cells(table: Any) -> list[list[str]]:
     return found
 
 
+def assert_rows_are_lists_on_a_phone(table: Any) -> None:
+    """Assert that a table fits its place without its headers, because every cell shows its label."""
+    assert table.evaluate("(table) => table.parentElement.scrollWidth <= table.parentElement.clientWidth")
+    assert not table.locator(".head").first.is_visible()
+    labels = table.evaluate(
+        """(table) => [...table.querySelectorAll("td")].map((one) => [getComputedStyle(one, "::before").content,
+            one.dataset.label])"""
+    )
+    assert labels
+    assert all(label and shown.startswith(f'"{label}') for shown, label in labels)
+
+
 @pytest.mark.parametrize(
     ("scheme", "width"),
     [("light", 390), *(pytest.param(name, 1280, marks=pytest.mark.slow) for name in ("light", "dark"))],
@@ -560,6 +572,9 @@ def test_the_page_works_in_a_browser(browser: Any, path: Path, data: dict[str, A
             "positive term" if positive else "negative term",
         ]
     assert [int(row[0]) for row in rows] == [0, 1, 2, 3, 5, 6, 7, 8]
+    if width == 390:
+        for name in ("terms", "members"):
+            assert_rows_are_lists_on_a_phone(shown.locator(f"table.{name}"))
     heat = shown.locator("table.heat").nth(1)
     assert heat.locator("td.self").count() == 9
     assert heat.locator("td.positive").count() == 18
@@ -629,6 +644,12 @@ def test_a_case_that_fails_leads_to_its_terms_in_a_browser(browser: Any, tmp_pat
     texts = [row[1:] for row in cells(shown.locator("table", has_text="-log of the ratio"))[2:]]
     assert [[float(x) for x in row] for row in texts] == [row["expected"] + row["found"] for row in pairs["rows"]]
     assert data["failures"][place]["repeat"] in shown.inner_text()
+    for table in shown.locator("table").all():
+        assert_rows_are_lists_on_a_phone(table)
+    # Expected and computed numbers of a term stand beside each other.
+    row = shown.locator("table", has_text="-log of the ratio").locator("tr.first td")
+    boxes = [row.nth(k).bounding_box() for k in range(6)]
+    assert all(boxes[k]["y"] == boxes[k + 3]["y"] and boxes[k]["x"] < boxes[k + 3]["x"] for k in range(3))
     assert errors == []
 
 
