@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import device, exact, formulas, pairs, rowwise, small, symmetric, unshifted
+from . import device, exact, formulas, frozen, pairs, rowwise, small, symmetric, unshifted
 from .device import dtypes_of
 from .plan import PANEL_ELEMENTS, choose, precision
 from .scaling import Saved, Scaled, differentiable_rows, of_ordinary_size
@@ -58,6 +58,7 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
         ValueError: ``backend="triton"`` does not support these embeddings, or dot products exceed the range of float64.
     """
     compiling = device.traced(batch.embeddings)
+    transformed = compiling or torch._C._are_functorch_transforms_active()
     if not compiling and batch.embeddings.shape[0] == 0:
         return _of_no_rows(batch)
     rows, others = batch.embeddings, batch.references.embeddings
@@ -91,9 +92,9 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
     if compiling or backend == "exact":
         plan = Plan(backend)
     else:
-        plan, batch = choose(batch, backend, backward=wanted)
+        fixed = others is not None and not (transformed or (wanted and others.requires_grad))
+        plan, batch = choose(batch, backend, backward=wanted, fixed=fixed)
     references = batch.references
-    transformed = compiling or torch._C._are_functorch_transforms_active()
     together = plan.form == "triton" or (plan.form == "unshifted" and not transformed)
     if references.mutual and references.embeddings is not None and (compiling or not together):
         # In eager execution, the kernels and the unshifted form evaluate both directions together; under `torch.func`,
@@ -160,6 +161,7 @@ _FORMS: dict[str, tuple[_Evaluate, _Differentiate]] = {
     "symmetric": (symmetric.evaluate, symmetric.differentiate),
     "rowwise": (rowwise.evaluate, rowwise.differentiate),
     "pairs": (pairs.evaluate, pairs.differentiate),
+    "frozen": (frozen.evaluate, frozen.differentiate),
 }
 
 

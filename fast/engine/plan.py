@@ -29,6 +29,8 @@ TILE_ROWS = 256
 """Rows of a tile in larger batches."""
 TILE_COLUMNS = 512
 """Columns of a tile in larger batches; a tile and its rows must fit in a core's second-level cache."""
+FIXED_COLUMNS = 1024
+"""Columns of a tile of references that need no gradient."""
 PANEL_ELEMENTS = 2**18
 """Entries of a panel: few enough to limit memory, but enough rows for an efficient matrix product."""
 LEAST_ROWS = 128
@@ -39,6 +41,8 @@ KEPT_ELEMENTS = 2**22
 """Largest number of exponentials kept from the forward pass, so that the backward pass need not recompute them."""
 
 
+LONGEST = 1e3
+"""Largest norm of the longest reference for sums of references weighted by exponentials, and its smallest inverse."""
 LOWEST_OF_FLOAT32 = 1e-3
 """Lowest temperature at which logits are computed in float32; the highest is its reciprocal."""
 LARGEST_OF_FLOAT32 = 1e30
@@ -74,13 +78,14 @@ def tiles_of(rows: int) -> Iterator[None]:
         _Forced.rows = before
 
 
-def choose(batch: Batch, backend: Backend, *, backward: bool = True) -> tuple[Plan, Batch]:
+def choose(batch: Batch, backend: Backend, *, backward: bool = True, fixed: bool = False) -> tuple[Plan, Batch]:
     """Choose a plan by size, device, dtype and formula; also by values, if reading them needs no synchronisation.
 
     Args:
         batch: the batch.
         backend: any backend except "exact".
         backward: whether a backward pass may follow; exponentials are kept only for a backward pass.
+        fixed: whether it is known that the references need no gradient.
 
     Returns:
         The plan and the batch. Labels that form pairs may have been replaced by partners.
@@ -120,7 +125,7 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True) -> tuple[Pl
     # The largest dot product of each row would have to be found before the first tile is weighed.
     tiles = tiles and not (rule.terms == "epsilon" and rule.similarity == "dot")
     # An upper bound on |s_ij|; infinity if values would have to be read from an accelerator to find one.
-    largest, temperature = math.inf, rule.temperature
+    largest, temperature, across = math.inf, rule.temperature, 1.0
     if isinstance(temperature, Tensor):
         temperature = float(temperature.detach()) if device.may_read(temperature) else 0.0
     if temperature > 0:
@@ -131,6 +136,10 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True) -> tuple[Pl
             across = sizes if others is None else largest_norm(others, batch.references.sizes)
             largest = sizes * across / temperature
     unshifted = UNSHIFTED[device.dtypes_of(embeddings)[0]] - math.log(max(count, columns))
+    alone = targets.kind == "none" and rule.terms == "lse" and batch.references.own is None and not omits
+    if alone and fixed and 2 * largest <= unshifted and 1 / LONGEST <= across <= LONGEST:
+        rows, wide = (count, columns) if backend == "dense" else fixed_tile(1 if reads else ACCELERATOR_FACTOR)
+        return Plan("frozen", rows, wide, backward, reads), batch
     if 2 * largest <= unshifted and (one or not tiles) and not (omits and rule.terms == "binary"):
         return Plan("unshifted", height, columns, backward and keep, reads), batch
     if tiles and targets.kind == "labels" and reads:
@@ -202,3 +211,10 @@ def tile_size(count: int, factor: int = 1) -> tuple[int, int]:
     if count <= NARROW_UP_TO * factor:
         return NARROW_ROWS * factor, -(-count // (NARROW_ROWS * factor)) * NARROW_ROWS * factor
     return TILE_ROWS * factor, TILE_COLUMNS * factor
+
+
+def fixed_tile(factor: int = 1) -> tuple[int, int]:
+    """Return the rows and columns of a tile of references that need no gradient."""
+    if _Forced.rows is not None:
+        return _Forced.rows, 2 * _Forced.rows
+    return TILE_ROWS * factor, FIXED_COLUMNS * factor

@@ -53,6 +53,7 @@ class Saved(NamedTuple):
         classes: the sorted order of the rows, or the scaled columns; None if it is to be computed again.
         frozen: whether the references need no gradient.
         valid: bool ``[N]``, the rows that are anchors with non-empty sums; None: all are.
+        pull: ``[N, D]``, the sums of the columns, weighted by their exponentials; only in the frozen form.
     """
 
     scaled: Scaled
@@ -61,6 +62,7 @@ class Saved(NamedTuple):
     classes: Any = None
     frozen: bool = False
     valid: Tensor | None = None
+    pull: Tensor | None = None
 
 
 def measure(embeddings: Tensor) -> Sizes:

@@ -1,0 +1,77 @@
+"""The frozen form: the logarithm of the sum over references that need no gradient, such as a queue of negatives.
+
+The derivative of log(sum over j of E_ij), with E_ij = e^s_ij, is the mean of the columns y_j with the weights E_ij,
+divided by their sum. Both sums are computed in the forward pass, from the same tile: the backward pass only divides
+one by the other. So each exponential is computed once, there are two matrix products for any size of the batch, and
+what is kept for the backward pass is one matrix of the size of the rows.
+
+Logits are known to be moderate, as in `unshifted`, and columns are neither long nor short (`plan`), so that no sum
+overflows or underflows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from . import formulas
+from .device import borrow, dtypes_of, give_back
+from .formulas import Sums
+from .scaling import Saved, Scaled, by_temperature, scale_rows, to_embeddings
+from .spec import LN2, AnchorValues, Batch, Gradients, Plan
+from .unshifted import NONE
+
+
+def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
+    """Return the values, and for the backward pass the sums of exponentials and of weighted columns."""
+    scaled, columns = _scaled(batch)
+    neg, pull = _sums(scaled.rows, columns, plan, backward=plan.keep)
+    negatives = torch.full((len(neg),), len(columns), device=neg.device)
+    valid = formulas.counted(batch, negatives, len(columns))
+    values = neg.log() if valid is None else torch.where(valid, neg.log(), 0.0)
+    return AnchorValues(values, torch.zeros_like(negatives), negatives), Saved(scaled, (neg,), valid=valid, pull=pull)
+
+
+def _scaled(batch: Batch) -> tuple[Scaled, Tensor]:
+    """Return the scaled rows and the scaled columns; under "dot" only the rows are scaled, which are fewer."""
+    rule, references = batch.rule, batch.references
+    others = cast(Tensor, references.embeddings)
+    if rule.similarity == "cosine":
+        return scale_rows(batch.embeddings, rule, batch.sizes, LN2), scale_rows(others, rule, references.sizes, LN2).rows
+    # Rows are divided by the square root of this temperature times log 2.
+    squared = replace(rule, temperature=rule.temperature * rule.temperature * LN2)
+    return scale_rows(batch.embeddings, squared, batch.sizes, LN2), others.to(dtypes_of(others)[0])
+
+
+def _sums(rows: Tensor, across: Tensor, plan: Plan, *, backward: bool) -> tuple[Tensor, Tensor | None]:
+    """Return the sums ``[N]`` of each row's exponentials and, for the backward pass, ``[N, D]`` of E_ij y_j."""
+    # The sums are allocated before the tiles; see `unshifted.evaluate`.
+    neg, pull = rows.new_zeros(len(rows)), torch.zeros_like(rows) if backward else None
+    height, width = min(plan.rows, len(rows)), min(plan.columns, len(across))
+    buffer = borrow("logits", rows, height * width)
+    for here in (slice(start, start + height) for start in range(0, len(rows), height)):
+        some = rows[here]
+        for part in torch.split(across, width):
+            shape = len(some), len(part)
+            exponentials = torch.mm(some, part.T, out=buffer.as_strided(shape, (shape[1], 1))).exp2_()
+            neg[here].add_(exponentials.sum(1))
+            if pull is not None:
+                pull[here].addmm_(exponentials, part)
+    give_back("logits", buffer)
+    return neg, pull
+
+
+def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, saved: Saved) -> Gradients:
+    """Return the gradients with respect to embeddings and temperature; see `symmetric.differentiate`."""
+    rule, scaled, neg, pull = batch.rule, saved.scaled, saved.stats[0], saved.pull
+    if pull is None:
+        pull = cast(Tensor, _sums(scaled.rows, _scaled(batch)[1], plan, backward=True)[1])
+    weights = formulas.weights(rule, grad, Sums(neg, neg, *[NONE] * 3), None)
+    pull = pull * weights.negative.unsqueeze(1)
+    learned = by_temperature(pull, scaled.rows, size, rule, LN2)
+    # A logit is homogeneous of degree 1 in the rows and of degree 1 in the columns: each adds the same half.
+    learned = None if learned is None else learned + learned
+    return to_embeddings(pull, scaled, rule, size, batch.embeddings.dtype, LN2), None, learned, None
