@@ -50,7 +50,7 @@ SMALLEST_TEMPERATURE = 1e-8
 """``NTXentLoss`` refuses temperatures of a smaller magnitude."""
 SMALLEST_NORM = 1e-12
 """`F.normalize` divides rows of a smaller norm by this number."""
-LEAST_PAIRS = 2**19
+LEAST_PAIRS = 2**18
 """Pairs of an anchor and a row of the memory bank from which the engine is faster than plain torch code on a CPU."""
 LARGEST_NORM = {torch.float64: 1e150, torch.float32: 1e18, torch.bfloat16: 1e18, torch.float16: 6e4}
 """Up to this norm, `F.normalize` computes the norm without overflow."""

@@ -470,6 +470,64 @@ def test_info_nce_of_one_pair_is_right(form: str) -> None:
     assert len(found) == 2
 
 
+@pytest.mark.parametrize("form", ENGINES)
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_queue_without_a_gradient_gives_the_derivatives_of_plain_code(similarity: str, form: str) -> None:
+    """Rows and temperature have the same first and second derivatives; a second backward pass repeats the first."""
+    a, b, queue, temperature = normal(9, seed=2), normal(9, seed=3), normal(11, seed=4), torch.tensor(0.5).double()
+
+    def by_hand(a: Tensor, b: Tensor, temperature: Tensor) -> Tensor:
+        rows = [t if similarity == "dot" else F.normalize(t) for t in (a, b, queue)]
+        logits = torch.cat(((rows[0] * rows[1]).sum(1, keepdim=True), rows[0] @ rows[2].T), 1) / temperature
+        return F.cross_entropy(logits, torch.zeros(9, dtype=torch.int64), reduction="none")
+
+    def ours(a: Tensor, b: Tensor, temperature: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+        options = {"similarity": similarity, "reduction": "none", "backend": backend}
+        given = [t.to(dtype) for t in (a, b, queue)]
+        return info_nce_loss(*given[:2], negatives=given[2], temperature=temperature, **options)
+
+    leaves = [t.clone().requires_grad_() for t in (a, b, temperature)]
+    true = by_hand(*leaves)
+    true_grads = torch.autograd.grad(true, leaves, spread(9), create_graph=True)
+    true_second = torch.autograd.grad(sum((g * g).sum() for g in true_grads), leaves)
+    with engine(form) as backend:
+        for dtype in (torch.float64, torch.float32):
+            found, bound = ours(*leaves, dtype), 64 * torch.finfo(dtype).eps
+            assert_near(found, true, bound * float(true.detach().abs().max()), f"values in {dtype}")
+            for _ in range(2):
+                grads = torch.autograd.grad(found, leaves, spread(9).to(dtype), retain_graph=True)
+                for one, right in zip(grads, true_grads, strict=True):
+                    assert_near(one, right, 16 * bound * float(right.detach().abs().max()), f"gradient in {dtype}")
+        grads = torch.autograd.grad(ours(*leaves), leaves, spread(9), create_graph=True)
+        second = torch.autograd.grad(sum((g * g).sum() for g in grads), leaves)
+        for one, right in zip(second, true_second, strict=True):
+            torch.testing.assert_close(one, right, rtol=1e-11, atol=1e-12)
+
+
+def test_queue_without_a_gradient_takes_two_products_for_each_tile() -> None:
+    """Although there are more exponentials than are kept for a backward pass."""
+    a, b, queue = (normal(count, 8, count, torch.float32) for count in (1500, 1500, 4000))
+    rows = a.requires_grad_()
+    with Products() as products:
+        info_nce_loss(rows, b, negatives=queue).backward()
+    large = [number for number in products.entries if number > rows.numel()]
+    assert sum(large) == 1500 * 4000
+    assert max(large) <= 2**18
+    assert len(products.entries) == 2 * len(large)
+
+
+def test_anchors_against_a_queue_without_a_gradient_are_the_chosen_rows() -> None:
+    rows, queue, anchors = normal(6), normal(5, seed=2), torch.tensor([1, 0, 1, 1, 0, 0]).bool()
+    none = Targets("none", torch.empty(0, dtype=torch.int64))
+    given = rows.clone().requires_grad_()
+    found = anchor_values(Batch(given, none, Rule("lse", "dot", 0.5), References(queue), anchors)).values
+    true = torch.where(anchors, torch.stack([sum((x @ q / 0.5).exp() for q in queue).log() for x in rows]), 0.0)
+    torch.testing.assert_close(found.detach(), true, rtol=1e-14, atol=0)
+    found.sum().backward()
+    by_row = [F.softmax(queue @ x / 0.5, 0) @ queue / 0.5 * on for x, on in zip(rows, anchors, strict=True)]
+    torch.testing.assert_close(given.grad, torch.stack(by_row), rtol=1e-13, atol=1e-14)
+
+
 REDUCTIONS = {"mean": lambda v: v.mean(), "sum": lambda v: v.sum(), "none": lambda v: v}
 
 
@@ -559,6 +617,18 @@ def test_plan_chooses_each_form_where_it_is_safe() -> None:
         for kind in ("mask", "labels"):
             assert chosen(rows, kind, temperature=2 / (bound - 5), backend="dense").form == "unshifted"
             assert chosen(rows, kind, temperature=2 / (bound + 1), backend="dense").form != "unshifted"
+    # A queue that needs no gradient, unless sums of its rows might overflow or underflow.
+    none = Targets("none", torch.empty(0, dtype=torch.int64))
+    for long, fixed, similarity, form in (
+        (1.0, True, "cosine", "frozen"),
+        (1e-9, True, "cosine", "frozen"),
+        (1.0, False, "cosine", "unshifted"),
+        (1.0, True, "dot", "frozen"),
+        (1e4, True, "dot", "unshifted"),
+        (1e-4, True, "dot", "unshifted"),
+    ):
+        batch = Batch(narrow / long, none, Rule("lse", similarity, 1.0), References(F.normalize(narrow) * long))
+        assert plan.choose(batch, "auto", fixed=fixed)[0].form == form
     # Half-precision embeddings are computed in float32.
     assert chosen(narrow.bfloat16(), temperature=1 / (plan.UNSHIFTED[torch.float32] + 1)).form == "rowwise"
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from . import formulas
 from .device import borrow, dtypes_of, give_back
 from .formulas import Sums
-from .scaling import Saved, Scaled, by_temperature, scale_rows, to_embeddings
+from .scaling import Saved, Scaled, by_temperature, scale_both, scale_rows, to_embeddings
 from .spec import LN2, AnchorValues, Batch, Gradients, Plan
 from .unshifted import NONE
 
@@ -37,10 +37,10 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
 
 def _scaled(batch: Batch) -> tuple[Scaled, Tensor]:
     """Return the scaled rows and the scaled columns; under "dot" only the rows are scaled, which are fewer."""
-    rule, references = batch.rule, batch.references
-    others = cast(Tensor, references.embeddings)
+    rule, others = batch.rule, cast(Tensor, batch.references.embeddings)
     if rule.similarity == "cosine":
-        return scale_rows(batch.embeddings, rule, batch.sizes, LN2), scale_rows(others, rule, references.sizes, LN2).rows
+        scaled, columns = scale_both(batch, LN2)
+        return scaled, columns.rows
     # Rows are divided by the square root of this temperature times log 2.
     squared = replace(rule, temperature=rule.temperature * rule.temperature * LN2)
     return scale_rows(batch.embeddings, squared, batch.sizes, LN2), others.to(dtypes_of(others)[0])
