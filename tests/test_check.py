@@ -438,11 +438,11 @@ def test_right_command_conforms(capsys: pytest.CaptureFixture[str]) -> None:
         ("wrong-id", "could not run", "the command answered id 2 to request 1"),
         ("text", "could not run", 'value: expected a number, got the text "NaN"'),
         ("short-gradient", "could not run", "gradients.embeddings: expected 8 rows of 4 numbers"),
-        ("hang", "could not run", "the command did not answer within 1 s (--limit) and was killed"),
+        ("hang", "could not run", "the command did not answer within 0.3 s (--limit) and was killed"),
     ],
 )
 def test_command_gets_a_verdict(mode: str, verdict: str, words: str) -> None:
-    checked = command(mode, limit=1.0 if mode == "hang" else 60.0)
+    checked = command(mode, limit=0.3 if mode == "hang" else 60.0)
     assert checked.verdict == verdict
     if verdict == "could not run":
         assert {one.status for one in checked.judged} == {Status.ERRORED}
@@ -454,7 +454,7 @@ def test_command_gets_a_verdict(mode: str, verdict: str, words: str) -> None:
 
 
 def test_command_that_hangs_once_fails_one_check() -> None:
-    checked = command("hang-once", "golden/supcon/temperature-1", limit=5.0)
+    checked = command("hang-once", "golden/supcon/temperature-1", limit=2.5)
     assert checked.verdict == "does not conform"
     assert [one.status for one in checked.judged] == [Status.PASSED, Status.ERRORED]
 

@@ -44,6 +44,12 @@ BATCHES = "fresh-*"
 BLOCK, SOME = 8, 32
 """Numbers of batches in the tests that do not need all of them."""
 
+EACH_WAY = ("supcon", "nt_xent", "nt_bxent", "info_nce", "multiple_negatives_ranking")
+"""A loss for each way to give positives, with hard negatives and without."""
+each_way_of_positives = pytest.mark.parametrize(
+    "loss", [pytest.param(loss, marks=() if loss in EACH_WAY else pytest.mark.slow) for loss in LOSSES]
+)
+
 pytestmark = pytest.mark.usefixtures("proved_once", "in_this_process")
 
 
@@ -111,7 +117,7 @@ def test_batches_with_a_saturated_positive_are_of_the_level_range() -> None:
     assert found.verdict == "conforms"
 
 
-@pytest.mark.parametrize("numbers", [SOME, pytest.param(LARGE - 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("numbers", [BLOCK, pytest.param(LARGE - 1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("claim", every_claim(), ids=lambda claim: f"{claim.loss}-{claim.call}-{claim.temperature}")
 def test_drawn_batches_are_supported_and_exact(claim: Claim, numbers: int) -> None:
     for number in range(numbers):
@@ -346,7 +352,7 @@ def test_references_are_removed_beside_anchors_without_an_own_row() -> None:
 
 
 @pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("loss", LOSSES)
+@each_way_of_positives
 def test_every_kind_of_batch_can_be_shrunk(loss: str, step: int) -> None:
     claim = External(LOSSES[loss].fast, loss=loss).claim
     for number in range(0, BLOCK, step):
@@ -363,7 +369,7 @@ def test_every_kind_of_batch_can_be_shrunk(loss: str, step: int) -> None:
         assert all(len(rows) <= 6 for rows in found.others.values())
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@each_way_of_positives
 def test_saved_batch_is_the_case(loss: str, tmp_path: Path) -> None:
     claim = External(LOSSES[loss].fast, loss=loss).claim
     for number in range(BLOCK):
@@ -611,7 +617,14 @@ def test_closed_form_agrees_with_the_reference(loss: str) -> None:
     assert compared.total() >= 8
 
 
-@pytest.mark.parametrize("loss", [name for name, entry in LOSSES.items() if entry.targets == "labels"])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        pytest.param(name, marks=() if name in ("supcon", "supcon_epsilon") else pytest.mark.slow)
+        for name, entry in LOSSES.items()
+        if entry.targets == "labels"
+    ],
+)
 def test_batch_with_a_large_class_is_proved_fast(loss: str) -> None:
     golden = FreshBatch(loss, 1, LARGE - 1).proved(External(LOSSES[loss].fast, loss=loss).claim)
     assert golden.case.embeddings.shape[0] == 259

@@ -93,6 +93,12 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert (set(_children()), threading.active_count()) == before
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kill a target that blocks its alarm soon after the time limit."""
+    monkeypatch.setattr(children, "PATIENCE", 0.5)
+
+
 def _children() -> list[str]:
     return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
 
@@ -125,7 +131,11 @@ def target(name: str, imported: bool) -> Any:
 @pytest.mark.parametrize(
     ("name", "imported"), each(ERRORS, ("segfaults", "kills_its_parent", "blocks_the_alarm", "raises_markup"))
 )
-def test_error_of_a_hostile_target_is_reported_and_other_cases_are_judged(name: str, imported: bool) -> None:
+def test_error_of_a_hostile_target_is_reported_and_other_cases_are_judged(
+    name: str, imported: bool, request: pytest.FixtureRequest
+) -> None:
+    if name == "blocks_the_alarm":
+        request.getfixturevalue("impatient")
     start = time.monotonic()
     result = check_loss(target(name, imported), "supcon", cases=CASES, limit=0.5)
     assert results_of(result) == expected(ERRORS[name])
@@ -174,7 +184,9 @@ def test_target_that_always_dies_is_given_up() -> None:
         pytest.param("segfaults", True, marks=pytest.mark.slow),
     ],
 )
-def test_identify_reports_the_error_and_the_loss(name: str, imported: bool) -> None:
+def test_identify_reports_the_error_and_the_loss(name: str, imported: bool, request: pytest.FixtureRequest) -> None:
+    if name == "blocks_the_alarm":
+        request.getfixturevalue("impatient")
     found = identify(target(name, imported), limit=0.5)
     assert (found.verdict, found.loss) == ("match", "supcon")
     error = ERRORS[name]
@@ -195,7 +207,7 @@ def test_identify_raises_if_the_target_always_dies() -> None:
     ids=["some", "all"],
 )
 def test_plugin_reports_the_errors_and_judges_the_other_cases(
-    names: tuple[str, ...], pytester: pytest.Pytester
+    names: tuple[str, ...], pytester: pytest.Pytester, impatient: None
 ) -> None:
     pytester.makepyfile(
         "import pairproof.conformance\n"

@@ -46,11 +46,11 @@ def _one_thread() -> Iterator[None]:
 
 
 def properties_and_losses() -> Iterator[Any]:
-    """Yield every property with every loss and ten examples, which is slow, and a third of them with two examples."""
+    """Yield every property with every loss and ten examples, which is slow, and a sixth of them with two examples."""
     for number, prop in enumerate(PROPERTIES):
         for k, loss in enumerate(prop.losses):
             # Each property has at least one loss that is not slow; neighbouring properties have other losses.
-            if k % 3 == number % min(3, len(prop.losses)):
+            if k % 6 == number % min(6, len(prop.losses)):
                 yield pytest.param(prop, loss, 2, id=f"{prop.name}-{loss}-2")
             yield pytest.param(prop, loss, 10, id=f"{prop.name}-{loss}-10", marks=pytest.mark.slow)
 

@@ -808,13 +808,13 @@ def test_null_is_nan_and_infinity_is_a_number() -> None:
 
 @pytest.mark.parametrize("mode", ["hang", "babble"])
 def test_hanging_command_is_killed_and_restarted_at_most_three_times(mode: str) -> None:
-    found = command(mode, limit=1.0)
+    found = command(mode, limit=0.3)
     assert isinstance(found.command, Lines)
     try:
         for _ in range(RESTARTS + 1):
             # Endless output may reach the limit on its length before the time limit.
             with pytest.raises(
-                TargetError, match=r"(within 1 s \(--limit\)|bytes without a line break) and was killed"
+                TargetError, match=r"(within 0.3 s \(--limit\)|bytes without a line break) and was killed"
             ):
                 found.evaluate(SUPCON, "float64")
         assert found.command.started == RESTARTS + 1
@@ -826,7 +826,7 @@ def test_hanging_command_is_killed_and_restarted_at_most_three_times(mode: str) 
 
 
 def test_command_that_hangs_once_is_restarted() -> None:
-    found = command("hang-once", limit=5.0)
+    found = command("hang-once", limit=2.5)
     try:
         assert ratio(found, SUPCON) <= 1
         with pytest.raises(TargetError, match="did not answer"):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import lru_cache, partial
 from itertools import islice, product
@@ -528,7 +528,11 @@ class Match:
     def as_data(self) -> dict[str, Any]:
         """The explanation as JSON data, from which ``from_data`` makes it again."""
         pairs = {name: [*getattr(self, name).items()] for name in ("temperatures", "factor")}
-        return {**vars(self), **pairs, "variant": vars(self.variant)}
+        return {
+            **vars(self),
+            **pairs,
+            "variant": {one.name: getattr(self.variant, one.name) for one in fields(self.variant)},
+        }
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Match:

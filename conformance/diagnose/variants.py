@@ -484,7 +484,7 @@ class Variant:
         """Whether the form alone describes the loss, so that numerators, denominators and guards do not vary."""
         return self.binary or self.form in _MASS or self.form in _WEIGHTED
 
-    @property
+    @cached_property
     def numbers(self) -> tuple[float, ...]:
         """The options that are numbers or flags and change the pairs; 0 for a loss without them."""
         names = ("bias", "tau_plus", "beta", "sigma", "detach_weights", "hardness_strength")
@@ -499,7 +499,7 @@ class Variant:
         """Whether the loss has logarithms of sums to which no epsilon is added."""
         return self.in_parts and not self.by_form and not self.guard
 
-    @property
+    @cached_property
     def pair_parts(self) -> tuple[str | bool, ...]:
         """The parts that determine the pairs of each anchor, in one setting."""
         names = ("similarity", "tempering", "numerator", "denominator", "guard", "flow", "by_form", "numbers")

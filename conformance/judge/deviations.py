@@ -21,6 +21,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,12 @@ def _entry(entry: Mapping[str, Any], place: str) -> dict[str, Any]:
     return found
 
 
+@cache
+def _nearest(name: str, names: tuple[str, ...]) -> list[str]:
+    """Return the nearest of the names, if one is near; the plugin asks for each check, and a search takes long."""
+    return difflib.get_close_matches(name, names, 1)
+
+
 def deviations(
     entries: Mapping[str, Mapping[str, Any]], cases: Mapping[Case, GoldenCase | None]
 ) -> tuple[Deviation, ...]:
@@ -162,7 +169,7 @@ def deviations(
         for what, names in known.items():
             given = entry.get(what, ())
             for name in [given] if isinstance(given, str) else given:
-                near = [] if name in names else difflib.get_close_matches(name, names, 1)
+                near = [] if name in names else _nearest(name, tuple(sorted(names)))
                 _require(name in names, place, f"unknown {what} {name!r}{''.join(f'; meant {x}?' for x in near)}")
         named, flagged = entry.get("case", ()), entry.get("flag", ())
         chosen = {case.id: case.loss for case in cases if case.id in named or not flags[case].isdisjoint(flagged)}
