@@ -117,7 +117,7 @@ def _draw(losses: Collection[str], number: int, seed: int) -> dict[str, Recipe]:
 
 
 LATER = {"sigmoid": 1, "hard_negative": 2, "multiple_negatives_ranking": 3, "dclw": 4}
-"""Losses that were added later. Two combinations of each are drawn with this seed, so that the others stay the same."""
+"""Losses that were added later, with a seed. Two combinations of each are drawn, so that the others stay the same."""
 
 CORNERS = _draw(WAYS.keys() - LATER.keys(), 30, seed=0)
 for _loss, _seed in LATER.items():

@@ -1,7 +1,7 @@
 """Time and memory of one form, with one thread.
 
 Every implementation is checked first. In each round, every peer is sampled next to a sample of `pairproof.fast`, before
-or after it in turn. The ratio of such a pair depends least on other load of the machine. In each round, ``torch.mm`` is
+or after it in turn, so that other load of the machine affects both. In each round, ``torch.mm`` is
 sampled at the shape of a panel of 512 rows: it shows the best possible throughput in the same run. On a GPU, the panel
 has 8192 rows and columns. Writing its product takes longer than computing it, so a square product is measured as well.
 """

@@ -58,11 +58,11 @@ class Implementation:
         make: makes its step.
         load: returns the first argument of ``make``, such as an imported package.
         version: returns the version for the report, from the result of ``load``.
-        agreement: relative difference of float64 values above which it computes another loss.
+        agreement: relative difference of the float64 values above which it is reported to compute another loss.
         rows_to_check: maximum number of rows whose float64 value is compared, by form.
         matrices: number of N x N matrices at the peak of one step, as measured on a CPU at 4096 rows; or by loss.
         entry_bytes: minimum size of an entry of these matrices in bytes, if larger than that of the embeddings.
-        growth: factor and power of N of its peak in bytes, by form, if it grows faster than N x N matrices.
+        growth: (factor, power), by form: its peak is factor * N^power bytes; for forms that grow faster than N^2.
         accelerator: whether it is measured on a GPU only.
         tf32: whether it is measured in the bfloat16 jobs only, with float32 rows and TF32 products.
         compiled: whether the timed step is compiled; the first call is then slow. The float64 check runs the same code
@@ -182,7 +182,7 @@ TF32: dict[str, Any] = {"accelerator": True, "tf32": True, "entry_bytes": 4}
 @_entry("cross_entropy_tf32", "CE TF32", TWO_VIEW, matrices=3.1, **TF32)
 @_entry("cross_entropy", "crossent.", (SUPCON, PAIRWISE), matrices=3.1)
 def cross_entropy(_: None, form: Form, temperature: float) -> Step:
-    """NT-Xent as cross-entropy, with the partners as targets; with two rows per class, other losses are equal to it."""
+    """Compute NT-Xent as cross-entropy, with the partners as targets. With two rows per class, SupCon equals it."""
     return partial(plain.nt_xent, partners=fast.stacked_partners(form.n, form.labels.device), temperature=temperature)
 
 

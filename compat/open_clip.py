@@ -5,8 +5,8 @@ open_clip need not be installed: only the import changes, from ``open_clip.loss`
 one over the temperature. The softmax of ``ClipLoss`` does not depend on the logit bias, so the gradient of the bias is
 0 there.
 
-With several processes, each has N rows. Compared with the gradient of the whole batch in one process, the average of
-the processes' gradients, as computed by DistributedDataParallel, is
+With several processes, each has N rows. DistributedDataParallel averages the gradients of the processes. Compared
+with the gradient of the whole batch in one process, this average is
 
     ClipLoss                                      1 / world_size of it: each process treats the rows of others as
                                                   constants, and computes the whole loss

@@ -291,8 +291,8 @@ def report(
 ) -> None:
     """Verify everything, and write the results as one HTML page that loads nothing from the network.
 
-    The page shows implementations by losses, the worked examples with every term, the findings, the accuracy, and all
-    cases. The options select what is verified, as for pairproof verify.
+    The page shows a table of implementations and losses, the worked examples with every term, the findings, the
+    accuracy, and all cases. The options select what is verified, as for pairproof verify.
 
     Exit codes: those of pairproof verify.
 

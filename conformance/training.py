@@ -43,7 +43,7 @@ class Levels:
     """Values of the loss that explain a printed value. All include the factor of the base temperature.
 
     Attributes:
-        lowest: a lower bound on the loss of every batch with these classes; None if none is known.
+        lowest: a lower bound on the loss of all batches with these class sizes; None if no bound is known.
         attained: whether some embeddings reach it.
         chance: mean of the loss of random embeddings.
         spread: standard deviation of the loss of random embeddings.
@@ -478,7 +478,7 @@ def _random(batch: _Batch, draw: int, norms: Sequence[Tensor] | None = None) -> 
 
 
 def _levels(batch: _Batch, kinds: tuple[tuple[int, int, int], ...], *, given: bool) -> Levels:
-    """The levels of a batch. Given embeddings determine only the norms of random rows, and only for dot products."""
+    """The levels of a batch. For dot products, random rows have the norms of the given embeddings."""
     entry, temperature = batch.entry, float(batch.option("temperature"))
     base = batch.option("base_temperature")
     factor = 1.0 if base is None else temperature / float(base)

@@ -1,4 +1,4 @@
-"""The terms that a failing target computes, if its value and its gradient show which they are."""
+"""Find the terms that a failing target computes, from its value and its gradient."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Computed:
 
     Attributes:
         words: what is wrong.
-        anchors: the value of each anchor, by row, without those that are left out.
+        anchors: the value of each anchor that is not left out, by row.
         pairs: the logarithm of the numerator, the logarithm of the denominator and the cost of each pair, by
             (anchor, column); empty if the loss does not consist of them.
     """
@@ -51,7 +51,7 @@ def computed_terms(
         outcome: what the target returned.
         truth: the certified results.
         reasons: the reasons of a joint diagnosis. If one of them explains the case, its terms are returned.
-        match: what identification found.
+        match: the loss that was identified, if any.
 
     Returns:
         The terms; None if no known mistake reproduces the value and the gradient.

@@ -52,8 +52,7 @@ EXACT_INPUTS = "exact inputs"
 class Match:
     """The result of comparing a figure with one way of computing it.
 
-    ``message`` describes the first difference. It has no meaning if ``met``, except for ``run in float32``: there it
-    describes the result in either case.
+    ``message`` describes the first difference, if not ``met``. For ``run in float32``, it always describes the result.
     """
 
     way: str

@@ -26,7 +26,7 @@ class Fault:
         link: where it was shipped or discussed: an address, or a file of the repository; "" for a common mistake
             without a source.
         function: the implementation, called according to ``call``, with a keyword ``temperature``.
-        settings: the options that it claims and that are not the catalogue's defaults.
+        settings: the options that it claims to implement, if they are not the catalogue's defaults.
         family: the kind of mistake, which is the name of its file.
         level: the level of the verdict at which a case must catch it.
         right_at: the range (lowest, highest) of built-in temperatures for which it equals the right loss; None if there
@@ -76,9 +76,9 @@ def fault(
         link: where it was shipped or discussed.
         build: the builder in ``parts`` whose result the function receives; by default it receives the arguments.
         level: the level of the verdict at which a case must catch it.
-        right_at: the lowest and the highest built-in temperature between which it equals the right loss.
+        right_at: the lowest and the highest built-in temperature at which it equals the right loss.
         because: why it equals the right loss there.
-        **settings: the options that it claims and that are not defaults.
+        **settings: the options that it claims to implement, if they are not defaults.
     """
 
     def declare(function: _F) -> _F:

@@ -1,4 +1,4 @@
-"""Wrong gradients, mostly of right values."""
+"""Wrong gradients; most of these losses have the right value."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def supcon_epsilon_maximum_detached(batch: parts.Batch) -> Tensor:
 
 @fault("supcon", github("KevinMusgrave/pytorch-metric-learning", "issues/282"), build=parts.cosines)
 def supcon_maximum_in_one_gradient(batch: parts.Batch) -> Tensor:
-    """The maximum is detached in the denominator and not in the numerator: its gradient does not cancel."""
+    """The maximum is detached in the denominator but not in the numerator, so its gradient does not cancel."""
     top = batch.s.masked_fill(~batch.other, torch.finfo(batch.s.dtype).min).amax(dim=1, keepdim=True)
     values = parts.log_sum(batch.s - top.detach(), batch.other) - (batch.s - top)
     return parts.row_means(values, batch.positive)

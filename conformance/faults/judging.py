@@ -57,7 +57,7 @@ class Verdict:
 
     @property
     def ranked_flags(self) -> list[str]:
-        """The flags of the cases that caught it, by the share of judged cases that did, then by the number that did."""
+        """The flags of the catching cases, sorted by the share, then the number, of their cases that caught it."""
         return sorted(self.flags, key=lambda flag: (-self.flags[flag][0] / self.flags[flag][1], -self.flags[flag][0]))
 
 
@@ -88,7 +88,7 @@ def judge(
         loss: short name in the catalogue.
         faults: faults of this loss.
         temperature: a temperature that is built into all of them; each case is proved again at this temperature.
-        every: judge only every so many cases.
+        every: 1 judges all cases, 2 every second case, and so on.
 
     Returns:
         The verdicts on the faults, in their order, and on the right implementations.

@@ -165,7 +165,7 @@ def nt_xent_pairwise_one_maximum_per_row(batch: parts.Batch) -> Tensor:
 
 @fault("info_nce", github("AdaptiveMotorControlLab/CEBRA", "issues/48"), build=parts.directions)
 def info_nce_shift_of_another_row(direction: parts.Direction) -> parts.Evaluable:
-    """The maximum of row j is subtracted from column j instead of row j: shifts differ in a row and do not cancel."""
+    """The maximum of row j is subtracted from column j instead of row j: within a row, the shifts do not cancel."""
     if direction.negatives is not None:
         return direction
     logits = direction.rows.logits
@@ -224,7 +224,7 @@ def sigmoid_logit_subtracted(batch: parts.Batch) -> Tensor:
     "hard_negative", github("chingyaoc/DCL", "blob/7d6345f6a2e4e2615e63f39966ad0dad3f54f954/main.py"), build=parts.hard
 )
 def hard_negative_floor_left_out(given: parts.Hard) -> Tensor:
-    """The floor, which the code calls optional, is left out: the loss may be negative, or NaN where the mass is."""
+    """The optional floor of the estimated mass is left out: if the mass is negative, the loss is negative or NaN."""
     ratio = (given.log_mean - given.rows.logits[given.rows.positive]).exp() - given.tau_plus
     return torch.log1p(given.number * ratio / (1 - given.tau_plus))
 

@@ -28,7 +28,7 @@ def info_nce_queue_not_normalised(direction: parts.Direction) -> parts.Evaluable
 
 @fault("info_nce", build=parts.directions, right_at=(1.0, 1.0), because="Dividing by 1 changes nothing.")
 def info_nce_queue_without_temperature(direction: parts.Direction) -> parts.Evaluable:
-    """The queue's logits are not divided by the temperature, the positive's is."""
+    """The logits of the queue are not divided by the temperature; the logit of the positive is."""
     if direction.negatives is None:
         return direction
     rows = direction.rows
@@ -58,13 +58,13 @@ def info_nce_queue_detached(direction: parts.Direction) -> parts.Direction:
 
 @fault("multiple_negatives_ranking", build=parts.ranking)
 def multiple_negatives_ranking_hard_negatives_of_the_own_query_only(given: parts.Ranking) -> parts.Ranking:
-    """A query is contrasted only with its own hard negatives, although they are shared among all queries."""
+    """A query is contrasted only with its own hard negatives, although all queries should share them."""
     return given._replace(hard=given.hard.where(given.own, -torch.inf))
 
 
 @fault("multiple_negatives_ranking", build=parts.ranking)
 def multiple_negatives_ranking_hard_negatives_shared(given: parts.Ranking) -> parts.Ranking:
-    """The hard negatives are shared among all queries, although only their own query has them."""
+    """All queries share the hard negatives, although each query should be contrasted only with its own."""
     return given._replace(hard=given.raw.hard)
 
 
@@ -78,13 +78,13 @@ def multiple_negatives_ranking_hard_negatives_instead_of_the_batch(given: parts.
 
 @fault("multiple_negatives_ranking", build=parts.ranking)
 def multiple_negatives_ranking_batch_beside_the_own_hard_negatives(given: parts.Ranking) -> parts.Ranking:
-    """The documents of the other queries are negatives, although only the own hard negatives are asked for."""
+    """The documents of the other queries are negatives, although only the query's own hard negatives should be."""
     return given._replace(query_to_doc=given.raw.query_to_doc)
 
 
 @fault("multiple_negatives_ranking", build=parts.ranked)
 def multiple_negatives_ranking_hard_negatives_of_another_query(given: dict[str, Any]) -> parts.Ranking:
-    """The hard negatives [N, H, D] are read as [H, N, D], as a list of columns: a query gets those of others."""
+    """The hard negatives [N, H, D] are reshaped to [H, N, D], so that a query gets those of others."""
     hard = given["hard_negatives"]
     if hard is None:
         return parts.ranking(**given)

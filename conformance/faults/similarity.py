@@ -59,7 +59,7 @@ def nt_xent_norm_plus_epsilon(view_a: Tensor, view_b: Tensor, *, temperature: fl
 
 @fault("nt_bxent", "https://pytorch.org/docs/stable/generated/torch.nn.functional.normalize.html", level="range")
 def nt_bxent_norms_clamped(embeddings: Tensor, positive_pairs: Tensor, *, temperature: float) -> parts.Batch:
-    """Norms are computed without rescaling and clamped from below: very small and very large rows do not get norm 1."""
+    """Norms are clamped from below, and may underflow or overflow: rows of extreme norm do not get norm 1."""
     rows = F.normalize(embeddings, dim=1)
     return parts.paired(embeddings, positive_pairs, temperature)._replace(s=rows @ rows.T / temperature)
 

@@ -244,16 +244,15 @@ class Selection:
         device: The torch device on which the torch implementations run.
         required: Exit with 3 if this implementation is missing (repeatable or comma-separated).
         peers: supcontrast=PATH also runs the current SupContrast code; PATH is its repository or its losses.py.
-            folder=PATH is the folder with the files of the peers (public implementations); without it, the environment
-            variable PAIRPROOF_PEERS, or else .peers.
+            folder=PATH is the folder with the files of the peers (public implementations); by default that of the
+            environment variable PAIRPROOF_PEERS, or .peers if it is not set.
         processes: Number of processes. Default: one per core, at most 8. Fewer than 50 cases, accelerators, and systems
             other than Linux use one process.
         covering: Run only a small fixed subset of the selected cases, which still reaches every flag, every value of
             every option and every kernel.
-        thorough: Also run the cases of more than 258 rows, bfloat16 and float16, and run fast-dense, fast-tiled and
-            fast-exact on every case. By default, large cases and half precision run only if --case, --dtype or
-            --covering selects them, and each of these three implementations runs on a third of the cases, or on all
-            cases that --loss, --case, --dtype or --impl selects.
+        thorough: Also run the cases of more than 258 rows, bfloat16 and float16; without this option, they run only
+            if --case, --dtype or --covering selects them. Run fast-dense, fast-tiled and fast-exact on every case;
+            without this option, each runs on a third of the cases unless --loss, --case, --dtype or --impl is given.
     """
 
     losses: Sequence[str] = option((), "--loss", "-l", metavar="LOSS", read=read_commas)
@@ -370,13 +369,13 @@ class Request:
             the target is a program that reads and writes JSON lines.
         arrays: Kind of arrays passed to the target: torch, numpy or jax. By default inferred from the imports of the
             target, and reported.
-        temperature: The temperature that is built into the target. Not needed if the target has a parameter for it:
-            temperature, tau, temp or T; scale or logit_scale for 1/temperature, or for its logarithm if the target
-            applies exp to it; log_scale for this logarithm.
+        temperature: The temperature that is built into the target. Not needed if the target has a parameter for it.
+            temperature, tau, temp and T get the temperature; scale and logit_scale get 1/temperature, or
+            log(1/temperature) if the target applies exp to it; log_scale gets log(1/temperature).
         normalised: In cases with cosine similarity, pass rows of norm 1, for a target that does not normalise. Default:
             raw.
-        settings: The target has this value of an option of the loss built in, such as no_positive=drop (repeatable).
-            KEY=* means that the target takes the option as a keyword, for example through **kwargs.
+        settings: An option of the loss that is built into the target, such as no_positive=drop (repeatable). KEY=*
+            means that the target takes the option as a keyword, for example through **kwargs.
         init: Pass VALUE to the parameter KEY of the function, or of the constructor of the class
             (repeatable). The value is read as a Python literal if it is one. Batch size, number of views, device, world
             size and rank are passed automatically.
@@ -391,9 +390,9 @@ class Request:
         fuzz: Number of random batches, drawn in addition to the stored cases. They vary sizes, classes, layouts and
             every option that the target takes.
         seed: The seed of the random batches. By default it is random, and reported; in pytest it is 0.
-        thorough: Also run the cases whose proof is slow. If a temperature or option is built into the target, the
-            expected results are proved again for its value, which takes up to a minute for some cases of more than 40
-            rows. Proofs are stored, so that the next run is fast.
+        thorough: Also run the slow cases. If a temperature or an option is built into the target, the expected results
+            are proved again for its value; cases of more than 40 rows where this takes long, up to a minute each, are
+            skipped without --thorough. Proofs are stored, so that the next run is fast.
         level: The highest level at which the target must pass: formula (ordinary batches), policies (also batches
             without positives or negatives, duplicates and the like; the default), range (also extreme temperatures,
             norms and logits) or digits (also rounding errors). Failures above it are reported, but do not change the
@@ -575,7 +574,7 @@ class Batch:
         anchor_weights: File with [N] weights of the anchors' losses, at least 0.
         embeddings_b: File with an [N, D] array, the second tower.
         negatives: File with a [K, D] array, the queue of info_nce.
-        hard_negatives: File with a [N, H, D] array, the hard negatives of multiple_negatives_ranking.
+        hard_negatives: File with an [N, H, D] array, the hard negatives of every query.
         settings: A non-default option of the loss (repeatable).
     """
 
@@ -636,7 +635,7 @@ class TrainingBatch:
         dim: The number of columns of random embeddings. Default: that of the embeddings, or 128.
         value: The value that the training loop prints. Default: that of the embeddings.
         settings: A non-default option of the loss (repeatable).
-        json: Write the diagnosis to this file.
+        json: Also write the diagnosis as JSON to this file.
     """
 
     loss: str = option("supcon", "--loss", "-l", metavar="LOSS")
@@ -661,8 +660,8 @@ class Rebuild:
     Attributes:
         peers: supcontrast=PATH runs the current SupContrast code, and compares its results with the recorded ones; PATH
             is its repository or its losses.py. pairproof fixtures rebuild also replaces the recorded results.
-            folder=PATH is the folder with the files of the peers (public implementations); without it, the environment
-            variable PAIRPROOF_PEERS, or else .peers.
+            folder=PATH is the folder with the files of the peers (public implementations); by default that of the
+            environment variable PAIRPROOF_PEERS, or .peers if it is not set.
     """
 
     peers: Mapping[str, str] = option({}, "--peer", metavar=NAME_PATH, read=read_pairs)
