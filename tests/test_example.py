@@ -28,7 +28,11 @@ def example() -> ModuleType:
 
 @pytest.mark.parametrize(
     ("loss", "dtype", "limit"),
-    [("supcon", torch.float32, 1e-5), ("nt_xent", torch.float64, 1e-8), ("clip", torch.float64, 1e-8)],
+    [
+        ("supcon", torch.float32, 1e-5),
+        pytest.param("nt_xent", torch.float64, 1e-8, marks=pytest.mark.slow),
+        ("clip", torch.float64, 1e-8),
+    ],
 )
 def test_another_library_gives_the_same_losses(
     example: ModuleType, loss: str, dtype: torch.dtype, limit: float

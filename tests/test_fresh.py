@@ -131,7 +131,7 @@ def test_drawn_batches_are_supported_and_exact(claim: Claim, numbers: int) -> No
 
 
 @pytest.mark.parametrize("number", [BLOCK, pytest.param(SOME, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("loss", LOSSES)
+@each_way_of_positives
 def test_reference_agrees_with_the_oracle_on_drawn_batches(loss: str, number: int) -> None:
     entry = LOSSES[loss]
     result = check_loss(entry.fast, loss, cases=(BATCHES,), seed=3, fuzz=number)

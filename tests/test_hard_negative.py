@@ -138,7 +138,7 @@ def test_nothing_overflows_at_low_temperatures(dtype: torch.dtype, beta: float) 
         assert float((found.double() - expected).norm()) <= allowed * float(expected.norm())
 
 
-@pytest.mark.parametrize("backend", ["auto", "exact"])
+@pytest.mark.parametrize("backend", ["auto", pytest.param("exact", marks=pytest.mark.slow)])
 def test_first_and_second_derivatives_are_those_of_the_value(backend: str) -> None:
     def loss(z: Tensor, bank: Tensor, temperature: Tensor) -> Tensor:
         options: dict[str, Any] = {"ref_embeddings": bank, "self_rows": OWN[:3], "backend": backend, "tau_plus": 0.05}

@@ -657,7 +657,7 @@ def is_right_on_every_probe(fault, options):
     return accepted >= 8
 
 
-@pytest.mark.parametrize("step", [34, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [68, pytest.param(4, marks=pytest.mark.slow)])
 def test_known_faults_are_named_or_reported_as_another_loss(step):
     """A fault that is the correct loss on every probe is reported as that loss."""
     chosen, missed, right, refused = FAULTS[::step], [], 0, 0
@@ -846,9 +846,13 @@ ODD = [
     (refuses_rows_of_other_norms, "computes nt_xent, temperature 0.3 (built in, recovered)", UNIT),
     (nan_for_duplicates, "computes supcon; takes", "left out, because it returns NaN or infinity: duplicated rows"),
     (weighted, f"{WEIGHTS}; takes the temperature as an argument", ""),
-    (weighted_with_built_in_temperature, f"{WEIGHTS}, temperature 0.07 (built in, recovered)", "but the values are 3"),
+    pytest.param(
+        *(weighted_with_built_in_temperature, f"{WEIGHTS}, temperature 0.07 (built in, recovered)"),
+        "but the values are 3",
+        marks=pytest.mark.slow,
+    ),
     (half_inside, "computes info_nce; takes the temperature as an argument", f"{PRECISE} float16"),
-    (bfloat16_inside, "computes info_nce, temperature 0.07", f"{PRECISE} bfloat16"),
+    pytest.param(bfloat16_inside, "computes info_nce, temperature 0.07", f"{PRECISE} bfloat16", marks=pytest.mark.slow),
 ]
 
 

@@ -108,7 +108,7 @@ def with_numpy(embeddings: Any, labels: Any, temperature: float = 0.07) -> Any:
 @pytest.mark.parametrize(
     ("function", "loss", "arrays"),
     [
-        (with_cross_entropy, "nt_xent", "torch"),
+        pytest.param(with_cross_entropy, "nt_xent", "torch", marks=pytest.mark.slow),
         pytest.param(with_gather, "nt_xent", "torch", marks=pytest.mark.slow),
         pytest.param(with_log_softmax, "supcon", "torch", marks=pytest.mark.slow),
         pytest.param(with_einsum, "supcon", "torch", marks=pytest.mark.slow),
