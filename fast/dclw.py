@@ -39,7 +39,7 @@ from .checks import (
     ranks_of,
 )
 from .distributed import Group, Share
-from .engine import Backend, Batch, Odds, Policy, Rule, combined, precision, reduced
+from .engine import Backend, Batch, Odds, Policy, Rule, combined, precision
 from .engine.device import dtypes_of, traced
 
 Cosine = Literal["cosine"]
@@ -147,7 +147,7 @@ def dclw_loss(
     if ranks is not None:
         batch, policy = ranks.shared(batch, policy)
     formula = _Weighted(temperature, sigma, detach_weights, None if ranks is None else ranks.first)
-    return reduced(combined(batch, (1.0,), formula, backend), batch, policy).to(returned)
+    return combined(batch, (1.0,), formula, policy, backend).to(returned)
 
 
 @dataclass(slots=True)

@@ -49,7 +49,7 @@ from .checks import (
     ranks_of,
 )
 from .distributed import Group
-from .engine import Backend, Batch, Odds, Policy, Rule, combined, precision, reduced
+from .engine import Backend, Batch, Odds, Policy, Rule, combined, precision
 from .engine.device import dtypes_of, traced
 
 Cosine = Literal["cosine"]
@@ -162,7 +162,7 @@ def hard_negative_loss(
         batch, policy = ranks.shared(batch, policy)
     factors = (1 + beta, beta) if beta >= NEGLIGIBLE_BETA else (1.0,)
     formula = _Debiased(temperature, tau_plus, weighted=len(factors) > 1)
-    return reduced(combined(batch, factors, formula, backend), batch, policy).to(returned)
+    return combined(batch, factors, formula, policy, backend).to(returned)
 
 
 @dataclass(slots=True)

@@ -62,6 +62,7 @@ from .engine import (
     Sizes,
     Targets,
     anchor_values,
+    blocks,
     pair_logits,
     precision,
     reduced,
@@ -183,6 +184,17 @@ def multiple_negatives_ranking_loss(
         hard = check_hard_negatives(hard_negatives, a)
         of_hard = check(hard, name="hard_negatives", shape="[N, H, D]")
         check_alike("hard_negatives", hard, "embeddings_a", a)
+    plain = ranks is None and ignored is None and (hardness_mode == "none" or not hardness_strength)
+    if backend == "auto" and plain and hard_negatives_scope == "batch":
+        to_query, to_doc = "doc_to_query" in chosen, "doc_to_doc" in chosen
+        apart = partition == "per_direction" and to_query
+        contrasted = blocks.Directions("query_to_query" in chosen, to_query, to_doc, apart)
+        options: dict[str, Any] = {"directions": directions, "partition": partition, "similarity": similarity}
+        again = partial(_composed, temperature=temperature, **options)
+        rows, sizes = ((a, b), (of_a, of_b)) if hard is None else ((a, b, hard), (of_a, of_b, of_hard))
+        found = blocks.loss_of(rows, sizes, rule, contrasted, policy, again)
+        if found is not None:
+            return found
     storage, (returned, wide) = a.dtype, dtypes_of(a)
     needed = (
         ""
@@ -233,7 +245,7 @@ def multiple_negatives_ranking_loss(
         else:
             queries.append(logits.logsumexp(1) - positives)
     if hard_negatives_scope != "own_only":
-        options: dict[str, Any] = {"ignored": _beside(masks["query_to_doc"], masks["hard"] if shared else None)}
+        options = {"ignored": _beside(masks["query_to_doc"], masks["hard"] if shared else None)}
         if shared and apart:
             options["ids"] = place, torch.cat([owners.new_full((total,), -1), owners])
         columns = [every_document, *shared]
@@ -258,6 +270,22 @@ def multiple_negatives_ranking_loss(
     ones = torch.ones_like(values, dtype=torch.int64)
     batch = Batch(a, Targets("partners", place), rule, References(b))
     return reduced(AnchorValues(values, ones, ones), batch, policy).to(returned)
+
+
+def _composed(a: Tensor, b: Tensor, hard: Tensor | None, learned: Tensor | None, **options: Any) -> Tensor:
+    """Return the values, each block evaluated on its own.
+
+    Args:
+        a: the queries.
+        b: the documents.
+        hard: the hard negatives ``[N H, D]``, or None.
+        learned: the temperature, if it is a tensor.
+        options: further options of the loss.
+    """
+    options |= {} if hard is None else {"hard_negatives": hard.view(len(a), -1, hard.shape[1])}
+    options |= {} if learned is None else {"temperature": learned}
+    found: Tensor = multiple_negatives_ranking_loss(a, b, reduction="none", backend="dense", **options)
+    return found
 
 
 Rows = tuple[Tensor, Sizes | None]
@@ -300,11 +328,7 @@ def _log_sum(
         targets = replace(targets, kind="partners", given=partners)
     others, sizes = columns[0]
     if len(columns) > 1:
-        others, known = torch.cat([each for each, _ in columns]), [size for _, size in columns if size]
-        sizes = None
-        if len(known) == len(columns):
-            low, high = min(size.low for size in known), max(size.high for size in known)
-            sizes = Sizes(torch.cat([size.each for size in known]), low, high)
+        others, sizes = torch.cat([each for each, _ in columns]), blocks.together([size for _, size in columns])
     references = References(others, own, sizes=sizes)
     batch = Batch(rows[0], targets, rule, references, storage=storage, sizes=rows[1])
     if not strength:

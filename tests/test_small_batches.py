@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pairproof import fast
-from pairproof.fast.engine import odds
+from pairproof.fast.engine import blocks, odds
 
 N, D = 10, 6
 GENERATOR = torch.Generator().manual_seed(21)
@@ -42,6 +44,26 @@ LOSSES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
     "dclw, weights with gradient": (partial(dclw, detach_weights=False), (ROWS,)),
     "dclw, weights with gradient, references": (partial(dclw, detach_weights=False), (ROWS, BANK)),
 }
+RANKED = ("query_to_query", "doc_to_query", "doc_to_doc")
+CHOSEN = ["+".join(("query_to_doc", *names)) for k in range(4) for names in combinations(RANKED, k)]
+"""All directions of the ranking loss."""
+HARD = torch.randn(N, 2, D, dtype=torch.float64, generator=GENERATOR)
+OTHER = 0.5 * ROWS + torch.randn(N, D, dtype=torch.float64, generator=GENERATOR)
+
+
+def ranking(a: Tensor, b: Tensor, hard: Tensor | None = None, **options: Any) -> Tensor:
+    return fast.multiple_negatives_ranking_loss(a, b, hard_negatives=hard, **{"temperature": 0.3, **options})
+
+
+for chosen in CHOSEN:
+    LOSSES[f"ranking, {chosen}"] = partial(ranking, directions=chosen), (ROWS, OTHER)
+    LOSSES[f"ranking with hard negatives, {chosen}"] = partial(ranking, directions=chosen), (ROWS, OTHER, HARD)
+    if chosen in ("query_to_doc", "query_to_doc+doc_to_query"):
+        for name, rows in (("ranking", (ROWS, OTHER)), ("ranking with hard negatives", (ROWS, OTHER, HARD))):
+            LOSSES[f"{name}, {chosen}, per direction"] = (
+                partial(ranking, directions=chosen, partition="per_direction"),
+                rows,
+            )
 every = pytest.mark.parametrize(("loss", "inputs"), LOSSES.values(), ids=LOSSES.keys())
 
 
@@ -49,29 +71,76 @@ def leaves(inputs: tuple[Tensor, ...], dtype: torch.dtype = torch.float64) -> li
     return [rows.to(dtype, copy=True).requires_grad_() for rows in inputs]
 
 
+@pytest.fixture
+def panels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The modules that evaluated a panel, one for each call of a loss."""
+    found: list[str] = []
+    for module in (odds, blocks):
+
+        def recorded(*given: Any, apply: Any = module._Small.apply, name: str = module.__name__) -> Any:
+            found.append(name.split(".")[-1])
+            return apply(*given)
+
+        monkeypatch.setattr(module._Small, "apply", recorded)
+    return found
+
+
 @every
 def test_panel_agrees_with_separate_evaluations(
-    loss: Callable[..., Tensor], inputs: tuple[Tensor, ...], monkeypatch: pytest.MonkeyPatch
+    loss: Callable[..., Tensor], inputs: tuple[Tensor, ...], panels: list[str]
 ) -> None:
-    calls: list[Any] = []
-    separate = odds._parts
-
-    def recorded(*given: Any) -> Any:
-        calls.append(given)
-        return separate(*given)
-
-    monkeypatch.setattr(odds, "_parts", recorded)
-    for reduction in ("mean", "sum", "none"):
+    for options in ({}, {"reduction": "sum"}, {"reduction": "none"}, {"base_temperature": 0.5}):
         rows = leaves(inputs)
-        found = loss(*rows, reduction=reduction)
-        upstream = torch.linspace(-1.0, 2.0, N, dtype=torch.float64) if reduction == "none" else None
+        found = loss(*rows, **options)
+        assert len(panels) == 1
+        upstream = torch.linspace(-1.0, 2.0, found.numel(), dtype=torch.float64) if found.ndim else None
         gradients = torch.autograd.grad(found, rows, upstream)
-        assert not calls
-        expected = loss(*rows, reduction=reduction, backend="exact")
-        assert calls.pop()[2] == "exact"
+        panels.clear()
+        expected = loss(*rows, backend="exact", **options)
+        assert not panels
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
         for ours, right in zip(gradients, torch.autograd.grad(expected, rows, upstream), strict=True):
             torch.testing.assert_close(ours, right, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("chosen", CHOSEN)
+@pytest.mark.parametrize("hard", [None, HARD], ids=["", "hard negatives"])
+def test_learned_temperature_and_frozen_rows(chosen: str, hard: Tensor | None, panels: list[str]) -> None:
+    for frozen in (0, 1, 2):
+        rows = leaves((ROWS, OTHER) if hard is None else (ROWS, OTHER, hard))
+        if frozen < len(rows):
+            rows[frozen].requires_grad_(requires_grad=False)
+        temperature = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+        for given in (temperature, 0.3):
+            wanted = [x for x in (*rows, given) if isinstance(x, Tensor) and x.requires_grad]
+            options: dict[str, Any] = {"directions": chosen, "temperature": given}
+            gradients = torch.autograd.grad(ranking(*rows, **options), wanted)
+            assert panels == ["blocks"]
+            panels.clear()
+            expected = torch.autograd.grad(ranking(*rows, backend="exact", **options), wanted)
+            for ours, right in zip(gradients, expected, strict=True):
+                torch.testing.assert_close(ours, right, rtol=1e-10, atol=1e-13)
+
+
+def test_dot_products_in_float32(panels: list[str]) -> None:
+    options: dict[str, Any] = {"directions": CHOSEN[-1], "similarity": "dot", "temperature": 2.0}
+    rows = leaves((ROWS, OTHER, HARD), torch.float32)
+    found = ranking(*rows, **options)
+    assert panels == ["blocks"]
+    expected = ranking(*rows, backend="exact", **options)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    for ours, right in zip(torch.autograd.grad(found, rows), torch.autograd.grad(expected, rows), strict=True):
+        torch.testing.assert_close(ours, right, rtol=1e-5, atol=1e-7)
+
+
+def test_one_query_has_no_negatives() -> None:
+    for chosen in CHOSEN:
+        rows = leaves((ROWS[:1], OTHER[:1]))
+        found = ranking(*rows, directions=chosen)
+        right = math.log(2) if "doc_to_query" in chosen else 0.0  # the denominator contains the positive twice
+        assert float(found.detach()) == pytest.approx(right, rel=1e-15)
+        for gradient in torch.autograd.grad(found, rows):
+            assert not gradient.any()
 
 
 def test_some_masses_are_at_the_floor_and_some_are_not() -> None:
@@ -80,8 +149,9 @@ def test_some_masses_are_at_the_floor_and_some_are_not() -> None:
     assert 0 < int(each.isclose(other, rtol=1e-13).sum()) < N  # at the floor, tau_plus has no effect
 
 
-@every
-def test_second_derivatives(loss: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> None:
+@pytest.mark.parametrize("name", [name for name in LOSSES if not name.startswith("ranking") or "per direction" in name])
+def test_second_derivatives(name: str) -> None:
+    loss, inputs = LOSSES[name]
     if loss is dclw:  # constants in the gradient, which a finite difference of the gradient changes
         loss = partial(dclw, sigma=1e10)
     assert torch.autograd.gradgradcheck(loss, leaves(tuple(rows[:, :2] for rows in inputs)))
@@ -91,7 +161,7 @@ def test_second_derivatives(loss: Callable[..., Tensor], inputs: tuple[Tensor, .
 def test_backward_passes_may_be_repeated(loss: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> None:
     rows = leaves(inputs)
     found = loss(*rows, reduction="none")
-    upstream = torch.rand(3, N, dtype=torch.float64, generator=GENERATOR)
+    upstream = torch.rand(3, len(found), dtype=torch.float64, generator=GENERATOR)
     each = [torch.autograd.grad(found, rows, one, retain_graph=True) for one in upstream]
     together = torch.func.vmap(lambda one: torch.autograd.grad(found, rows, one, retain_graph=True))(upstream)
     for place, parts in enumerate(zip(*each, strict=True)):

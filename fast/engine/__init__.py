@@ -2,9 +2,9 @@
 
 A loss checks its arguments, and describes its pairs (`Targets`, `References`) and its formula (`Rule`) as a `Batch`.
 `loss_of` computes the `anchor_values` of the batch, and applies the loss's policies and reduction to them. Under
-"auto", `small` evaluates the plain mean or sum of a small batch with moderate logits on a CPU. `odds` does so for
-losses that combine several sums of exponentials. For all other batches, except under "exact", `plan` chooses how they
-are evaluated:
+"auto", `small` evaluates the plain mean or sum of a small batch with moderate logits on a CPU; `odds` and `blocks` do
+so for losses that combine several sums of exponentials. For all other batches, except under "exact", `plan` chooses how
+they are evaluated:
 
 - in symmetric tiles of unshifted exponentials, mostly in larger batches where logits are known to be moderate and rows
   can be sorted by label or by partner;
@@ -34,7 +34,7 @@ weight that underflows in the computing dtype counts as zero; only "exact" keeps
 
 from __future__ import annotations
 
-from . import ring, shared
+from . import blocks, ring, shared
 from .autograd import anchor_values, loss_of
 from .formulas import reduced
 from .odds import Odds, combined
@@ -76,6 +76,7 @@ __all__ = [
     "WeightsDivisor",
     "ZeroRow",
     "anchor_values",
+    "blocks",
     "combined",
     "loss_of",
     "measure",

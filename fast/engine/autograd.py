@@ -312,12 +312,12 @@ class _Loss(Reverse):
             found = iter(torch.autograd.grad(loss, cast(list[Tensor], wanted), grad, create_graph=again))
             gradients = [next(found) if needs else None for needs in needed]
         else:
-            size = grad.item() / (ctx.count if policy.reduction == "mean" else 1)
+            size, each = small.of_each(grad, policy, ctx.count)
             if saved is None:  # overwritten by the first backward pass
                 saved = small.evaluate(batch, backward=True)[1]
             if len(needed) > 1 and not needed[1]:
                 saved = saved._replace(frozen=True)
-            gradients = small.differentiate(grad.new_ones(ctx.count), size, batch, saved)
+            gradients = small.differentiate(each, cast(float, size), batch, saved)
         return None, *(part if needs else None for part, needs in zip(gradients, needed, strict=False))
 
 

@@ -18,14 +18,13 @@ from torch import Tensor
 
 from .autograd import anchor_values
 from .device import autocast, may_read
+from .formulas import is_plain, reduced
 from .partners import partner_rows
-from .scaling import Saved, of_ordinary_size, pair_logits, pulled, scale_both
-from .small import suits
+from .scaling import Saved, pair_logits, pulled, scale_both
+from .small import PLAIN, of_each, suits
 from .spec import LN2, AnchorValues, Backend, Batch, Policy
 from .transforms import Reverse
 from .unshifted import NONE
-
-_PLAIN = Policy("mean", None)
 
 
 class Odds(NamedTuple):
@@ -60,27 +59,34 @@ class Formula(Protocol):
         """
 
 
-def combined(batch: Batch, factors: Sequence[float], formula: Formula, backend: Backend) -> AnchorValues:
-    """Evaluate the values of a loss, differentiable with respect to embeddings, references and temperature.
+def combined(batch: Batch, factors: Sequence[float], formula: Formula, policy: Policy, backend: Backend) -> Tensor:
+    """Evaluate a loss, differentiable with respect to embeddings, references and temperature.
 
     Args:
         batch: the batch, already checked, with partners and the denominator "only_negatives".
         factors: the positive factors of the logits, the largest one first.
-        formula: how the parts are combined.
+        formula: how the parts are combined. A row without negatives has the value 0.
+        policy: how the values are reduced.
         backend: "auto", "dense", "tiled", "exact" or "triton".
 
     Returns:
-        Values in the computing dtype, 0 for a row without negatives; the numbers of positives and negatives are empty.
+        The loss in the computing dtype; see `reduced`.
     """
     columns, own = batch.references.embeddings, batch.references.own
     number = batch.embeddings.shape[0] - 2 if columns is None else columns.shape[0] - 1
     usual = backend == "auto" and own is None and not isinstance(batch.rule.temperature, Tensor)
-    if usual and suits(batch, _PLAIN, factors[0]) and number > 0:
-        values: Tensor = _Small.apply(batch, factors, formula, number, batch.embeddings, columns)  # type: ignore[no-untyped-call]
-        return AnchorValues(values, NONE, NONE)
+    if usual and suits(batch, PLAIN, factors[0]) and number > 0:
+        plain = policy.ranks is None and is_plain(batch, policy)
+        described = batch, factors, formula, policy if plain else None
+        found: Tensor = _Small.apply(described, number, batch.embeddings, columns)  # type: ignore[no-untyped-call]
+        return found if plain else reduced(AnchorValues(found, NONE, NONE), batch, policy)
+    return reduced(AnchorValues(_composed(batch, factors, formula, backend), NONE, NONE), batch, policy)
+
+
+def _composed(batch: Batch, factors: Sequence[float], formula: Formula, backend: Backend) -> Tensor:
+    """Return the values from parts that are evaluated separately."""
     found = _parts(batch, factors, backend)
-    values = torch.where(cast(Tensor, found.negatives) > 0, formula.values(found)[0], 0.0)
-    return AnchorValues(values, NONE, NONE)
+    return torch.where(cast(Tensor, found.negatives) > 0, formula.values(found)[0], 0.0)
 
 
 def _parts(batch: Batch, factors: Sequence[float], backend: Backend) -> Odds:
@@ -97,8 +103,12 @@ class _Small(Reverse):
 
     @staticmethod
     def forward(
-        ctx: Any, batch: Batch, factors: Sequence[float], formula: Formula, number: int, *inputs: Tensor | None
+        ctx: Any,
+        described: tuple[Batch, Sequence[float], Formula, Policy | None],
+        number: int,
+        *inputs: Tensor | None,
     ) -> Tensor:
+        batch, factors, formula, policy = described
         scaled, columns = scale_both(batch, LN2)
         logits, column = torch.mm(scaled.rows, columns.rows.T), batch.targets.given.unsqueeze(1)
         of_positives = logits.gather(1, column)
@@ -118,12 +128,13 @@ class _Small(Reverse):
             odds.append(of_each.reciprocal_().mul_(total).log_())
         values, ctx.kept = formula.values(Odds(of_positives.mul_(LN2), odds, number))
         ctx.save_for_backward(*inputs, batch.targets.given)
-        ctx.described, ctx.saved = (batch, factors, formula), Saved(scaled, sums, exponentials, columns)
-        return values.view(-1)
+        ctx.described, ctx.saved = described, Saved(scaled, sums, exponentials, columns)
+        values = values.view(-1)
+        return values if policy is None else reduced(AnchorValues(values, NONE, NONE), batch, policy)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (batch, factors, formula), needed, grad = ctx.described, ctx.needs_input_grad[4:], grads[0]
+        (batch, factors, formula, policy), needed, grad = ctx.described, ctx.needs_input_grad[2:], grads[0]
         rows, others, _ = ctx.saved_tensors  # raises if a saved tensor was changed in place
         again = torch.is_grad_enabled()
         gradients: Sequence[Tensor | None]
@@ -133,22 +144,18 @@ class _Small(Reverse):
                 views = [None if tensor is None else tensor.view_as(tensor) for tensor in (rows, others)]
                 references = replace(batch.references, embeddings=views[1])
                 batch = replace(batch, embeddings=cast(Tensor, views[0]), references=references)
-                values = formula.values(_parts(batch, factors, "auto"))[0]
+                values = _composed(batch, factors, formula, "auto")
+                if policy is not None:
+                    values = reduced(AnchorValues(values, NONE, NONE), batch, policy)
             wanted = [tensor for tensor, needs in zip(views, needed, strict=True) if needs]
             found = iter(torch.autograd.grad(values, cast(list[Tensor], wanted), grad, create_graph=again))
             gradients = [next(found) if needs else None for needs in needed]
         else:
             with torch.autocast("cpu", enabled=False) if autocast(rows) else nullcontext():
-                size, grad = of_ordinary_size(grad, reads=True)
+                size, grad = of_each(grad, policy, len(rows))
                 slopes = formula.slopes(grad.unsqueeze(1), ctx.kept)
                 gradients = _gradients(slopes, batch, factors, ctx.saved._replace(frozen=not needed[1]), size)
-        return (
-            None,
-            None,
-            None,
-            None,
-            *(part if needs else None for part, needs in zip(gradients, needed, strict=False)),
-        )
+        return None, None, *(part if needs else None for part, needs in zip(gradients, needed, strict=False))
 
 
 def _gradients(

@@ -16,8 +16,11 @@ from torch.autograd import forward_ad
 from . import formulas, pairs, unshifted
 from .device import borrow, dtypes_of, give_back
 from .plan import DENSE_UP_TO, LARGEST_OF_FLOAT32, LOWEST_OF_FLOAT32, SMALL_TOWERS
-from .scaling import Saved, pulled, scale_both
+from .scaling import Saved, of_ordinary_size, pulled, scale_both
 from .spec import LN2, UNSHIFTED, AnchorValues, Batch, Gradients, Plan, Policy
+
+PLAIN = Policy("mean", None)
+"""The mean of all values."""
 
 
 def suits(batch: Batch, policy: Policy, factor: float = 1) -> bool:
@@ -116,6 +119,19 @@ def differentiate(grad: Tensor, size: float, batch: Batch, saved: Saved) -> Grad
     gradients = pulled([(slice(0, weight.shape[0]), weight)], saved, batch, size, LN2)
     give_back("kept", buffer)
     return gradients
+
+
+def of_each(grad: Tensor, policy: Policy | None, count: int) -> tuple[float | Tensor, Tensor]:
+    """Return a factor, and the gradient of each value divided by it.
+
+    Args:
+        grad: the gradient of the mean or the sum of the values, or without a policy that of the values.
+        policy: the mean or the sum.
+        count: the number of values.
+    """
+    if policy is None:
+        return of_ordinary_size(grad, reads=True)
+    return grad.item() / (count if policy.reduction == "mean" else 1), grad.new_ones(count)
 
 
 def _plan(batch: Batch, *, keep: bool) -> Plan:
