@@ -32,7 +32,7 @@ PML = "pytorch_metric_learning"
 
 
 def pml(name: str, **options: Any) -> Callable[[str], Callable[[Tensor, Tensor], Tensor]]:
-    """Return a function from the module that has the class to a loss of rows and labels."""
+    """Return a function that takes the name of a module, and returns its loss as a function of rows and labels."""
 
     def made(module: str) -> Callable[[Tensor, Tensor], Tensor]:
         distances = importlib.import_module(f"{PML}.distances")

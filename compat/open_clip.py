@@ -16,7 +16,8 @@ with the gradient of the whole batch in one process, this average is
 
 These gradients and the defaults are those of open_clip. There are four differences:
 
-- The loss of half-precision features is float32, and the similarities are computed in float32 under autocast too.
+- If the engine evaluates the loss (see ``evaluated_by``), the loss of half-precision features is float32, and
+  similarities are computed in float32, also under autocast.
 - With ``chunk_size``, open_clip computes the cross-entropy of a positive pair as softplus(l) - l, in which the digits
   of a fitted pair cancel. Here it is softplus(-l). This is not an option, because the difference is only rounding.
 - Where one matrix of logits is a view of the other (several processes without ``local_loss``), open_clip's

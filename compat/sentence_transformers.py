@@ -8,8 +8,8 @@ sentence-transformers. sentence-transformers need not be installed. A loss can b
 - with embeddings: ``loss.compute_loss_from_embeddings([queries, documents, *hard_negatives])``; the model may be None.
 
 Every column is ``[N, D]``: N queries, their N documents, and any number of columns with a hard negative of each query.
-The scale is one over the temperature. The loss of half-precision embeddings is float32, and similarities are computed
-in float32 under autocast too, if the engine evaluates it.
+The scale is one over the temperature. If the engine evaluates the loss, the loss of half-precision embeddings is
+float32, and similarities are computed in float32, also under autocast.
 
 With ``gather_across_devices``, a process contrasts its own queries with the documents of all processes of the default
 process group, each of which has N rows. The average of the processes' gradients, as computed by
