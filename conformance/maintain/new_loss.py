@@ -101,9 +101,9 @@ def _entry(catalogue: str, old: Loss, new: Loss) -> str:
     """Return the statement that registers the new loss, copied from that of the old loss."""
     changed = {name: f'"{getattr(new, name)}"' for name in ("name", "module", "module_class", "source")}
     calls = [node for node in ast.walk(ast.parse(catalogue)) if isinstance(node, ast.Call)]
-    losses = [call.keywords for call in calls if ast.unparse(call.func) == "Loss"]
-    entries = [{word.arg: ast.get_source_segment(catalogue, word.value) for word in words} for words in losses]
-    (given,) = [entry for entry in entries if entry["name"] == f'"{old.name}"']
+    losses = [{word.arg: word.value for word in call.keywords} for call in calls if ast.unparse(call.func) == "Loss"]
+    (parts,) = [one for one in losses if ast.unparse(one["name"]) == repr(old.name)]
+    given = {name: ast.get_source_segment(catalogue, part) for name, part in parts.items()}
     lines = [f"        {name}={changed.get(str(name), value)}," for name, value in given.items() if name != "variant"]
     return "\n".join(["register(", "    Loss(", *lines, "    )", ")", ""])
 
