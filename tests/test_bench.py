@@ -6,6 +6,7 @@ No time is asserted here; ``python -m bench --floors`` does that.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 from collections.abc import Mapping
@@ -28,6 +29,12 @@ D = 128
 TEMPERATURE = 0.1
 PANELS = (peers.MASKED, "nt_xent_pairwise, references", "nt_bxent, pairs", peers.ONE)
 """Forms that large batches evaluate in panels of whole rows."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _without_earlier_objects() -> None:
+    """Exclude the objects of earlier tests from the garbage collections of every measurement."""
+    gc.freeze()
 
 
 def test_the_plan_has_every_loss_way_and_size() -> None:
