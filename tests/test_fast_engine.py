@@ -528,6 +528,63 @@ def test_anchors_against_a_queue_without_a_gradient_are_the_chosen_rows() -> Non
     torch.testing.assert_close(given.grad, torch.stack(by_row), rtol=1e-13, atol=1e-14)
 
 
+@pytest.mark.parametrize("form", ENGINES)
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+@pytest.mark.parametrize("layout", ["balanced", "one without positives", "distinct", "shuffled views", "partners"])
+def test_few_anchors_give_the_derivatives_of_plain_code(layout: str, similarity: str, form: str) -> None:
+    """Rows and temperature have the same first and second derivatives; a second backward pass repeats the first."""
+    count = 14
+    rows, temperature, anchors = normal(count), torch.tensor(0.7).double(), torch.zeros(count, dtype=torch.bool)
+    anchors[[1, 2, 5, 7, 12, 13]] = True
+    if layout == "partners":
+        labels, loss = torch.arange(count) % (count // 2), partial(nt_xent_loss, partners=stacked_partners(count))
+    else:
+        labels = layouts(count)[layout]
+        loss = partial(supcon_loss, labels=labels, no_positive="zero")
+    same = (labels[:, None] == labels) & ~torch.eye(count, dtype=torch.bool)
+
+    def by_hand(rows: Tensor, temperature: Tensor) -> Tensor:
+        rows = rows if similarity == "dot" else F.normalize(rows)
+        logits = (rows @ rows.T / temperature).masked_fill(torch.eye(count, dtype=torch.bool), -math.inf)
+        ratios = torch.where(same, logits - logits.logsumexp(1, keepdim=True), 0.0)
+        return (-ratios.sum(1) / same.sum(1).clamp(min=1))[anchors]
+
+    def ours(rows: Tensor, temperature: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+        options = {"similarity": similarity, "reduction": "none", "backend": backend}
+        return loss(rows.to(dtype), anchors=anchors, temperature=temperature, **options)
+
+    leaves = [t.clone().requires_grad_() for t in (rows, temperature)]
+    true = by_hand(*leaves)
+    true_grads = torch.autograd.grad(true, leaves, spread(6), create_graph=True)
+    true_second = torch.autograd.grad(sum((g * g).sum() for g in true_grads), leaves)
+    with engine(form) as backend:
+        for dtype in (torch.float64, torch.float32):
+            found, bound = ours(*leaves, dtype), 64 * torch.finfo(dtype).eps
+            assert_near(found, true, bound * float(true.detach().abs().max()), f"values in {dtype}")
+            for _ in range(2):
+                grads = torch.autograd.grad(found, leaves, spread(6).to(dtype), retain_graph=True)
+                for one, right in zip(grads, true_grads, strict=True):
+                    scale = max(float(right.detach().abs().max()), 0.1)
+                    assert_near(one, right, 16 * bound * scale, f"gradient in {dtype}")
+        grads = torch.autograd.grad(ours(*leaves), leaves, spread(6), create_graph=True)
+        second = torch.autograd.grad(sum((g * g).sum() for g in grads), leaves)
+        for one, right in zip(second, true_second, strict=True):
+            torch.testing.assert_close(one, right, rtol=1e-10, atol=1e-11)
+
+
+def test_few_anchors_are_multiplied_with_all_rows_only() -> None:
+    """Above the number of marks that both passes share, too."""
+    rows, anchors = normal(1600, 8, dtype=torch.float32).requires_grad_(), torch.arange(1600) % 4 == 0
+    for classes in (1, 40):
+        with Products() as products:
+            loss = supcon_loss(rows, torch.arange(1600) % classes, anchors=anchors)
+        assert sum(products.entries) == 400 * 1600
+        (found,) = torch.autograd.grad(loss, rows)
+        exact = supcon_loss(rows, torch.arange(1600) % classes, anchors=anchors, backend="exact")
+        (right,) = torch.autograd.grad(exact, rows)
+        assert (found - right).abs().max() < 1e-5 * right.abs().max()
+
+
 REDUCTIONS = {"mean": lambda v: v.mean(), "sum": lambda v: v.sum(), "none": lambda v: v}
 
 
@@ -617,6 +674,16 @@ def test_plan_chooses_each_form_where_it_is_safe() -> None:
         for kind in ("mask", "labels"):
             assert chosen(rows, kind, temperature=2 / (bound - 5), backend="dense").form == "unshifted"
             assert chosen(rows, kind, temperature=2 / (bound + 1), backend="dense").form != "unshifted"
+    # Few anchors, unless there are too many exponentials to keep.
+    for count, number, form in (
+        (10, 5, "anchored"),
+        (10, 6, "symmetric"),
+        (2896, 1448, "anchored"),
+        (2898, 1449, "symmetric"),
+    ):
+        anchors, two = torch.arange(count) < number, Targets("labels", torch.arange(count) % 2)
+        batch = Batch(normal(count), two, Rule("out", "cosine", 0.1), References(), anchors)
+        assert plan.choose(batch, "tiled")[0].form == form
     # A queue that needs no gradient, unless sums of its rows might overflow or underflow.
     none = Targets("none", torch.empty(0, dtype=torch.int64))
     for long, fixed, similarity, form in (

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import device, exact, formulas, frozen, pairs, rowwise, small, symmetric, unshifted
+from . import anchored, device, exact, formulas, frozen, pairs, rowwise, small, symmetric, unshifted
 from .device import dtypes_of
 from .plan import PANEL_ELEMENTS, choose, precision
 from .scaling import Saved, Scaled, differentiable_rows, of_ordinary_size
@@ -162,6 +162,7 @@ _FORMS: dict[str, tuple[_Evaluate, _Differentiate]] = {
     "rowwise": (rowwise.evaluate, rowwise.differentiate),
     "pairs": (pairs.evaluate, pairs.differentiate),
     "frozen": (frozen.evaluate, frozen.differentiate),
+    "anchored": (anchored.evaluate, anchored.differentiate),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -140,6 +140,10 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True, fixed: bool
     if alone and fixed and 2 * largest <= unshifted and 1 / LONGEST <= across <= LONGEST:
         rows, wide = (count, columns) if backend == "dense" else fixed_tile(1 if reads else ACCELERATOR_FACTOR)
         return Plan("frozen", rows, wide, backward, reads), batch
+    some = tiles and reads and batch.anchors is not None and rule.terms == "out" and rule.denominator == "all"
+    if some and largest <= unshifted and _are_few(cast(Tensor, batch.anchors)):
+        rows = count if backend == "dense" else _Forced.rows or LEAST_ROWS
+        return Plan("anchored", rows, columns, backward, reads), batch
     if 2 * largest <= unshifted and (one or not tiles) and not (omits and rule.terms == "binary"):
         return Plan("unshifted", height, columns, backward and keep, reads), batch
     if tiles and targets.kind == "labels" and reads:
@@ -152,6 +156,12 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True, fixed: bool
         keep = backward and (backend == "dense" or count * (count + rows) // 2 <= KEPT_ELEMENTS)
         return Plan("symmetric", rows, wide, keep, reads), batch
     return Plan("rowwise", height, columns, False, reads), batch
+
+
+def _are_few(anchors: Tensor) -> bool:
+    """Return whether anchors, bool ``[N]``, are at most half of the rows, and few enough to keep all exponentials."""
+    number, count = int(anchors.sum()), len(anchors)
+    return 2 * number <= count and number * count <= KEPT_ELEMENTS
 
 
 def _is_one_tile(count: int, columns: int, backend: Backend) -> bool:

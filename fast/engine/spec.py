@@ -22,7 +22,7 @@ ZeroRow = Literal["error", "zero"]
 Terms = Literal["out", "in", "binary", "sigmoid", "epsilon", "lse"]
 Backend = Literal["auto", "dense", "tiled", "exact", "triton"]
 Kind = Literal["labels", "mask", "partners", "pairs", "none"]
-Form = Literal["unshifted", "symmetric", "rowwise", "pairs", "frozen", "triton"]
+Form = Literal["unshifted", "symmetric", "rowwise", "pairs", "frozen", "anchored", "triton"]
 
 EPSILON = 1e-8
 """The constant of the ``"epsilon"`` terms, part of that published formula."""
@@ -227,9 +227,10 @@ class Plan:
         form: "unshifted": panels of whole rows of unshifted exponentials, one for a small batch; "symmetric": tiles of
             unshifted exponentials, each used for its rows and for its columns; "rowwise": panels of whole rows, shifted
             by their maxima; "pairs": panels of whole rows, with a binary cross-entropy for each pair; "frozen": tiles
-            of unshifted exponentials of references that need no gradient; "triton": fused kernels, which choose their
-            own tiles. The name of a backend: the form is chosen when the operator runs, because a compiled graph must
-            not depend on the values or on the size of the batch.
+            of unshifted exponentials of references that need no gradient; "anchored": panels of unshifted exponentials
+            of the rows that are anchors; "triton": fused kernels, which choose their own tiles. The name of a backend:
+            the form is chosen when the operator runs, because a compiled graph must not depend on the values or on the
+            size of the batch.
         rows: the number of rows of a tile or a panel.
         columns: the number of columns of a tile; a panel has all columns.
         keep: whether the forward pass keeps the exponentials; in the frozen form, the sums of weighted columns.
