@@ -2,7 +2,7 @@
 
 The form `symmetric` would also visit the pairs of two rows that are no anchors. Here, anchors and columns are both
 sorted by label, so that the positives of the anchors of a panel lie in one band of columns; only the band is masked.
-Rows are scaled, and sums are combined, as in `symmetric`. Exponentials are kept for the backward pass, so `plan` chooses
+Rows are scaled, and sums are combined, as in `symmetric`. Exponentials are kept for the backward pass; `plan` chooses
 this form only if there are few enough.
 """
 
