@@ -269,7 +269,7 @@ class ClipLoss(nn.Module):
             contrast = partial(info_nce_loss, temperature=temperature, similarity="dot")
             if local:
                 labels = self.get_ground_truth(image_features.device, image_features.shape[0])
-                contrast = partial(contrast, partners=labels, direction="a_to_b")
+                contrast = partial(contrast, partners=labels, direction="a_to_b", no_positive="zero")
                 loss = (contrast(image_features, texts) + contrast(text_features, images)) / 2
             else:
                 loss = contrast(images, texts)

@@ -248,7 +248,9 @@ class MultipleNegativesRankingLoss(nn.Module):
             if len(documents) == 1 and others is queries and documents[0].shape == queries.shape:
                 return info_nce_loss(queries, documents[0], direction="both" if both else "a_to_b", **options)
             place = torch.arange(first, first + count, device=queries.device)
-            contrast: Callable[..., Tensor] = partial(info_nce_loss, partners=place, direction="a_to_b", **options)
+            # Each row has a positive, so the policy has no effect. With "zero", the engine needs one pass.
+            options |= {"partners": place, "direction": "a_to_b", "no_positive": "zero"}
+            contrast: Callable[..., Tensor] = partial(info_nce_loss, **options)
             loss = contrast(queries, torch.cat(documents))
             return (loss + contrast(answers, others)) / 2 if both else loss
 

@@ -2,7 +2,7 @@
 
 The module evaluates the mean or the sum over all anchors, in eager mode on a CPU, if the logits are known to be
 moderate. The panel is that of `unshifted`. The operations for partners are written out here, because their formula is
-short.
+short. Large batches of two towers are passed on to `direct`, if it suits them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import formulas, pairs, unshifted
+from . import direct, formulas, pairs, unshifted
 from .device import borrow, dtypes_of, give_back
 from .plan import DENSE_UP_TO, LARGEST_OF_FLOAT32, LOWEST_OF_FLOAT32, SMALL_TOWERS
 from .scaling import Saved, of_ordinary_size, pulled, scale_both
@@ -40,7 +40,10 @@ def suits(batch: Batch, policy: Policy, factor: float = 1) -> bool:
     dot, pairwise = rule.similarity == "dot", rule.terms == "sigmoid"
     largest = sizes.high * (sizes if across is None else across).high / temperature if dot else 1 / temperature
     return (
-        count <= (SMALL_TOWERS if others is not None and _written_out(batch) else DENSE_UP_TO)
+        (
+            count <= (SMALL_TOWERS if others is not None and _written_out(batch) else DENSE_UP_TO)
+            or direct.suits(batch, largest)
+        )
         and LOWEST_OF_FLOAT32 <= temperature <= 1 / LOWEST_OF_FLOAT32
         and rule.terms != "lse"
         and not (dot and rows.dtype == torch.float64)  # the sizes of float64 rows are not norms
@@ -57,12 +60,20 @@ def _written_out(batch: Batch) -> bool:
     return plain and rule.terms != "sigmoid" and rule.denominator != "only_negatives"
 
 
+def _is_direct(batch: Batch) -> bool:
+    """Return whether `direct` evaluates a batch that is suitable."""
+    others = batch.references.embeddings
+    return others is not None and not batch.references.mutual and max(len(batch.embeddings), len(others)) > DENSE_UP_TO
+
+
 def evaluate(batch: Batch, *, backward: bool) -> tuple[AnchorValues, Saved]:
     """Return the values, those of mutual references last, and what is saved for `differentiate`.
 
     The numbers of positives and negatives are left empty.
     """
     targets, references = batch.targets, batch.references
+    if _is_direct(batch):
+        return direct.evaluate(batch, backward=backward)
     if not _written_out(batch):
         evaluated = pairs.evaluate if batch.rule.terms == "sigmoid" else unshifted.evaluate
         return evaluated(batch, _plan(batch, keep=backward))
@@ -96,6 +107,8 @@ def differentiate(grad: Tensor, size: float, batch: Batch, saved: Saved) -> Grad
         batch: the batch that was evaluated.
         saved: what `evaluate` saved.
     """
+    if _is_direct(batch):
+        return direct.differentiate(size, batch, saved)
     weight = saved.kept
     if not isinstance(weight, Tensor):
         grad = grad if saved.valid is None else torch.where(saved.valid, grad, 0.0)

@@ -1,0 +1,196 @@
+"""The direct form: the loss of two large towers and its gradient in one pass over panels.
+
+If the loss is the mean or the sum of all values, the derivative of the loss with respect to each value is the same
+number. If each value also depends on the logits of its own row only, the weights of a panel follow as soon as its
+exponentials are summed. They are multiplied with the rows and the columns while the panel is in the cache. Nothing but
+the products is kept for the backward pass, so memory is linear, and no product of rows and columns is computed twice.
+
+Exponentials are not shifted, so logits must be known to be moderate. With E = e^s for the logits s without the bias,
+
+    "out"      value = log(1 + neg / pos), neg = sum over N of E, pos = E_p
+               weights = (E, and -neg at p) / (neg + pos)
+    "sigmoid"  value = sum over N of log(1 + c E) + softplus(-s_p - bias), c = e^bias
+               weights = c (E / (1 + c E), and -sigmoid(-s_p - bias) / c at p)
+
+The factors 1 / (neg + pos) and c do not depend on the column. They multiply a row of the result instead of the panel.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .device import borrow, dtypes_of, give_back
+from .plan import panel_rows
+from .scaling import Saved, by_temperature, scale_both, to_embeddings
+from .spec import UNSHIFTED, AnchorValues, Batch, Gradients, Plan
+from .unshifted import NONE, Products
+
+MOST_HALVED = 3
+"""How often two exponentials are combined before their logarithm is taken; each time doubles the rounding errors."""
+
+
+def suits(batch: Batch, largest: float) -> bool:
+    """Return whether this form evaluates the mean or the sum of the values of a batch on a CPU.
+
+    Args:
+        batch: the batch.
+        largest: an upper bound on the magnitude of the logits without the bias.
+    """
+    rule, kind, references = batch.rule, batch.targets.kind, batch.references
+    if references.embeddings is None or references.mutual or references.own is not None:
+        return False
+    limit = UNSHIFTED[dtypes_of(batch.embeddings)[0]]
+    if rule.terms == "sigmoid":
+        return kind in ("partners", "none") and 2 * max(largest, abs(_bias(batch))) <= limit
+    count = max(len(batch.embeddings), len(references.embeddings))
+    return kind == "partners" and rule.denominator == "all" and 2 * largest <= limit - math.log(count)
+
+
+def _bias(batch: Batch) -> float:
+    bias = batch.rule.bias
+    return float(bias.detach()) if isinstance(bias, Tensor) else bias
+
+
+def evaluate(batch: Batch, *, backward: bool) -> tuple[AnchorValues, Saved]:
+    """Return the values and, if ``backward``, the products of the weights with the rows and the columns.
+
+    The numbers of positives and negatives are left empty.
+    """
+    rule, targets, references = batch.rule, batch.targets, batch.references
+    scaled, columns = scale_both(batch)
+    rows, across = scaled.rows, columns.rows
+    height = panel_rows(batch, "auto")
+    products, values = Products(rows, across, Plan("unshifted", height)), rows.new_empty(len(rows))
+    pull = torch.empty_like(rows) if backward else NONE
+    learns_columns = backward and cast(Tensor, references.embeddings).requires_grad
+    pull_columns = torch.empty_like(across) if learns_columns else None
+    pairs = _Pairs(rows, across, batch, height) if rule.terms == "sigmoid" else None
+    partners = targets.given.unsqueeze(1) if targets.kind == "partners" else NONE
+    for here in products.slices():
+        panel, own = products(here), rows[here]
+        if pairs is not None:
+            pairs.sum(panel, here, values[here])
+            if not backward:
+                continue
+            pairs.weigh(panel, here)
+            torch.mm(panel, across, out=pull[here])
+        else:
+            values[here], factor = _contrast(panel, partners[here])
+            if not backward:
+                continue
+            torch.mm(panel, across, out=pull[here]).mul_(factor)
+            own = own * factor
+        if pull_columns is not None:
+            torch.addmm(pull_columns, panel.T, own, beta=1 if here.start else 0, out=pull_columns)
+    by_bias = NONE
+    if pairs is not None:
+        values, by_bias = pairs.finish(values), pairs.by_bias
+    stats = pull, NONE if pull_columns is None else pull_columns, by_bias
+    return AnchorValues(values, NONE, NONE), Saved(scaled, stats, None, columns)
+
+
+def _contrast(panel: Tensor, partner: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the values ``[b]`` of the rows of a panel, and the factor ``[b, 1]`` of its weights.
+
+    Args:
+        panel: the logits ``[b, M]``; replaced by the weights without the factor.
+        partner: int64 ``[b, 1]``, the column of each row's positive.
+    """
+    pos = panel.exp_().gather(1, partner)
+    neg = panel.scatter_(1, partner, 0.0).sum(1, keepdim=True)
+    panel.scatter_(1, partner, -neg)
+    return (neg / pos).log1p_().squeeze(1), neg.add_(pos).reciprocal_()
+
+
+class _Pairs:
+    """The cross-entropies of the pairs of a batch, one panel at a time.
+
+    Args:
+        rows: scaled rows ``[N, D]``.
+        across: scaled columns ``[M, D]``.
+        batch: the batch.
+        height: the number of rows of a panel.
+
+    Attributes:
+        by_bias: the sum of the weights, divided by e^bias.
+    """
+
+    def __init__(self, rows: Tensor, across: Tensor, batch: Batch, height: int) -> None:
+        self.bias = _bias(batch)
+        self.shift, self.one = math.exp(self.bias), rows.new_ones(())
+        self.scratch = borrow("weights", rows, min(height, len(rows)) * len(across))
+        self.learned, self.by_bias = isinstance(batch.rule.bias, Tensor), NONE
+        self.partners: Tensor | None = None
+        if batch.targets.kind == "partners":
+            self.partners = batch.targets.given.unsqueeze(1)
+            self.positive = rows.new_empty((len(rows), 1))
+
+    def sum(self, panel: Tensor, here: slice, out: Tensor) -> None:
+        """Sum log(1 + c E) over each row of a panel of logits ``[b, M]``, which are replaced by E, or 0 for positives.
+
+        (1 + c E)(1 + c F) is 1 + c G with G = E + F + c E F. Nothing cancels, so the sum of small terms keeps its
+        digits, and one logarithm serves several pairs.
+        """
+        if self.partners is not None:
+            torch.gather(panel, 1, self.partners[here], out=self.positive[here])
+        panel.exp_()
+        if self.partners is not None:
+            panel.scatter_(1, self.partners[here], 0.0)
+        halvings = self._halvings(panel)
+        whole, shift = panel.shape[1], self.shift
+        width, part = whole - whole % 2**halvings, panel
+        for turn in range(halvings):
+            half = width // 2 ** (turn + 1)
+            first, second = part[:, :half], part[:, half : 2 * half]
+            target = second if turn else self.scratch.as_strided((len(panel), half), (half, 1))
+            part = torch.addcmul(second, first, second, value=shift, out=target).add_(first)
+        torch.sum(torch.mul(part, shift, out=part if halvings else None).log1p_(), 1, out=out)
+        if width < whole:
+            out += (panel[:, width:] * shift).log1p_().sum(1)
+
+    def _halvings(self, exponentials: Tensor) -> int:
+        """Return how often exponentials can be combined, so that all products stay in the range of the dtype."""
+        largest = math.log1p(self.shift * float(exponentials.amax()))
+        room, halvings = UNSHIFTED[exponentials.dtype] + min(self.bias, 0.0), 0
+        while halvings < MOST_HALVED and 2 ** (halvings + 1) * largest < room:
+            halvings += 1
+        return halvings
+
+    def weigh(self, panel: Tensor, here: slice) -> None:
+        """Replace the exponentials of a panel ``[b, M]`` by the weights, divided by e^bias."""
+        whole = self.scratch.as_strided(panel.shape, panel.stride())
+        panel.div_(torch.add(self.one, panel, alpha=self.shift, out=whole))  # E / (1 + c E)
+        if self.partners is not None:
+            missed = self.positive[here].add(self.bias).neg_().sigmoid_()
+            panel.scatter_(1, self.partners[here], missed.mul_(-1 / self.shift))
+        if self.learned:
+            total = panel.sum().double()
+            self.by_bias = total if self.by_bias is NONE else self.by_bias.add_(total)
+
+    def finish(self, values: Tensor) -> Tensor:
+        """Return the values ``[N]`` of all rows, and give memory back."""
+        give_back("weights", self.scratch)
+        return values if self.partners is None else values.sub_(F.logsigmoid(self.positive.add_(self.bias)).squeeze(1))
+
+
+def differentiate(size: float, batch: Batch, saved: Saved) -> Gradients:
+    """Return the gradients of embeddings, references, temperature and bias; what is saved is overwritten.
+
+    Args:
+        size: the gradient of each value.
+        batch: the batch.
+        saved: what `evaluate` saved.
+    """
+    rule, dtype, (pull, pull_columns, total) = batch.rule, batch.embeddings.dtype, saved.stats
+    size = size * math.exp(_bias(batch)) if rule.terms == "sigmoid" else size
+    learned = by_temperature(pull, saved.scaled.rows, size, rule)
+    # A logit is homogeneous of degree 1 in the rows and of degree 1 in the columns: each adds the same half.
+    learned = None if learned is None else learned + learned
+    by_bias = (total * size).to(rule.bias.dtype) if isinstance(rule.bias, Tensor) else None
+    more = to_embeddings(pull_columns, saved.classes, rule, size, dtype) if pull_columns is not NONE else None
+    return to_embeddings(pull, saved.scaled, rule, size, dtype), more, learned, by_bias
