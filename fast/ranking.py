@@ -55,6 +55,7 @@ from .engine import (
     AnchorValues,
     Backend,
     Batch,
+    Hardened,
     Policy,
     References,
     Rule,
@@ -63,6 +64,7 @@ from .engine import (
     Targets,
     anchor_values,
     blocks,
+    hardened_loss,
     pair_logits,
     precision,
     reduced,
@@ -206,6 +208,21 @@ def multiple_negatives_ranking_loss(
         backend = "exact"
     # The gradients of all blocks are added before they are rounded to a narrow dtype.
     a, b, hard = a.to(computing), b.to(computing), None if hard is None else hard.to(computing)
+    in_batch = hardness_strength if hardness_mode in ("in_batch_negatives", "all_negatives") else 0.0
+    own = hardness_strength if hardness_mode in ("hard_negatives", "all_negatives") else 0.0
+    alone = hard is None and chosen == ["query_to_doc"] and ignored is None and ranks is None
+    if alone and in_batch and backend == "auto" and not isinstance(temperature, Tensor):
+        # One pass serves positives and negatives, although they have different temperatures.
+        part = 1 / (1 + in_batch * temperature)
+        same: dict[str, Any] = {"hardness_mode": hardness_mode, "hardness_strength": hardness_strength}
+        same |= {"temperature": temperature, "similarity": similarity, "reduction": reduction}
+        again = partial(multiple_negatives_ranking_loss, backend="tiled", **same)
+        contrast = replace(rule, denominator="all", temperature=temperature * part)
+        targets = Targets("partners", torch.arange(a.shape[0], device=a.device))
+        batch = Batch(a, targets, contrast, References(b, sizes=of_b), storage=storage, sizes=of_a)
+        loss = hardened_loss(batch, policy, Hardened(part, again))
+        if loss is not None:
+            return loss.to(returned)
     local, number = torch.arange(a.shape[0], device=a.device), 0 if hard_negatives is None else hard_negatives.shape[1]
     positives = pair_logits(a, b, rule, (of_a, of_b))
     of_queries: Rows = (a, of_a)
@@ -230,8 +247,6 @@ def multiple_negatives_ranking_loss(
         check_masks = partial(check_ignored_blocks, ignored, a, widths, with_positives, place, validate=validate)
         masks = check_masks() if ranks is None else ranks.check(check_masks)
 
-    in_batch = hardness_strength if hardness_mode in ("in_batch_negatives", "all_negatives") else 0.0
-    own = hardness_strength if hardness_mode in ("hard_negatives", "all_negatives") else 0.0
     queries, documents = [], []
     apart = hard is not None and (not shared or in_batch != own)  # whether the own hard negatives are a separate sum
     owners = torch.arange(total, device=a.device).repeat_interleave(number)

@@ -77,9 +77,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     found: list[bool] = []
     plain = direct.evaluate
 
-    def recorded(batch: Any, *, backward: bool) -> Any:
+    def recorded(batch: Any, *, backward: bool, **options: Any) -> Any:
         found.append(backward)
-        return plain(batch, backward=backward)
+        return plain(batch, backward=backward, **options)
 
     monkeypatch.setattr(small.direct, "evaluate", recorded)
     return found
@@ -170,3 +170,40 @@ def test_logits_that_are_not_moderate_are_left_to_other_forms(calls: list[bool])
         value, truth = (loss(a, b, partners, *numbers) for loss in LOSSES["sigmoid"])
         torch.testing.assert_close(value, truth, rtol=1e-5, atol=0)
     assert calls == []
+
+
+def hardened(a: Tensor, b: Tensor, temperature: float, strength: float) -> Tensor:
+    """The plain ranking loss with hardness weights."""
+    cosines = F.normalize(a, dim=1) @ F.normalize(b, dim=1).T
+    harder = (strength * cosines.detach()).fill_diagonal_(0.0)
+    return F.cross_entropy(cosines / temperature + harder, torch.arange(len(a)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_hardness_weights_are_constants(dtype: torch.dtype, calls: list[bool]) -> None:
+    a, b = (x.detach().to(dtype).requires_grad_() for x in towers(520, 520))
+    for strength in (0.5, 9.0):
+        options: dict[str, Any] = {"hardness_mode": "all_negatives", "hardness_strength": strength, "temperature": 0.1}
+        value = fast.multiple_negatives_ranking_loss(a, b, **options)
+        wide = [x.detach().double().requires_grad_() for x in (a, b)]
+        truth = hardened(*wide, 0.1, strength)
+        found = [value.detach(), *torch.autograd.grad(value, [a, b], retain_graph=True)]
+        expected = [truth.detach(), *torch.autograd.grad(truth, wide)]
+        for one, other in zip(found, expected, strict=True):
+            assert float((one - other).norm()) <= (1e-12 if dtype == torch.float64 else 2e-6) * float(other.norm())
+        with torch.no_grad():
+            assert float(fast.multiple_negatives_ranking_loss(a, b, **options)) == float(value)
+        again = torch.autograd.grad(value, [a, b])
+        torch.testing.assert_close(again, tuple(found[1:]), rtol=0, atol=0)
+    assert calls == [True, False, True] * 2
+
+
+def test_second_derivative_of_hardness_weights_is_that_of_other_forms() -> None:
+    a, b = towers(520, 520)
+    norms = []
+    options: dict[str, Any] = {"hardness_mode": "in_batch_negatives", "hardness_strength": 3.0, "temperature": 0.2}
+    for backend in ("auto", "exact"):
+        value = fast.multiple_negatives_ranking_loss(a, b, backend=backend, **options)
+        (gradient,) = torch.autograd.grad(value, a, create_graph=True)
+        norms.append(torch.autograd.grad(gradient.square().sum(), (a, b)))
+    torch.testing.assert_close(*norms, rtol=1e-8, atol=1e-14)

@@ -3,8 +3,9 @@
 A loss checks its arguments, and describes its pairs (`Targets`, `References`) and its formula (`Rule`) as a `Batch`.
 `loss_of` computes the `anchor_values` of the batch, and applies the loss's policies and reduction to them. Under
 "auto", `small` evaluates the plain mean or sum of a small batch with moderate logits on a CPU; `odds` and `blocks` do
-so for losses that combine several sums of exponentials. For all other batches, except under "exact", `plan` chooses how
-they are evaluated:
+so for losses that combine several sums of exponentials. `direct` evaluates that of a large batch of two towers in one
+direction, together with its gradient. For all other batches, except under "exact", `plan` chooses how they are
+evaluated:
 
 - in symmetric tiles of unshifted exponentials, mostly in larger batches where logits are known to be moderate and rows
   can be sorted by label or by partner;
@@ -36,7 +37,8 @@ weight that underflows in the computing dtype counts as zero; only "exact" keeps
 from __future__ import annotations
 
 from . import blocks, ring, shared
-from .autograd import anchor_values, loss_of
+from .autograd import anchor_values, hardened_loss, loss_of
+from .direct import Hardened
 from .formulas import reduced
 from .odds import Odds, combined
 from .pair_values import pair_values
@@ -65,6 +67,7 @@ __all__ = [
     "Backend",
     "Batch",
     "Denominator",
+    "Hardened",
     "InsideReduction",
     "Odds",
     "Policy",
@@ -79,6 +82,7 @@ __all__ = [
     "anchor_values",
     "blocks",
     "combined",
+    "hardened_loss",
     "loss_of",
     "measure",
     "pair_logits",

@@ -20,17 +20,18 @@ from torch.autograd import forward_ad
 
 from . import anchored, device, exact, formulas, frozen, pairs, rowwise, small, symmetric, unshifted
 from .device import dtypes_of
+from .direct import Hardened
 from .plan import PANEL_ELEMENTS, choose, precision
 from .scaling import Saved, Scaled, differentiable_rows, of_ordinary_size
 from .spec import KERNELS, AnchorValues, Backend, Batch, Form, Gradients, Plan, Policy, References
 from .transforms import Reverse
 
 
-def loss_of(batch: Batch, policy: Policy, backend: Backend) -> Tensor:
-    """Evaluate a batch and reduce its values; see `anchor_values` and `reduced`."""
+def loss_of(batch: Batch, policy: Policy, backend: Backend, hardened: Hardened | None = None) -> Tensor:
+    """Evaluate a batch and reduce its values; see `anchor_values`, `reduced` and, for ``hardened``, `hardened_loss`."""
     if policy.ranks is not None:
         return formulas.reduced(policy.ranks.anchor_values(batch, backend), batch, policy)
-    if backend != "auto" or not small.suits(batch, policy):
+    if hardened is None and (backend != "auto" or not small.suits(batch, policy, large=True)):
         return formulas.reduced(anchor_values(batch, backend), batch, policy)
     rows, others, temperature = batch.embeddings, batch.references.embeddings, batch.rule.temperature
     learned = temperature if isinstance(temperature, Tensor) else None
@@ -39,9 +40,21 @@ def loss_of(batch: Batch, policy: Policy, backend: Backend) -> Tensor:
     wanted = wanted or (bias is not None and bias.requires_grad)
     if torch.is_grad_enabled() and (wanted or (others is not None and others.requires_grad)):
         inputs = (rows,) if others is None and learned is None else (rows, others, learned, bias)
-        result: Tensor = _Loss.apply((batch, policy), *inputs)  # type: ignore[no-untyped-call]
+        result: Tensor = _Loss.apply((batch, policy, hardened), *inputs)  # type: ignore[no-untyped-call]
         return result
-    return formulas.reduced(small.evaluate(batch, backward=False)[0], batch, policy)
+    return formulas.reduced(small.evaluate(batch, backward=False, hardened=hardened)[0], batch, policy)
+
+
+def hardened_loss(batch: Batch, policy: Policy, hardened: Hardened) -> Tensor | None:
+    """Return the loss of a batch whose negatives are weighted by their similarity; None if `direct` does not suit it.
+
+    Args:
+        batch: two towers. The temperature of the rule is that of the weighted negatives.
+        policy: the policy.
+        hardened: the temperature of the positives, and the loss in other operations.
+    """
+    suits = small.suits(batch, policy, large=True) and small.is_direct(batch)
+    return loss_of(batch, policy, "auto", hardened) if suits else None
 
 
 def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
@@ -285,16 +298,16 @@ class _Loss(Reverse):
     """The loss of a batch that `small` evaluates, for plain eager execution."""
 
     @staticmethod
-    def forward(ctx: Any, described: tuple[Batch, Policy], *inputs: Tensor | None) -> Tensor:
-        batch, policy = described
-        found, saved = small.evaluate(batch, backward=True)
+    def forward(ctx: Any, described: tuple[Batch, Policy, Hardened | None], *inputs: Tensor | None) -> Tensor:
+        batch, policy, hardened = described
+        found, saved = small.evaluate(batch, backward=True, hardened=hardened)
         ctx.save_for_backward(*inputs, batch.targets.given, batch.targets.columns, batch.references.own)
         ctx.described, ctx.saved, ctx.count = described, saved, found.values.shape[0]
         return formulas.reduced(found, batch, policy)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad, (batch, policy), needed = grads[0], ctx.described, ctx.needs_input_grad[1:]
+        grad, (batch, policy, hardened), needed = grads[0], ctx.described, ctx.needs_input_grad[1:]
         inputs = ctx.saved_tensors[: len(needed)]  # raises if a saved tensor was changed in place
         saved, ctx.saved = ctx.saved, None
         gradients: Sequence[Tensor | None]
@@ -308,17 +321,21 @@ class _Loss(Reverse):
                 rule = batch.rule if learned is None else replace(batch.rule, temperature=learned)
                 rule = rule if bias is None else replace(rule, bias=bias)
                 batch = replace(batch, embeddings=cast(Tensor, rows), references=references, rule=rule)
-                loss = formulas.reduced(anchor_values(batch), batch, policy)
+                if hardened is None:
+                    loss = formulas.reduced(anchor_values(batch), batch, policy)
+                else:
+                    loss = hardened.again(cast(Tensor, rows), cast(Tensor, others))
             wanted = [tensor for tensor, needs in zip(views, needed, strict=True) if needs]
             found = iter(torch.autograd.grad(loss, cast(list[Tensor], wanted), grad, create_graph=again))
             gradients = [next(found) if needs else None for needs in needed]
         else:
             size, each = small.of_each(grad, policy, ctx.count)
             if saved is None:  # overwritten by the first backward pass
-                saved = small.evaluate(batch, backward=True)[1]
+                saved = small.evaluate(batch, backward=True, hardened=hardened)[1]
             if len(needed) > 1 and not needed[1]:
                 saved = saved._replace(frozen=True)
-            gradients = small.differentiate(each, cast(float, size), batch, saved)
+            size = cast(float, size) * (1.0 if hardened is None else hardened.share)
+            gradients = small.differentiate(each, size, batch, saved)
         return None, *(part if needs else None for part, needs in zip(gradients, needed, strict=False))
 
 

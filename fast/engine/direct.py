@@ -12,13 +12,16 @@ Exponentials are not shifted, so logits must be known to be moderate. With E = e
     "sigmoid"  value = sum over N of log(1 + c E) + softplus(-s_p - bias), c = e^bias
                weights = c (E / (1 + c E), and -sigmoid(-s_p - bias) / c at p)
 
+In a loss with hardness weights, the logits of positives are those of another temperature: E_p is raised to a power.
+
 The factors 1 / (neg + pos) and c do not depend on the column. They multiply a row of the result instead of the panel.
 """
 
 from __future__ import annotations
 
 import math
-from typing import cast
+from collections.abc import Callable
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +35,20 @@ from .unshifted import NONE, Products
 
 MOST_HALVED = 3
 """How often two exponentials are combined before their logarithm is taken; each time doubles the rounding errors."""
+
+
+class Hardened(NamedTuple):
+    """Hardness weights, which multiply the exponentials of negatives, and through which no gradient flows.
+
+    A negative's exponential and its weight are together an exponential at a lower temperature, that of the batch.
+
+    Attributes:
+        share: that temperature, divided by the temperature of the loss. The gradient is multiplied by it.
+        again: the loss of rows and columns in operations that autograd can differentiate repeatedly.
+    """
+
+    share: float
+    again: Callable[[Tensor, Tensor], Tensor]
 
 
 def suits(batch: Batch, largest: float) -> bool:
@@ -56,7 +73,7 @@ def _bias(batch: Batch) -> float:
     return float(bias.detach()) if isinstance(bias, Tensor) else bias
 
 
-def evaluate(batch: Batch, *, backward: bool) -> tuple[AnchorValues, Saved]:
+def evaluate(batch: Batch, *, backward: bool, hardened: Hardened | None = None) -> tuple[AnchorValues, Saved]:
     """Return the values and, if ``backward``, the products of the weights with the rows and the columns.
 
     The numbers of positives and negatives are left empty.
@@ -80,7 +97,7 @@ def evaluate(batch: Batch, *, backward: bool) -> tuple[AnchorValues, Saved]:
             pairs.weigh(panel, here)
             torch.mm(panel, across, out=pull[here])
         else:
-            values[here], factor = _contrast(panel, partners[here])
+            values[here], factor = _contrast(panel, partners[here], 1.0 if hardened is None else hardened.share)
             if not backward:
                 continue
             torch.mm(panel, across, out=pull[here]).mul_(factor)
@@ -94,14 +111,17 @@ def evaluate(batch: Batch, *, backward: bool) -> tuple[AnchorValues, Saved]:
     return AnchorValues(values, NONE, NONE), Saved(scaled, stats, None, columns)
 
 
-def _contrast(panel: Tensor, partner: Tensor) -> tuple[Tensor, Tensor]:
+def _contrast(panel: Tensor, partner: Tensor, share: float) -> tuple[Tensor, Tensor]:
     """Return the values ``[b]`` of the rows of a panel, and the factor ``[b, 1]`` of its weights.
 
     Args:
         panel: the logits ``[b, M]``; replaced by the weights without the factor.
         partner: int64 ``[b, 1]``, the column of each row's positive.
+        share: the factor of the logits of positives.
     """
     pos = panel.exp_().gather(1, partner)
+    if share != 1:
+        pos.pow_(share)
     neg = panel.scatter_(1, partner, 0.0).sum(1, keepdim=True)
     panel.scatter_(1, partner, -neg)
     return (neg / pos).log1p_().squeeze(1), neg.add_(pos).reciprocal_()

@@ -8,6 +8,7 @@ short. Large batches of two towers are passed on to `direct`, if it suits them.
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -23,8 +24,11 @@ PLAIN = Policy("mean", None)
 """The mean of all values."""
 
 
-def suits(batch: Batch, policy: Policy, factor: float = 1) -> bool:
-    """Return whether this module evaluates a batch, whose logits are multiplied by a factor of at least 1."""
+def suits(batch: Batch, policy: Policy, factor: float = 1, *, large: bool = False) -> bool:
+    """Return whether this module evaluates a batch, whose logits are multiplied by a factor of at least 1.
+
+    With ``large``, also return True for the large batches that `evaluate` passes on to `direct`.
+    """
     rows, rule, sizes, references = batch.embeddings, batch.rule, batch.sizes, batch.references
     others, across = references.embeddings, references.sizes
     if sizes is None or (others is not None and (across is None or others.dtype != rows.dtype)) or not rows.is_cpu:
@@ -42,7 +46,7 @@ def suits(batch: Batch, policy: Policy, factor: float = 1) -> bool:
     return (
         (
             count <= (SMALL_TOWERS if others is not None and _written_out(batch) else DENSE_UP_TO)
-            or direct.suits(batch, largest)
+            or (large and direct.suits(batch, largest))
         )
         and LOWEST_OF_FLOAT32 <= temperature <= 1 / LOWEST_OF_FLOAT32
         and rule.terms != "lse"
@@ -60,20 +64,20 @@ def _written_out(batch: Batch) -> bool:
     return plain and rule.terms != "sigmoid" and rule.denominator != "only_negatives"
 
 
-def _is_direct(batch: Batch) -> bool:
-    """Return whether `direct` evaluates a batch that is suitable."""
-    others = batch.references.embeddings
-    return others is not None and not batch.references.mutual and max(len(batch.embeddings), len(others)) > DENSE_UP_TO
+def is_direct(batch: Batch) -> bool:
+    """Return whether `direct` evaluates a batch of two towers that is suitable."""
+    rows, others = batch.embeddings, cast(Tensor, batch.references.embeddings)
+    return not batch.references.mutual and max(len(rows), len(others)) > DENSE_UP_TO
 
 
-def evaluate(batch: Batch, *, backward: bool) -> tuple[AnchorValues, Saved]:
+def evaluate(batch: Batch, *, backward: bool, hardened: direct.Hardened | None = None) -> tuple[AnchorValues, Saved]:
     """Return the values, those of mutual references last, and what is saved for `differentiate`.
 
-    The numbers of positives and negatives are left empty.
+    The numbers of positives and negatives are left empty. Only `direct` evaluates a batch that is ``hardened``.
     """
     targets, references = batch.targets, batch.references
-    if _is_direct(batch):
-        return direct.evaluate(batch, backward=backward)
+    if references.embeddings is not None and is_direct(batch):
+        return direct.evaluate(batch, backward=backward, hardened=hardened)
     if not _written_out(batch):
         evaluated = pairs.evaluate if batch.rule.terms == "sigmoid" else unshifted.evaluate
         return evaluated(batch, _plan(batch, keep=backward))
@@ -107,7 +111,7 @@ def differentiate(grad: Tensor, size: float, batch: Batch, saved: Saved) -> Grad
         batch: the batch that was evaluated.
         saved: what `evaluate` saved.
     """
-    if _is_direct(batch):
+    if batch.references.embeddings is not None and is_direct(batch):
         return direct.differentiate(size, batch, saved)
     weight = saved.kept
     if not isinstance(weight, Tensor):
