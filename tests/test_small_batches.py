@@ -93,6 +93,10 @@ def test_panel_agrees_with_separate_evaluations(
         rows = leaves(inputs)
         found = loss(*rows, **options)
         assert len(panels) == 1
+        with torch.no_grad():
+            assert torch.equal(loss(*rows, **options), found)
+        assert torch.equal(loss(*inputs, **options), found)
+        assert len(panels) == 1
         upstream = torch.linspace(-1.0, 2.0, found.numel(), dtype=torch.float64) if found.ndim else None
         gradients = torch.autograd.grad(found, rows, upstream)
         panels.clear()

@@ -77,10 +77,14 @@ def loss_of(
     if not suits(described, PLAIN):
         return None
     learned = rule.temperature if isinstance(rule.temperature, Tensor) else None
-    hard = rows[2] if len(rows) > 2 else None
+    inputs = queries, documents, rows[2] if len(rows) > 2 else None, learned
+    if not (torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)):
+        panel = _evaluate(torch.cat(tuple(rows)), len(queries), rule, whole, directions)
+        give_back("kept", panel.buffer)
+        return reduced(AnchorValues(_value(panel, directions), NONE, NONE), described, policy)
     plain = is_plain(described, policy)
     given = whole, directions, again, described, policy if plain else None
-    found: Tensor = _Small.apply(given, queries, documents, hard, learned)  # type: ignore[no-untyped-call]
+    found: Tensor = _Small.apply(given, *inputs)  # type: ignore[no-untyped-call]
     return found if plain else reduced(AnchorValues(found, NONE, NONE), described, policy)
 
 
@@ -228,10 +232,7 @@ class _Small(Reverse):
         panel = _evaluate(torch.cat(rows), len(rows[0]), batch.rule, sizes, directions)
         values = _value(panel, directions)
         ctx.save_for_backward(*inputs)
-        ctx.given, ctx.count = given, len(values)
-        ctx.panel = panel if any(ctx.needs_input_grad) else None
-        if ctx.panel is None:
-            give_back("kept", panel.buffer)
+        ctx.given, ctx.count, ctx.panel = given, len(values), panel
         return values if policy is None else reduced(AnchorValues(values, NONE, NONE), batch, policy)
 
     @staticmethod

@@ -76,6 +76,10 @@ def combined(batch: Batch, factors: Sequence[float], formula: Formula, policy: P
     number = batch.embeddings.shape[0] - 2 if columns is None else columns.shape[0] - 1
     usual = backend == "auto" and own is None and not isinstance(batch.rule.temperature, Tensor)
     if usual and suits(batch, PLAIN, factors[0]) and number > 0:
+        wanted = batch.embeddings.requires_grad or (columns is not None and columns.requires_grad)
+        if not (wanted and torch.is_grad_enabled()):
+            values = formula.values(_evaluate(batch, factors, number)[0])[0].view(-1)
+            return reduced(AnchorValues(values, NONE, NONE), batch, policy)
         plain = policy.ranks is None and is_plain(batch, policy)
         described = batch, factors, formula, policy if plain else None
         found: Tensor = _Small.apply(described, number, batch.embeddings, columns)  # type: ignore[no-untyped-call]
@@ -98,6 +102,28 @@ def _parts(batch: Batch, factors: Sequence[float], backend: Backend) -> Odds:
     return Odds(logits, [each.values for each in found], found[0].negatives)
 
 
+def _evaluate(batch: Batch, factors: Sequence[float], number: int) -> tuple[Odds, Saved]:
+    """Return the parts ``[N, 1]`` in one panel; the sums and the exponentials of each factor are saved."""
+    scaled, columns = scale_both(batch, LN2)
+    logits, column = torch.mm(scaled.rows, columns.rows.T), batch.targets.given.unsqueeze(1)
+    of_positives = logits.gather(1, column)
+    logits.scatter_(1, column, -math.inf)
+    if batch.references.embeddings is None:
+        logits.fill_diagonal_(-math.inf)
+    exponentials, sums, odds = [], [], []
+    for factor in factors:
+        if factor is factors[-1]:  # the last exponentials take the memory of the logits
+            each = (logits if factor == 1 else logits.mul_(factor)).exp2_()
+        else:
+            each = logits.exp2() if factor == 1 else (logits * factor).exp2_()
+        of_each = of_positives.exp2() if factor == 1 else (of_positives * factor).exp2_()
+        total = each.sum(1, keepdim=True)
+        exponentials.append(each)
+        sums.append(total)
+        odds.append(of_each.reciprocal_().mul_(total).log_())
+    return Odds(of_positives.mul_(LN2), odds, number), Saved(scaled, sums, exponentials, columns)
+
+
 class _Small(Reverse):
     """The values of a small batch, in plain eager execution."""
 
@@ -109,26 +135,10 @@ class _Small(Reverse):
         *inputs: Tensor | None,
     ) -> Tensor:
         batch, factors, formula, policy = described
-        scaled, columns = scale_both(batch, LN2)
-        logits, column = torch.mm(scaled.rows, columns.rows.T), batch.targets.given.unsqueeze(1)
-        of_positives = logits.gather(1, column)
-        logits.scatter_(1, column, -math.inf)
-        if batch.references.embeddings is None:
-            logits.fill_diagonal_(-math.inf)
-        exponentials, sums, odds = [], [], []
-        for factor in factors:
-            if factor is factors[-1]:  # the last exponentials take the memory of the logits
-                each = (logits if factor == 1 else logits.mul_(factor)).exp2_()
-            else:
-                each = logits.exp2() if factor == 1 else (logits * factor).exp2_()
-            of_each = of_positives.exp2() if factor == 1 else (of_positives * factor).exp2_()
-            total = each.sum(1, keepdim=True)
-            exponentials.append(each)
-            sums.append(total)
-            odds.append(of_each.reciprocal_().mul_(total).log_())
-        values, ctx.kept = formula.values(Odds(of_positives.mul_(LN2), odds, number))
+        found, saved = _evaluate(batch, factors, number)
+        values, ctx.kept = formula.values(found)
         ctx.save_for_backward(*inputs, batch.targets.given)
-        ctx.described, ctx.saved = described, Saved(scaled, sums, exponentials, columns)
+        ctx.described, ctx.saved = described, saved
         values = values.view(-1)
         return values if policy is None else reduced(AnchorValues(values, NONE, NONE), batch, policy)
 
