@@ -69,7 +69,7 @@ from .engine import (
     precision,
     reduced,
 )
-from .engine.device import dtypes_of, traced
+from .engine.device import dtypes_of, traced, without_autocast
 
 Scope = Literal["batch", "own", "own_only"]
 Directions = Literal[
@@ -194,7 +194,8 @@ def multiple_negatives_ranking_loss(
         options: dict[str, Any] = {"directions": directions, "partition": partition, "similarity": similarity}
         again = partial(_composed, temperature=temperature, **options)
         rows, sizes = ((a, b), (of_a, of_b)) if hard is None else ((a, b, hard), (of_a, of_b, of_hard))
-        found = blocks.loss_of(rows, sizes, rule, contrasted, policy, again)
+        with without_autocast(a):
+            found = blocks.loss_of(rows, sizes, rule, contrasted, policy, again)
         if found is not None:
             return found
     storage, (returned, wide) = a.dtype, dtypes_of(a)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import is_dataclass, replace
 from typing import Any, cast, get_args, get_type_hints
 
@@ -422,7 +421,7 @@ class _Gradient(Reverse):
     @staticmethod
     def backward(ctx: Any, *directions: Tensor) -> tuple[Tensor | None, ...]:
         grad, *tensors = ctx.saved_tensors
-        with torch.autocast(grad.device.type, enabled=False) if device.autocast(grad) else nullcontext():
+        with device.without_autocast(grad):
             by_grad, *gradients = second_derivative(directions, grad, *_described(tensors, ctx.plain))
         return by_grad, *_placed(gradients, tensors), *(None,) * (_SAVED + len(ctx.plain))
 

@@ -9,13 +9,12 @@ with documents.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .device import autocast, borrow, give_back, may_read
+from .device import borrow, give_back, may_read, without_autocast
 from .formulas import is_plain, reduced
 from .plan import SMALL_TOWERS
 from .scaling import Scaled, by_temperature, scale_rows, to_embeddings
@@ -252,7 +251,7 @@ class _Small(Reverse):
             return None, *(next(found) if needs else None for needs in needed)
         rows = [tensor for tensor in inputs[:3] if tensor is not None]
         n, frozen = len(rows[0]), len(rows) > 2 and not needed[2]
-        with torch.autocast("cpu", enabled=False) if autocast(grad) else nullcontext():
+        with without_autocast(grad):
             panel, ctx.panel = ctx.panel, None
             if panel is None:  # overwritten by the first backward pass
                 panel = _evaluate(torch.cat(rows), n, batch.rule, sizes, directions)

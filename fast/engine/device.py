@@ -9,6 +9,8 @@ than `MOST_ENTRIES` entries, 16 MiB in float32.
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,6 +66,11 @@ def autocast(tensor: Tensor) -> bool:
     """Return whether autocast is enabled for the device of a tensor."""
     kind = tensor.device.type
     return (kind == "cpu" or torch.amp.is_autocast_available(kind)) and torch.is_autocast_enabled(kind)
+
+
+def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Return a context in which autocast is disabled for the device of a tensor."""
+    return torch.autocast(tensor.device.type, enabled=False) if autocast(tensor) else nullcontext()
 
 
 class _Buffers(threading.local):

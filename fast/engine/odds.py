@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .autograd import anchor_values
-from .device import autocast, may_read
+from .device import may_read, without_autocast
 from .formulas import is_plain, reduced
 from .partners import partner_rows
 from .scaling import Saved, pair_logits, pulled, scale_both
@@ -72,6 +71,11 @@ def combined(batch: Batch, factors: Sequence[float], formula: Formula, policy: P
     Returns:
         The loss in the computing dtype; see `reduced`.
     """
+    with without_autocast(batch.embeddings):
+        return _combined(batch, factors, formula, policy, backend)
+
+
+def _combined(batch: Batch, factors: Sequence[float], formula: Formula, policy: Policy, backend: Backend) -> Tensor:
     columns, own = batch.references.embeddings, batch.references.own
     number = batch.embeddings.shape[0] - 2 if columns is None else columns.shape[0] - 1
     usual = backend == "auto" and own is None and not isinstance(batch.rule.temperature, Tensor)
@@ -161,7 +165,7 @@ class _Small(Reverse):
             found = iter(torch.autograd.grad(values, cast(list[Tensor], wanted), grad, create_graph=again))
             gradients = [next(found) if needs else None for needs in needed]
         else:
-            with torch.autocast("cpu", enabled=False) if autocast(rows) else nullcontext():
+            with without_autocast(rows):
                 size, grad = of_each(grad, policy, len(rows))
                 slopes = formula.slopes(grad.unsqueeze(1), ctx.kept)
                 gradients = _gradients(slopes, batch, factors, ctx.saved._replace(frozen=not needed[1]), size)

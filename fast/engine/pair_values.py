@@ -8,7 +8,6 @@ the sum over the anchor's negatives, which every backend computes as the anchor'
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from . import device
 from .autograd import OVERFLOW, anchor_values
-from .device import dtypes_of
+from .device import dtypes_of, without_autocast
 from .plan import panel_rows, precision
 from .rowwise import masks_of, own_columns
 from .scaling import Saved, both_ways, differentiable_rows, of_ordinary_size, pulled, scale_both
@@ -148,7 +147,7 @@ def _some_pairs(batch: Batch, backend: Backend) -> tuple[_Pairs, Tensor]:
 def _logits(batch: Batch, pairs: _Pairs) -> Tensor:
     """Return the logits ``[P]`` of pairs, differentiable with respect to all inputs."""
     if torch.compiler.is_compiling():
-        with _without_autocast(batch.embeddings):
+        with without_autocast(batch.embeddings):
             return _dense(batch, pairs)
     rule, others = batch.rule, batch.references.embeddings
     numbers = (number if isinstance(number, Tensor) else None for number in (rule.temperature, rule.bias))
@@ -162,10 +161,6 @@ def _with(batch: Batch, inputs: Inputs) -> Batch:
     rule = batch.rule if temperature is None else replace(batch.rule, temperature=temperature)
     rule = rule if bias is None else replace(rule, bias=bias)
     return replace(batch, embeddings=rows, references=replace(batch.references, embeddings=others), rule=rule)
-
-
-def _without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
-    return torch.autocast(tensor.device.type, enabled=False) if device.autocast(tensor) else nullcontext()
 
 
 def _dense(batch: Batch, pairs: _Pairs) -> Tensor:
@@ -184,7 +179,7 @@ class _Logits(Reverse):
     @staticmethod
     def forward(batch: Batch, pairs: _Pairs, *inputs: Tensor | None) -> Tensor:
         batch = _with(batch, cast(Inputs, inputs))
-        with _without_autocast(batch.embeddings):
+        with without_autocast(batch.embeddings):
             scaled, columns = scale_both(batch)
             found, begin = scaled.rows.new_empty(pairs.ends[-1]), 0
             for place, end in enumerate(pairs.ends):
@@ -204,7 +199,7 @@ class _Logits(Reverse):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (batch, pairs), inputs, needed = ctx.described, ctx.saved_tensors, ctx.needs_input_grad[2:]
         gradients: Sequence[Tensor | None]
-        with _without_autocast(grad):
+        with without_autocast(grad):
             if torch.is_grad_enabled():
                 places = [place for place, tensor in enumerate(inputs) if tensor is not None]
 

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from . import formulas, rowwise
+from .device import without_autocast
 from .plan import panel_rows
 from .rowwise import LonePanel, Panel, Sums
 from .scaling import Scaled, by_temperature, scale_both, to_embeddings
-from .shared import without_autocast
 from .spec import AnchorValues, Backend, Batch, References
 
 SECOND = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.linalg import vector_norm
 
-from .device import autocast, dtypes_of, traced
+from .device import dtypes_of, traced, without_autocast
 from .spec import Batch, Gradients, Rule, Sizes
 from .transforms import Reverse
 
@@ -305,7 +304,7 @@ class _PairLogits(Reverse):
             wanted = cast(list[Tensor], [t for t, needs in zip(inputs, needed, strict=True) if needs])
             found = iter(torch.autograd.grad(logits, wanted, grads[0], create_graph=True))
             return None, None, *(next(found) if needs else None for needs in needed)
-        with torch.autocast(first.device.type, enabled=False) if autocast(first) else nullcontext():
+        with without_autocast(first):
             grad, scaled = grads[0].unsqueeze(1), ctx.scaled
             pulls = [
                 scaled[1].rows * grad if needed[0] or needed[2] else None,

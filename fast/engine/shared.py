@@ -10,7 +10,6 @@ sent.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any, Protocol, cast
 
 import torch
@@ -73,7 +72,7 @@ class _Values(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, batch: Batch, plan: Plan, share: Share, *inputs: Tensor | None) -> AnchorValues:
-        with without_autocast(batch.embeddings):
+        with device.without_autocast(batch.embeddings):
             if len(batch.embeddings):
                 found, saved = unshifted.evaluate(batch, plan)
             else:
@@ -94,7 +93,7 @@ class _Values(torch.autograd.Function):
         grad = grads[0]
         if grad is None:
             grad = saved.scaled.rows.new_zeros(len(rows))
-        with without_autocast(rows):
+        with device.without_autocast(rows):
             gradients = differentiate(grad, batch, plan, saved, share)
         needed = ctx.needs_input_grad[3:]
         return None, None, None, *(part if needs else None for part, needs in zip(gradients, needed, strict=True))
@@ -138,8 +137,3 @@ def _of_no_rows(batch: Batch) -> tuple[AnchorValues, Saved]:
     scaled, columns = scale_both(batch, LN2)
     none, whole = scaled.rows.new_empty(0), torch.empty(0, dtype=torch.int64, device=scaled.rows.device)
     return AnchorValues(none, whole, whole), Saved(scaled, [none] * (len(Sums._fields) + 1), None, columns)
-
-
-def without_autocast(tensor: Tensor) -> Any:
-    """Return a context in which autocast is disabled for the device of a tensor."""
-    return torch.autocast(tensor.device.type, enabled=False) if device.autocast(tensor) else nullcontext()
