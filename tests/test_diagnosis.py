@@ -71,7 +71,7 @@ TABLE = [
     (
         "decoupled_one_way",
         "nt_xent",
-        "only rows of the first view are anchors; the positive is missing from its own denominator",
+        "only rows of the first view are anchors; the denominator lacks the positives",
         "",
     ),
     ("times_2t", "info_nce", "values are multiplied by temperature/0.5", "base_temperature=0.5"),

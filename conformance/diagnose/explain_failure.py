@@ -749,10 +749,20 @@ def general_words(found: Failure, suspect: Suspect) -> str:
     return "; ".join(_general_words(part, choice) for part, choice in differ)
 
 
-def _general_words(right: str, other: str) -> str:
+def right_elsewhere(right: Variant, other: Variant) -> list[str]:
+    """Describe the parts of a variant that are right for another loss or option, but not for this one."""
+    pairs = ((getattr(right, name), getattr(other, name)) for name in PARTS)
+    return [words for one, choice in pairs if one != choice and (words := _words_elsewhere(one, choice))]
+
+
+def _words_elsewhere(right: str, other: str) -> str:
     if (right, other) in OTHER_DENOMINATORS:
         return f"the denominator {OTHER_DENOMINATORS[right, other]}"
-    return OTHER_FORMS.get((right, other)) or CHOICES.get(other) or words_of(other) or f"{other} instead of {right}"
+    return OTHER_FORMS.get((right, other)) or CHOICES.get(other, "")
+
+
+def _general_words(right: str, other: str) -> str:
+    return _words_elsewhere(right, other) or words_of(other) or f"{other} instead of {right}"
 
 
 def _first_wrong_anchor(found: Failure) -> int:

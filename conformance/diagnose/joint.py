@@ -41,6 +41,7 @@ from .explain_failure import (
     gradient_words,
     is_explained,
     not_finite,
+    right_elsewhere,
     slight,
     suspects,
     words_for_case,
@@ -196,12 +197,13 @@ class Evidence:
         dtype: the dtype in which it failed.
         outcome: what the target returned.
         truth: the true results.
+        match: the loss that was identified, if any.
     """
 
     def __init__(self, case: Case, dtype: str, outcome: Outcome, truth: Truth | Expected) -> None:
         self.case, self.dtype, self.outcome, self.truth = case, dtype, outcome, truth
         self.computes = _precision(outcome, dtype)
-        self.proposals: Sequence[tuple[str, Callable[[Failure], Suspect | None]]] = ()
+        self.match: Match | None = None
 
     @cached_property
     def failure(self) -> Failure:
@@ -338,9 +340,8 @@ class Evidence:
 
     def suspects(self, found: Failure) -> Iterator[tuple[str, Suspect]]:
         """Yield the words of each suspect, and the suspect."""
-        for words, make in self.proposals:
-            if (proposed := make(found)) is not None:
-                yield words, proposed
+        if self.match is not None and (identified := proposed(self.match, found)) is not None:
+            yield identified
         yield from self._listed if found is self.failure else _listed(found)
 
     def predicts_failure(self, words: str) -> bool:
@@ -479,7 +480,7 @@ class Collector:
                 self._deadline = time.process_time() + SECONDS
                 if match is not None:
                     for evidence, _ in self.failing:
-                        evidence.proposals = [proposal(match)]
+                        evidence.match = match
                     continue
             if best is None:
                 break
@@ -574,21 +575,19 @@ def _safely(test: Test) -> Any:
         return None
 
 
-def proposal(match: Match) -> tuple[str, Callable[[Failure], Suspect | None]]:
-    """Return what identification found, in words, and as a suspect for a case."""
-    (used, *_), variant = match.temperatures.values(), match.variant
-    words = match.words() + [words_of(match.count)] * (match.count in WRONG_COUNTS)
-
-    def suspect(found: Failure) -> Suspect | None:
-        built_in = None in match.temperatures
-        scale = match.factor_for(None if built_in else found.temperature)
-        positives = "meant" if variant.positives in RIGHT_POSITIVES else variant.positives
-        if scale is None or CASE not in POSITIVES[positives].calls or not (built_in or match.as_passed):
-            return None
-        reduction = match.count if match.count not in ("mean", "drop") else found.right.reduction
-        changed = replace(variant, loss=found.case.loss, positives=positives)
-        same = built_in and math.isclose(used, found.temperature, rel_tol=1e-6)
-        temperature = used if built_in and not same else None
-        return replace(found.right, variant=changed, reduction=reduction, scale=scale, temperature=temperature)
-
+def proposed(match: Match, found: Failure) -> tuple[str, Suspect] | None:
+    """Return what identification found, in words, and as a suspect for a case; None if it cannot be applied there."""
+    (used, *_), variant, right = match.temperatures.values(), match.variant, found.right.variant
+    built_in = None in match.temperatures
+    scale = match.factor_for(None if built_in else found.temperature)
+    positives = "meant" if variant.positives in RIGHT_POSITIVES else variant.positives
+    if scale is None or CASE not in POSITIVES[positives].calls or not (built_in or match.as_passed):
+        return None
+    reduction = match.count if match.count not in ("mean", "drop") else found.right.reduction
+    changed = replace(variant, loss=found.case.loss, positives=positives)
+    same = built_in and math.isclose(used, found.temperature, rel_tol=1e-6)
+    temperature = used if built_in and not same else None
+    suspect = replace(found.right, variant=changed, reduction=reduction, scale=scale, temperature=temperature)
+    if words := match.words() + [words_of(match.count)] * (match.count in WRONG_COUNTS):
+        words += right_elsewhere(right, changed)
     return "; ".join(words) or match.name, suspect

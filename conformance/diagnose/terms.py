@@ -13,7 +13,7 @@ from ..suite.cases import Case, call_reference
 from ..suite.records import Expected, Outcome, Truth
 from ..truth.baseline import plain_outcome
 from .explain_failure import EXPLAINED, Failure, Suspect, is_explained
-from .joint import Evidence, Reason, proposal
+from .joint import Evidence, Reason
 from .positives import POSITIVES, similarity_rows
 from .search import Match
 from .variants import Evaluation
@@ -59,7 +59,7 @@ def computed_terms(
     if not is_explained(case) or not case.anchors() or not all(map(math.isfinite, (*outcome.values, *truth.values))):
         return None
     evidence = Evidence(case, dtype, outcome, truth)
-    evidence.proposals = [proposal(match)] if match else []
+    evidence.match = match
     failure = evidence.failure
     if len(failure.given) != len(failure.expected):
         return None
