@@ -454,7 +454,9 @@ def test_optax_is_identified_with_its_gradient():
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     printed = " ".join(done.stdout.split())  # lines are wrapped at 80 columns
-    assert "computes nt_xent_pairwise with reduction=mean_pairs; takes the temperature as an argument differs" in printed
+    assert (
+        "computes nt_xent_pairwise with reduction=mean_pairs; takes the temperature as an argument differs" in printed
+    )
     assert "the largest relative error of their gradients is" in printed
     assert "out of range: exponentials underflow" in printed
 

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .device import borrow, give_back
@@ -22,6 +23,10 @@ from .unshifted import NONE, Products, positives_of, ranks_of
 
 LOWEST_LOG = {torch.float64: -700.0, torch.float32: -87.0}
 """The smallest x of which e^x is a normal number, rounded up."""
+LINEAR_ABOVE = 40.0
+"""Above this, the difference between softplus(x) and x is less than the rounding error of float64."""
+FEW = 2**14
+"""Up to this number of pairs, the number of operations determines the time."""
 MOST_COMBINED = 8
 """Largest number of exponentials that one logarithm combines; twice the number doubles the rounding errors."""
 
@@ -86,6 +91,9 @@ def _softplus_sum(x: Tensor, out: Tensor) -> None:
     It is max(x, 0) + log(1 + e), where e = e^-|x| is at most 1. A logarithm takes longer than the products that combine
     two of them: (1 + e)(1 + f) = 1 + (e + f (1 + e)). Nothing cancels, so that the sum of small terms keeps its digits.
     """
+    if x.numel() <= FEW:
+        torch.sum(F.softplus(x, threshold=LINEAR_ABOVE), 1, out=out)
+        return
     scratch, width = borrow("weights", x, x.numel()), x.shape[1]
     part = scratch.as_strided(x.shape, (width, 1))
     torch.sum(torch.clamp(x, min=0, out=part), 1, out=out)

@@ -208,12 +208,13 @@ def pulled(
             by_bias = total if by_bias is None else by_bias + total
         if weight.shape[0] == rows.shape[0]:
             pull = weight @ across
-        else:
-            pull = torch.zeros_like(rows) if pull is None else pull
-            pull[here].addmm_(weight, across)
-            if itself:
-                pull.addmm_(weight.T, rows[here])
-        if not (itself or saved.frozen):
+            pull_columns = None if itself or saved.frozen else weight.T @ rows
+            continue
+        pull = torch.zeros_like(rows) if pull is None else pull
+        pull[here].addmm_(weight, across)
+        if itself:
+            pull.addmm_(weight.T, rows[here])
+        elif not saved.frozen:
             pull_columns = torch.zeros_like(across) if pull_columns is None else pull_columns
             pull_columns.addmm_(weight.T, rows[here])
     assert pull is not None
