@@ -280,6 +280,7 @@ def device_job(**more: Any) -> dict[str, Any]:
     return {**job, "sizes": [64], "rounds": 3, "device": "cpu", **more}
 
 
+@pytest.mark.slow
 def test_a_timing_on_a_device_has_a_row_for_each_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FixedDeviceClock(None)
 
@@ -373,7 +374,8 @@ def test_an_implementation_that_is_wrong_in_the_measured_dtype_is_refused(monkey
     assert rows[1]["reason"] == "its loss in this dtype is wrong by 10%"
 
 
-@pytest.mark.parametrize("n", [40, pytest.param(256, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [40, 256])
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_compiled_peers_compute_the_loss_when_not_compiled(n: int) -> None:
     batch = forms.make(peers.NT_XENT, n, 32, "trained")
@@ -1009,6 +1011,7 @@ def test_without_matplotlib_the_error_names_the_extra(monkeypatch: pytest.Monkey
         report.pyplot()
 
 
+@pytest.mark.slow
 def test_the_error_of_a_job_is_reported() -> None:
     job = {"kind": "memory", "form": peers.SUPCON, "n": "many", "implementation": peers.OURS, "regime": "tuned"}
     with pytest.raises(peers.Unavailable, match=r"supcon, two views, N=many, memory of pairproof: ValueError"):

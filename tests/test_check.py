@@ -453,6 +453,7 @@ def test_command_gets_a_verdict(mode: str, verdict: str, words: str) -> None:
         assert words in checked.failures[0].message
 
 
+@pytest.mark.slow
 def test_command_that_hangs_once_fails_one_check() -> None:
     checked = command("hang-once", "golden/supcon/temperature-1", limit=2.5)
     assert checked.verdict == "does not conform"

@@ -182,10 +182,10 @@ def test_module_has_the_options() -> None:
             *({"number": False}, {}, ["the softmax of the weights is not multiplied by the number of items"]),
             marks=pytest.mark.slow,
         ),
-        (
-            {"number": False, "detach": False},
-            {"detach_weights": "False"},
+        pytest.param(
+            *({"number": False, "detach": False}, {"detach_weights": "False"}),
             ["the softmax of the weights is not multiplied by the number of items"],
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -329,6 +329,7 @@ def test_claims_that_no_case_tried_are_listed() -> None:
 
 
 @pytest.mark.usefixtures("without_reasons")
+@pytest.mark.slow
 def test_failing_batch_is_shrunk() -> None:
     result = judged(changed_if(lambda z, y: len(z) > 4 and z.shape[1] > 16), 1, dtypes="float64")
     assert result.shrunk

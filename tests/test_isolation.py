@@ -128,9 +128,7 @@ def target(name: str, imported: bool) -> Any:
     return children.find(spec) if imported else spec
 
 
-@pytest.mark.parametrize(
-    ("name", "imported"), each(ERRORS, ("segfaults", "kills_its_parent", "blocks_the_alarm", "raises_markup"))
-)
+@pytest.mark.parametrize(("name", "imported"), each(ERRORS, ("segfaults", "kills_its_parent", "raises_markup")))
 def test_error_of_a_hostile_target_is_reported_and_other_cases_are_judged(
     name: str, imported: bool, request: pytest.FixtureRequest
 ) -> None:
@@ -179,7 +177,7 @@ def test_target_that_always_dies_is_given_up() -> None:
     ("name", "imported"),
     [
         ("exits", True),
-        ("blocks_the_alarm", False),
+        pytest.param("blocks_the_alarm", False, marks=pytest.mark.slow),
         pytest.param("exits", False, marks=pytest.mark.slow),
         pytest.param("segfaults", True, marks=pytest.mark.slow),
     ],

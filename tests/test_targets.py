@@ -670,6 +670,7 @@ def test_float32_temperature_is_shown_with_all_digits() -> None:
     )
 
 
+@pytest.mark.slow
 def test_jax_function_that_cannot_be_compiled_is_run_directly() -> None:
     jax = pytest.importorskip("jax", reason="jax is not installed: make peers")
 
@@ -806,7 +807,7 @@ def test_null_is_nan_and_infinity_is_a_number() -> None:
             found.close()
 
 
-@pytest.mark.parametrize("mode", ["hang", "babble"])
+@pytest.mark.parametrize("mode", ["hang", pytest.param("babble", marks=pytest.mark.slow)])
 def test_hanging_command_is_killed_and_restarted_at_most_three_times(mode: str) -> None:
     found = command(mode, limit=0.3)
     assert isinstance(found.command, Lines)

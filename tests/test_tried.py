@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 import torch
 
 from pairproof import fast
@@ -31,6 +32,7 @@ def built_in(embeddings: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return fast.supcon_loss(embeddings, labels, temperature=0.37)
 
 
+@pytest.mark.slow
 def test_target_that_always_hangs_is_given_up() -> None:
     start = time.monotonic()
     result = check_loss(sleeps, "supcon", limit=0.2, fuzz=2)
