@@ -15,6 +15,8 @@ from .device import dtypes_of, traced, without_autocast
 from .spec import Batch, Gradients, Rule, Sizes
 from .transforms import Reverse
 
+CONVERTED = 2**16
+"""Number of entries that are converted to float64 at once, on a CPU."""
 _EXPONENTS = {torch.float64: 1000, torch.float32: 120}
 """Largest ``|e|`` used in scaling by 2^e; such powers are finite and normal."""
 
@@ -70,7 +72,14 @@ def measure(embeddings: Tensor) -> Sizes:
     computing, wide = dtypes_of(rows)
     # Squares of float32 neither overflow nor underflow in float64.
     narrow = wide != computing
-    each = vector_norm(rows, dim=1, keepdim=True, dtype=wide) if narrow else rows.abs().amax(1, keepdim=True)
+    if not narrow:
+        each = rows.abs().amax(1, keepdim=True)
+    elif rows.numel() <= CONVERTED or not rows.is_cpu:
+        each = vector_norm(rows, dim=1, keepdim=True, dtype=wide)
+    else:
+        # Some rows at a time, because torch converts all rows that it is given: that takes twice their memory.
+        parts = torch.split(rows, max(1, CONVERTED // rows.shape[1]))
+        each = torch.cat([vector_norm(part, dim=1, keepdim=True, dtype=wide) for part in parts])
     low, high = torch.aminmax(each)
     return Sizes(each, low.item(), high.item())
 
