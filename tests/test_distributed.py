@@ -186,9 +186,10 @@ class Split:
 
 
 def chosen_cases(every: bool) -> list[GoldenCase]:
-    """The cases; in the default run, every 30th of the small ones of each loss."""
+    """The cases; in the default run, every 30th of the small ones, and references whose weights have a gradient."""
     found = [case for case in load_golden() if case.case.option("reduction") != "none_pairs"]
-    return found if every else [case for case in found if case.case.size <= SMALL][::30]
+    chosen = [case for case in found if case.case.size <= SMALL][::30]
+    return found if every else [*chosen, *(case for case in found if case.id == "golden/dclw/refs-differentiated")]
 
 
 def check_cases(

@@ -79,12 +79,14 @@ def _combined(batch: Batch, factors: Sequence[float], formula: Formula, policy: 
     columns, own = batch.references.embeddings, batch.references.own
     number = batch.embeddings.shape[0] - 2 if columns is None else columns.shape[0] - 1
     usual = backend == "auto" and own is None and not isinstance(batch.rule.temperature, Tensor)
+    # The slopes of a formula whose values depend on the rows of all ranks are known to autograd only.
+    usual = usual and policy.ranks is None
     if usual and suits(batch, PLAIN, factors[0]) and number > 0:
         wanted = batch.embeddings.requires_grad or (columns is not None and columns.requires_grad)
         if not (wanted and torch.is_grad_enabled()):
             values = formula.values(_evaluate(batch, factors, number)[0])[0].view(-1)
             return reduced(AnchorValues(values, NONE, NONE), batch, policy)
-        plain = policy.ranks is None and is_plain(batch, policy)
+        plain = is_plain(batch, policy)
         described = batch, factors, formula, policy if plain else None
         found: Tensor = _Small.apply(described, number, batch.embeddings, columns)  # type: ignore[no-untyped-call]
         return found if plain else reduced(AnchorValues(found, NONE, NONE), batch, policy)
