@@ -98,3 +98,16 @@ def test_explanation_shows_the_sum_without_a_divisor() -> None:
     assert "log((" not in whole
     assert ")/3" not in whole
     assert whole.count("log(") == 3
+
+
+@pytest.mark.parametrize("backend", ["auto", "dense", "tiled", "exact"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_sum_of_own_ratios_without_negatives_is_the_number_of_positives(backend, reduction) -> None:
+    """Each ratio is e^s / e^s = 1; also for one anchor among others, with another class of a single row."""
+    for labels in ([0] * 4, [0, 0, 0, 1]):
+        z, keep = rows()[:4].requires_grad_(), torch.tensor(labels) == 0
+        ignored = ~keep[None] & keep[:, None]
+        options = {"inside_reduction": "sum", "denominator": "one_positive", "ignored": ignored, "anchors": keep}
+        loss = supcon_in_loss(z, torch.tensor(labels), reduction=reduction, backend=backend, **options)
+        torch.testing.assert_close(loss, torch.full_like(loss, -math.log(int(keep.sum()) - 1)))
+        assert not torch.autograd.grad(loss.sum(), z)[0].any()

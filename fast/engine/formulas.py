@@ -290,8 +290,13 @@ def is_plain(batch: Batch, policy: Policy) -> bool:
     targets = batch.targets
     every = batch.anchors is None and targets.ignored is None and targets.ids is None
     every = every and targets.positive_weights is None and targets.negative_weights is None
-    every = every and policy.anchor_weights is None
+    every = every and policy.anchor_weights is None and not _sums_own_ratios(batch.rule)
     return usual and policy.reduction in ("mean", "sum") and every
+
+
+def _sums_own_ratios(rule: Rule) -> bool:
+    """Return whether ratios with one positive each are summed inside the logarithm."""
+    return rule.terms == "in" and rule.denominator == "one_positive" and rule.inside_reduction == "sum"
 
 
 def reduced(found: AnchorValues, batch: Batch, policy: Policy) -> Tensor:
@@ -302,6 +307,10 @@ def reduced(found: AnchorValues, batch: Batch, policy: Policy) -> Tensor:
     """
     values, positives, negatives = found
     rule, rows = batch.rule, batch.anchors
+    if _sums_own_ratios(rule):
+        # Without negatives every ratio is 1.
+        alone = -positives.clamp(min=1).to(values.dtype).log()
+        values = torch.where(negatives == 0, alone, values)
     if policy.no_negative == "nan" and (rule.terms == "binary" or rule.denominator == "only_negatives"):
         without = negatives == 0
         # An anchor without positives follows `no_positive`, if the loss has it, even if it has no negatives either.
