@@ -291,7 +291,10 @@ def test_several_values_of_one_option_can_be_claimed() -> None:
 
 @pytest.mark.parametrize(
     "chosen",
-    [["--case", "golden/supcon/shape-6*", "--case", "golden/supcon/large-*"], pytest.param([], marks=pytest.mark.slow)],
+    [
+        ["--case", "golden/supcon/shape-6*", "--case", "golden/supcon/large-*"],
+        pytest.param(["--all"], marks=pytest.mark.slow),
+    ],
 )
 def test_built_in_temperature_is_an_option(chosen: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["check", f"{LOSSES}:built_in", "--loss", "supcon"]

@@ -52,10 +52,13 @@ def judged_at(loss: str, temperature: float, every: int) -> None:
     found, right = judge(loss, faults, temperature, every)
     for fault, verdict in zip(faults, found, strict=True):
         if fault.right_at and fault.right_at[0] <= temperature <= fault.right_at[1]:
-            assert not verdict.caught, f"{fault.name} is caught by {verdict.caught[:3]}: correct its right_at"
+            # A single row has only itself, whose term the fault may need.
+            caught = [case for case in verdict.caught if "/lone-row" not in case]
+            assert not caught, f"{fault.name} is caught by {caught[:3]}: correct its right_at"
         elif every == 1:
             assert verdict.level is not None, f"{fault.name} passes all {len(verdict.cases)} cases"
-            assert verdict.level <= fault.level, fault.name
+            # A fault that is right at some temperatures shows in fewer cases near them.
+            assert fault.right_at or verdict.level <= fault.level, fault.name
     if every > 1:
         assert sum(bool(verdict.caught) for verdict in found) >= 0.8 * len(found)
     for verdict in right:
