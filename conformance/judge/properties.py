@@ -589,7 +589,7 @@ def _of_equal_logits(case: Case, logit: float, slack: float) -> Results:
         slack: tolerance of an anchor's value, relative to 1 plus its magnitude.
     """
     equal = torch.full(case.shape, logit, dtype=torch.float64)
-    values = anchor_values(case, equal + case.bias, equal * case.temperature).numpy()
+    values = anchor_values(case, equal + case.bias, equal * case.temperature).numpy() * case.anchor_weights()
     values[list(case.undefined())] = math.nan
     return _reduced(case, {("anchor", i): (values[i], slack * (1 + abs(values[i]))) for i in case.counted()})
 
@@ -605,10 +605,11 @@ def _of_other_losses(
         arguments: for each loss, the arguments that give it the same positives.
     """
     keywords = {name: case.option(name) for name in (*COMMON, *case.keywords)}
+    over_anchors = {"sum_pairs": "sum", "none_pairs": "none"}.get(case.option("reduction"), "mean")
     for name, given in arguments.items():
         loss, other = LOSSES[name], _with(replace(case, loss=name, arguments=given, keywords={}), **keywords)
         if other.option("reduction") not in loss.choices["reduction"]:
-            other = _with(other, reduction="mean")
+            other = _with(other, reduction=over_anchors)
         for denominator in loss.choices.get("denominator", (loss.variant.get("denominator", "all"),)):
             with suppress(Refused):
                 yield loss, denominator, _ask(subject, other, denominator=denominator)
@@ -699,7 +700,7 @@ def _directions(subject: Subject, case: Case) -> None:
     _agree(_ask(subject, case, reduction="sum"), _sum(there, back))
 
 
-@_property(lambda loss: loss.two_towers and "direction" not in loss.keywords)
+@_property(lambda loss: loss.two_towers and not {"direction", "directions"} & loss.keywords.keys())
 def _swapped_towers(subject: Subject, case: Case) -> None:
     """Swapping towers whose pairs are all summed does not change the sum, and swaps the gradients."""
     order = [*range(case.n, len(_rows(case))), *range(case.n)]
@@ -766,7 +767,8 @@ def _identical_rows(subject: Subject, case: Case) -> None:
 @_property()
 def _hot(subject: Subject, case: Case) -> None:
     """As the temperature grows, every logit goes to 0 and the loss goes to that of equal logits."""
-    hot = _with(case, temperature=HOT, base_temperature=None)
+    # Hardness weights do not depend on the temperature.
+    hot = _with(case, temperature=HOT, base_temperature=None, hardness_strength=0.0)
     longest = 1.0 if case.option("similarity") == "cosine" else float(np.linalg.norm(_rows(case), axis=1).max())
     # Logits of magnitude at most S change each ratio of exponentials by a factor of at most e^(2S), each softplus by S.
     # A sigmoid loss is a sum over pairs, a mass is divided by 1 - tau_plus, and weights multiply logits.
@@ -866,7 +868,7 @@ def _nothing_ignored(subject: Subject, case: Case) -> None:
     _agree(found, _ask(subject, _leaving_out(case, ignored_ids=ids)))
 
 
-@_property(_leaves_out)
+@_property(lambda loss: _leaves_out(loss) and not loss.weights)
 def _ignored_rows(subject: Subject, case: Case) -> None:
     """Anchors that ignore their pairs with some rows have the same values as in the batch without these rows."""
     case = _within_batch(case)
@@ -901,7 +903,10 @@ def _equal_weights(subject: Subject, case: Case) -> None:
     weights, found = np.ones(case.shape), _ask(subject, case)
     _agree(found, _ask(subject, _leaving_out(case, positive_weights=weights, negative_weights=weights)))
     twice = _leaving_out(case, positive_weights=2 * weights)
-    _agree(found, _ask(subject, twice, weights_divisor="weight"))
+    # A sum over pairs is not divided.
+    reduction = "mean_pairs" if case.over_pairs else case.option("reduction")
+    divided = _ask(subject, twice, reduction=reduction, weights_divisor="weight")
+    _agree(_ask(subject, case, reduction=reduction), divided)
     sums = _with(case, reduction="sum", no_positive="zero"), _with(twice, reduction="sum", no_positive="zero")
     _agree(_multiplied(_ask(subject, sums[0]), 2), _ask(subject, sums[1]))
 

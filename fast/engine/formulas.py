@@ -46,6 +46,9 @@ from torch import Tensor
 from .device import dtypes_of
 from .spec import EPSILON, AnchorValues, Batch, Policy, Rule
 
+SUM_OF_OWN_RATIOS = "in", "one_positive", "sum"
+"""The only terms, denominator and reduction for which `counted` leaves out rows whose value is not 0."""
+
 
 class Row(Protocol):
     """Quantities of each row that its sums determine, without loss of digits.
@@ -290,13 +293,10 @@ def is_plain(batch: Batch, policy: Policy) -> bool:
     targets = batch.targets
     every = batch.anchors is None and targets.ignored is None and targets.ids is None
     every = every and targets.positive_weights is None and targets.negative_weights is None
-    every = every and policy.anchor_weights is None and not _sums_own_ratios(batch.rule)
+    every = every and policy.anchor_weights is None
+    rule = batch.rule
+    every = every and (rule.terms, rule.denominator, rule.inside_reduction) != SUM_OF_OWN_RATIOS
     return usual and policy.reduction in ("mean", "sum") and every
-
-
-def _sums_own_ratios(rule: Rule) -> bool:
-    """Return whether ratios with one positive each are summed inside the logarithm."""
-    return rule.terms == "in" and rule.denominator == "one_positive" and rule.inside_reduction == "sum"
 
 
 def reduced(found: AnchorValues, batch: Batch, policy: Policy) -> Tensor:
@@ -307,7 +307,7 @@ def reduced(found: AnchorValues, batch: Batch, policy: Policy) -> Tensor:
     """
     values, positives, negatives = found
     rule, rows = batch.rule, batch.anchors
-    if _sums_own_ratios(rule):
+    if (rule.terms, rule.denominator, rule.inside_reduction) == SUM_OF_OWN_RATIOS:
         # Without negatives every ratio is 1.
         alone = -positives.clamp(min=1).to(values.dtype).log()
         values = torch.where(negatives == 0, alone, values)
