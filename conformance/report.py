@@ -48,8 +48,8 @@ STYLE = {
     Status.SKIPPED: "dim",
     Status.ERRORED: "bold magenta",
 }
-NUMBERS = {*Status, *LOSSES, "skip", "cases", "median", "90 %", "99 %", "worst", "ulp", "published", "reference"} | {
-    *("figures", "reproduced", "artefacts", "claims", "hold", "partly", "not")
+NUMBERS = {*Status, *COLUMNS.values(), *(kind.name for kind in ALL), "skip", "cases", "median", "90 %", "99 %"} | {
+    *("worst", "ulp", "published", "figures", "reproduced", "artefacts", "claims", "hold", "partly", "not")
 }
 """Columns that are aligned on the right."""
 
@@ -58,6 +58,12 @@ TAGS = {Status.FAILED: "failure", Status.ERRORED: "error", Status.SKIPPED: "skip
 
 REPEAT = "repeat: "
 """The prefix of a command that repeats a check."""
+
+MANY = 5
+"""Implementations that were judged on at least this number of losses are columns of a table, others are lines."""
+
+FILLED = 42
+"""Width of the losses of such a line in a terminal of 80 columns, beside the longest name of an implementation."""
 
 LISTED = 3
 """Number of reasons for skipped cases that ``check`` prints without ``--all``."""
@@ -116,10 +122,12 @@ def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -
     """A table below its title, if it has rows; a first cell that equals the one above it is left blank."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)
     for name in columns:
-        # A loss's name is broken where its last word begins.
-        header = "_\n".join(name.rsplit("_", 1)) if name in LOSSES else name
+        # A name is broken after its hyphens.
         table.add_column(
-            header, justify="right" if name in NUMBERS else "left", overflow="fold", no_wrap=name == "published"
+            name.replace("-", "-\n"),
+            justify="right" if name in NUMBERS else "left",
+            overflow="fold",
+            no_wrap=name == "published",
         )
     before: Cell = ""
     for first, *others in rows:
@@ -160,15 +168,17 @@ def _of_run(report: Report, seconds: float, details: Collection[str] | None) -> 
     if details is not None:
         yield f"pairproof {header['pairproof']}, {_versions(header)}"
         yield f"  from {header['copy']}"
-        names = grouped((version, name) for name, version in report.versions.items())
-        yield "  judged: " + "; ".join(f"{', '.join(who)} ({version})" for version, who in names.items())
-        yield from (Text(f"  {name} is skipped: {reason}", "yellow") for name, reason in report.absent.items())
+        if report.versions:
+            yield f"  judged: {len(report.versions)} implementations; what each one is: --show versions"
+        if report.absent:
+            yield Text(f"  not available: {', '.join(report.absent)}; the reasons: --show skips", "yellow")
     for check in report.checks:
         if check.status in BAD:
             yield from _failure(check, f"{check.implementation} {check.dtype}" if check.kind == "case" else "")
     if details is not None:
         shown = {
-            "skips": _skips(cases),
+            "versions": _versions_judged(report),
+            "skips": chain(_absent(report), _skips(cases)),
             "figures": _figures(report),
             "claims": _claims(report),
             "deviations": _deviations(cases),
@@ -181,6 +191,20 @@ def _of_run(report: Report, seconds: float, details: Collection[str] | None) -> 
     yield ", ".join(phrase(status, counts[status]) for status in Status) + f" in {seconds:.1f} s"
     yield from (Text(problem, "bold red") for problem in report.problems)
     yield Text("everything holds" if report.passed else "NOT everything holds", _style(report.passed))
+
+
+def _versions_judged(report: Report) -> Iterator[Part]:
+    """The versions of the implementations that were judged."""
+    names = grouped((version, name) for name, version in report.versions.items())
+    rows = [(", ".join(who), version) for version, who in names.items()]
+    return _table("Implementations that were judged", ("implementation", "version"), rows)
+
+
+def _absent(report: Report) -> Iterator[Part]:
+    """The implementations that are not available, each with its reason, which says what to install."""
+    if report.absent:
+        yield from ("", Text("Implementations that are not available", "bold"))
+    yield from (f"  {name}: {reason}" for name, reason in report.absent.items())
 
 
 def _skips(cases: Sequence[Check]) -> Iterator[Part]:
@@ -216,17 +240,18 @@ def _documents(report: Report) -> Iterator[Part]:
 
 
 def _matrix(cases: Sequence[Check]) -> Iterator[Part]:
-    """Implementations by losses: the numbers of checks with each status."""
+    """Implementations and losses: the numbers of checks with each status."""
     mistakes = {kind.name: {one.name for one in kind.deviations if one.wrong} for kind in ALL}
     groups = grouped(((check.implementation, check.loss), check) for check in cases)
-    losses = [loss for loss in LOSSES if any(loss == judged for _, judged in groups)]
+    everyone = grouped((check.implementation, check) for check in cases)
+    skips = {who: str(counted(checks)[Status.SKIPPED] or "") for who, checks in everyone.items()}
 
-    def cell(who: str, loss: str) -> Cell:
+    def cell(who: str, loss: str) -> Text | None:
         checks = groups.get((who, loss), [])
         counts = counted(checks)
         bad = sum(counts[status] for status in BAD)
         if not counts.total() - counts[Status.SKIPPED]:
-            return Text("-", STYLE[Status.SKIPPED])
+            return None
         if bad:
             return Text(f"{counts[Status.PASSED]}x{bad}", STYLE[Status.FAILED])
         if not counts[Status.DEVIATES]:
@@ -234,13 +259,36 @@ def _matrix(cases: Sequence[Check]) -> Iterator[Part]:
         wrong = any(mistakes[who].intersection(check.declared) for check in checks)
         return Text(f"{counts[Status.PASSED]}{'!' if wrong else '~'}{counts[Status.DEVIATES]}", STYLE[Status.DEVIATES])
 
-    rows = []
-    for who, checks in grouped((check.implementation, check) for check in cases).items():
-        skipped = counted(checks)[Status.SKIPPED]
-        rows.append([who, *(cell(who, loss) for loss in losses), Text(str(skipped or ""), STYLE[Status.SKIPPED])])
-    yield from _table("Implementations on the cases of each loss", ("implementation", *losses, "skip"), rows)
-    if rows:
+    cells = {who: {loss: found for loss in LOSSES if (found := cell(who, loss))} for who in everyone}
+    wide = [who for who, found in cells.items() if len(found) >= MANY]
+    rows: list[list[Cell]] = [
+        [loss, *(cells[who].get(loss, Text("-", STYLE[Status.SKIPPED])) for who in wide)]
+        for loss in LOSSES
+        if any(loss in cells[who] for who in wide)
+    ]
+    if wide:
+        rows.append([Text(words, STYLE[Status.SKIPPED]) for words in ("skipped", *(skips[who] for who in wide))])
+    yield from _table("Implementations of many losses: checks on the cases of each", ("loss", *wide), rows)
+    rows = [
+        [who, _filled(found), Text(skips[who], STYLE[Status.SKIPPED])]
+        for who, found in cells.items()
+        if who not in wide
+    ]
+    title = "Other implementations" if wide else "Implementations on the cases of each loss"
+    yield from _table(title, ("implementation", "checks of each loss", "skip"), rows)
+    if cells:
         yield Text(LEGEND, "dim")
+
+
+def _filled(cells: Mapping[str, Text]) -> Text:
+    """Names and cells in lines of at most ``FILLED`` characters; no line ends between a name and its cell."""
+    lines: list[list[Text]] = [[]]
+    for loss, cell in cells.items():
+        part = Text.assemble(f"{loss} ", cell)
+        if sum(len(one) + len(", ") for one in (*lines[-1], part)) > FILLED:
+            lines.append([])
+        lines[-1].append(part)
+    return Text(",\n").join(Text(", ").join(line) for line in lines if line)
 
 
 def _figures(report: Report) -> Iterator[Part]:
@@ -289,6 +337,8 @@ def _figures(report: Report) -> Iterator[Part]:
         if holds
     ]
     yield from _table("Artefacts, figures of full length, and outputs that are cut off", ("figure", "note"), notes)
+    if report.judgements:
+        yield f"entries of all figures: {show_counts(report.entries())}"
 
 
 def _reference(judgement: Judgement, count: int) -> Cell:
@@ -369,7 +419,7 @@ def _findings(report: Report) -> Iterator[Cell]:
         yield (
             f"{len(report.fixtures) - tests} documents, {tests} public tests,"
             f" {len(report.judgements)} figures: {figures['reproduced']} reproduced,"
-            f" {figures['artefact']} artefacts; entries: {show_counts(report.entries())}; {len(report.claims)} claims"
+            f" {figures['artefact']} artefacts; {len(report.claims)} claims"
         )
     if report.selection.covering:
         yield f"{report.cases_chosen} of {report.cases_in_all} cases ran, which cover all flags, options and kernels"

@@ -26,6 +26,7 @@ from pairproof.conformance.judge.options import DETAILS, Batch, Request, Selecti
 from pairproof.conformance.judge.results import Check, Status
 from pairproof.conformance.judge.verify import Report, run
 from pairproof.conformance.report import show
+from pairproof.conformance.suite.catalogue import LOSSES
 
 
 def call(*arguments: str) -> int:
@@ -58,7 +59,7 @@ def test_verify_filtered(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     assert "everything holds" in text
     assert "counts not compared with the expected ones, because only a part ran" in text
     assert re.search(r"^supcon_notebook +31 +31 +0 +0 +14 +10 +2 +2$", text, re.MULTILINE)
-    assert re.search(r"^fast +8 +4 +8 +20$", text, re.MULTILINE)
+    assert re.search(r"^fast +supcon 8, nt_xent 4, nt_xent_pairwise 8 +20$", text, re.MULTILINE)
     data = json.loads(report.read_text())
     assert data["passed"] is True
     assert data["format"] == "pairproof-report/1"
@@ -236,7 +237,7 @@ from pairproof.conformance import cli
 from pairproof.conformance.judge import verify
 from pairproof.conformance.judge.results import Check, Status
 passed = Check("case", "fast", "supcon", "golden/supcon/some", "float64", Status.PASSED)
-verify.run = lambda selection, progress: verify.Report(selection, [passed], absent={"pml": "\\u03c4"})
+verify.run = lambda selection, progress: verify.Report(selection, [passed], absent={"\\u03c4": "missing"})
 """
 RUN = "cli.main(sys.argv[1:])"
 """The command line, with a run of one check that passed and a message that is not ASCII."""
@@ -308,7 +309,7 @@ def test_an_ascii_locale_prints_everything_without_colour(ends: tuple[Path, dict
     folder, codes = ends
     assert (codes["file"], (folder / "file.err").read_text()) == (0, "")
     printed = (folder / "file").read_text(encoding="ascii")
-    assert "pml is skipped: \\u03c4" in printed
+    assert "not available: \\u03c4; the reasons: --show skips" in printed
     assert "\x1b" not in printed
 
 
@@ -432,9 +433,16 @@ def test_matrix_distinguishes_passes_deviations_mistakes_failures_and_skips() ->
         *checks("optax", "nt_xent_pairwise", (passed, 6), (deviates, 1), declared=("norms are clamped", mistake)),
     ]
     text = screen(Report(Selection(), found), details=())
-    assert re.search(r"^implementation +supcon +xent pairwise skip$", text, re.MULTILINE)
-    assert re.search(r"^fast +12 +2x2 +- +3 *$", text, re.MULTILINE)
-    assert re.search(r"^optax +- +5~2 +6!1 +4 *$", text, re.MULTILINE)
+    assert re.search(r"^fast +supcon 12, nt_xent 2x2 +3 *$", text, re.MULTILINE)
+    assert re.search(r"^optax +nt_xent 5~2, nt_xent_pairwise 6!1 +4 *$", text, re.MULTILINE)
+    everywhere = [check for loss in LOSSES for check in checks("fast-dense", loss, (passed, 7), (skipped, 1))]
+    text = screen(Report(Selection(), [*found, *everywhere]), details=())
+    first, other = (part.split("─\n", 1)[1] for part in re.split(r"\n *\n", text) if "─\n" in part)
+    assert [line.split() for line in first.splitlines()] == [
+        *([loss, "7"] for loss in LOSSES),
+        ["skipped", str(len(LOSSES))],
+    ]
+    assert [line.split()[0] for line in other.splitlines()[:2]] == ["fast", "optax"]
     assert "left out" not in text
     text = screen(Report(Selection(), found, cases_left_out=12, dtypes_left_out=["float16"]), details=())
     assert "left out: 12 cases of more than 258 rows, float16; --thorough runs them" in text

@@ -334,7 +334,7 @@ class CheckPrinting(Printing):
     save: Path | None = option(None, "--save", metavar="FOLDER")  # noqa: RUF009 - it makes a field
 
 
-DETAILS = ("skips", "figures", "claims", "deviations", "bounds", "flags")
+DETAILS = ("versions", "skips", "figures", "claims", "deviations", "bounds", "flags")
 """The parts of a report that are printed only on request."""
 
 
@@ -343,8 +343,8 @@ class RunPrinting(Printing):
     """What ``pairproof verify`` prints and writes.
 
     Attributes:
-        show: Also show skips, figures, claims, deviations (declared differences), bounds (allowed errors), flags
-            (kinds of mistakes), or all (repeatable or comma-separated).
+        show: Also show versions, skips, figures, claims, deviations (declared differences), bounds (allowed errors),
+            flags (kinds of mistakes), or all (repeatable or comma-separated).
     """
 
     show: Sequence[str] = option((), "--show", metavar="DETAILS", read=read_commas)
