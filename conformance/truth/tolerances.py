@@ -210,7 +210,8 @@ def temperature_bound(case: Case, truth: Truth, dtype: str) -> float:
 
     The derivative is a sum of W_ij s_ij / T. The bound adds |s_ij| / T times the error of each weight W_ij, which is
     that in the gradients of rows, and |W_ij| / T times the error of each similarity. With a base temperature, the
-    derivative also contains the value divided by T, and the bound its error.
+    derivative also contains the value divided by T, and the bound its error. In a loss with an epsilon, the logits are
+    relative to the largest of the row, including the anchor's with itself, and so are the s_ij of errors.
 
     Args:
         case: the case, of a size for which the similarities are known.
@@ -223,7 +224,10 @@ def temperature_bound(case: Case, truth: Truth, dtype: str) -> float:
     sizes, positives = np.abs(truth.similarity), case.positives()
     weights, growth = _gross_weights(case, truth, temperature=True)
     errors, shares, factors, parts = weights.copy(), shares_of(case), _factors(case), _parts(case)
+    members = case.members()
     for i in case.anchors():
+        if case.entry.epsilon:
+            sizes[i] += abs(truth.similarity[i, [i, *members[i]]].max())
         if case.form == "mass":  # the floor is the logit of similarity -1, weighted as the positive
             sizes[i, positives[i]] += 1
         elif case.form not in ("sigmoid", "weighted"):  # other weights are a softmax entry minus a share of 1/|P|
