@@ -5,7 +5,7 @@ PYTHON ?= python3
 # Options for a command: make verify DEVICE=cuda ARGS="--loss supcon", make test ARGS="-k bad_input"
 DEVICE ?=
 ARGS ?=
-# A file written by pairproof verify --json, from which fixtures-check and peers-check take the counts.
+# A file written by pairproof verify --thorough --json, from which fixtures-check and peers-check take the counts.
 REPORT ?=
 
 VENV := .venv
@@ -69,10 +69,10 @@ $(OLD_TRITON_STAMP): | $(VENV_STAMP)
 venv: $(VENV_STAMP) $(PEERS_STAMP) ## create or update .venv and .peers
 	@echo "venv: $(VENV) is up to date"
 
-peers: $(VENV_STAMP) $(PEERS_STAMP) $(ALL_PEERS_STAMP) ## install every peer; missing peers are skipped
+peers: $(VENV_STAMP) $(PEERS_STAMP) $(ALL_PEERS_STAMP) ## install every peer (without this, verify skips some)
 	@echo "peers: every peer is installed"
 
-verify: $(VENV_STAMP) $(PEERS_STAMP) ## check every figure and implementation (DEVICE=cuda)
+verify: $(VENV_STAMP) $(PEERS_STAMP) ## check every implementation and the numbers in documents (DEVICE=cuda)
 	@echo "verify: every implementation on cases of up to 258 rows, in float64 and float32; on everything: ARGS=--thorough"
 	@$(BIN)/pairproof verify --require pml,supcontrast $(if $(DEVICE),--device $(DEVICE)) $(ARGS)
 
@@ -126,7 +126,7 @@ mutants: $(VENV_STAMP) ## count how many of 320 mistakes the cases find
 	@echo "mutants: running the cases on 320 mutants, two at a time; half an hour on two cores"
 	@OMP_NUM_THREADS=1 $(BIN)/python tools/mutants.py --processes 2 $(ARGS)
 
-bench: $(VENV_STAMP) $(PEERS_STAMP) $(ALL_PEERS_STAMP) ## measure time, memory and errors into bench/results/
+bench: $(VENV_STAMP) $(PEERS_STAMP) $(ALL_PEERS_STAMP) ## measure time, memory and errors; write bench/results/
 	@echo "bench: every form of every loss beside plain torch and the peers, N = 32 to 8192; up to an hour"
 	@$(BIN)/python -m bench $(if $(DEVICE),--device $(DEVICE)) $(ARGS)
 

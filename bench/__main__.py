@@ -27,7 +27,7 @@ from .peers import CAPTURED, Unavailable
 MISSED, COULD_NOT_RUN = 1, 3
 
 MORE_PROCESSES = (4, 10)
-"""Numbers of additional processes that measure a floor that is missed: at first, and if it is still missed then."""
+"""Numbers of additional processes that measure a missed floor again: at first, and once more if it is still missed."""
 
 FORK_MARGIN, FORK_MARGIN_FROM = 1.2, 1024
 """Factor by which a ratio that was measured in a fork must exceed its floor, and the number of rows from which it must.
@@ -95,7 +95,7 @@ def _retry(found: dict[str, Any], plan: jobs.Plan, fraction: float, console: Con
 
 
 def _near(goal: goals.Goal) -> bool:
-    """Whether the ratio of a floor that is met is so close to it that a fork cannot decide."""
+    """Return whether a ratio is so little above its floor that a measurement in a fork cannot decide."""
     return goal["n"] >= FORK_MARGIN_FROM and goal["value"] is not None and goal["value"] < FORK_MARGIN * goal["goal"]
 
 

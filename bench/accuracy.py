@@ -20,7 +20,7 @@ FORMS = (NT_XENT, SUPCON, PAIRWISE_CLASSES)
 
 
 def names(form: str, device: str, dtype: str) -> list[str]:
-    """Return the implementations to measure: not those that take long per step or to compile, nor those in TF32."""
+    """Return the implementations to measure: all except those that are slow to run or to compile, or use TF32."""
     found = [name for name in names_for(form, device, dtype) if name != SLOWEST]
     return [name for name in found if not PEERS[name].compiled and not PEERS[name].tf32]
 

@@ -65,7 +65,10 @@ def batch(size: int, form: str) -> tuple[Tensor, Tensor]:
 
 
 def measured(name: str, form: str, size: int) -> dict[str, Any]:
-    """Compare both classes on one batch; return medians in milliseconds, and the ratio theirs / ours."""
+    """Compare both classes on one batch; return medians in milliseconds, and the ratio theirs / ours.
+
+    If the original does not fit into memory, only the time of ours is returned.
+    """
     torch.set_num_threads(1)
     limit = GIBIBYTES * 2**30
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -95,7 +98,7 @@ def measured(name: str, form: str, size: int) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print one line of Markdown for each comparison."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--one", help="run one comparison, JSON, and print the result as JSON")
+    parser.add_argument("--one", help="run one comparison, given as JSON [loss, positives, rows]; print JSON")
     parser.add_argument("--losses", nargs="*", default=[*LOSSES], choices=[*LOSSES])
     parser.add_argument("--sizes", nargs="*", type=int, default=[*SIZES])
     given = parser.parse_args(arguments)

@@ -31,12 +31,13 @@ from .measure import train
 SIZES = (64, 256, 1024)
 
 Given = list[Tensor]
+"""Three towers ``[N, D]``, then the logit scale and the logit bias."""
 Loss = Callable[[Given], Tensor]
 ALL = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 
 
 def of_clip(name: str) -> Callable[[Any, Any], Loss]:
-    """Return a function from a library to its loss of images, texts, the logit scale and the logit bias."""
+    """Return a function from both libraries to the loss of open_clip: of images, texts, logit scale and logit bias."""
 
     def made(clip: Any, ranking: Any) -> Loss:
         module = getattr(clip, name)()
@@ -48,7 +49,7 @@ def of_clip(name: str) -> Callable[[Any, Any], Loss]:
 
 
 def of_ranking(columns: int = 2, **options: Any) -> Callable[[Any, Any], Loss]:
-    """Return a function from a library to its ranking loss of 2 columns, or of 3 with a hard negative."""
+    """Return a function from both libraries to the ranking loss of 2 towers, or of 3 with a hard negative."""
 
     def made(clip: Any, ranking: Any) -> Loss:
         given = {"similarity_fct": sentence_transformers.cos_sim, **options}
@@ -59,7 +60,7 @@ def of_ranking(columns: int = 2, **options: Any) -> Callable[[Any, Any], Loss]:
 
 
 def of_gist(clip: Any, ranking: Any) -> Loss:
-    """Return a library's loss of GISTEmbed; the guide's embeddings are the documents and queries exchanged."""
+    """Return the loss of GISTEmbed. The guide embeds queries as the third tower, and documents as the first."""
     if ranking is sentence_transformers:
         module = sentence_transformers.GISTEmbedLoss(temperature=0.05)
         return lambda towers: module.compute_loss_from_embeddings(towers[:2], [towers[2], towers[0]])
@@ -131,7 +132,7 @@ def evaluated_by(loss: Loss) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print one line of Markdown for each comparison."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--one", help="run one comparison, JSON, and print the result as JSON")
+    parser.add_argument("--one", help="run one comparison, given as JSON [loss, rows, columns]; print JSON")
     parser.add_argument("--losses", nargs="*", default=[*LOSSES], choices=[*LOSSES])
     parser.add_argument("--sizes", nargs="*", type=int, default=[*SIZES])
     parser.add_argument("--columns", type=int, default=128)

@@ -2,7 +2,7 @@
 
 A step is forward and backward, on one thread; its time is the CPU time of the process. Both classes are sampled in
 turn, and the order alternates; the ratio is the median of the ratios of neighbouring samples. Each comparison runs in
-its own process. Rows are those of two views of ``rows / 2`` items.
+its own process. A batch consists of two views of ``rows / 2`` items.
 """
 
 from __future__ import annotations
@@ -42,10 +42,12 @@ LOSSES: dict[str, tuple[str, dict[str, Any], str]] = {
     "DCLWLoss": ("DCLWLoss", {}, "views"),
     "DCLLoss, negative temperature": ("DCLLoss", {"temperature": -0.1}, "views"),
 }
+"""By name in the table: the class, its options, and its inputs. "none", "labels", "mask" and "soft" (a mask of random
+weights) say what is given besides the features ``[B, 2, D]``; with "views", the two views are given separately."""
 
 
 def original(name: str) -> Any:
-    """Return the class of the library."""
+    """Return the original class of the library."""
     if name == "SupConLoss":
         return SupContrast({}, "cpu").loss
     adapter: Any = Lightly if name == "NTXentLoss" else LightlyDecoupled
@@ -90,7 +92,7 @@ def measured(name: str, size: int) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print one line of Markdown for each comparison."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--one", help="run one comparison, JSON, and print the result as JSON")
+    parser.add_argument("--one", help="run one comparison, given as JSON [loss, rows]; print JSON")
     parser.add_argument("--losses", nargs="*", default=[*LOSSES], choices=[*LOSSES])
     parser.add_argument("--sizes", nargs="*", type=int, default=[*SIZES])
     given = parser.parse_args(arguments)

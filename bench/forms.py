@@ -1,4 +1,4 @@
-"""The forms that are measured: every loss with every way of giving its positives, and drawn combinations."""
+"""The forms that are measured: every loss with every way of giving its positives, and combinations drawn at random."""
 
 from __future__ import annotations
 
@@ -117,12 +117,13 @@ def _draw(losses: Collection[str], number: int, seed: int) -> dict[str, Recipe]:
 
 
 LATER = {"sigmoid": 1, "hard_negative": 2, "multiple_negatives_ranking": 3, "dclw": 4}
-"""Losses that were added later, with a seed. Two combinations of each are drawn, so that the others stay the same."""
+"""Losses that were added later, each with its own seed, so that earlier combinations stay the same. Two combinations of
+each are drawn."""
 
 CORNERS = _draw(WAYS.keys() - LATER.keys(), 30, seed=0)
 for _loss, _seed in LATER.items():
     CORNERS |= _draw((_loss,), 2, _seed)
-"""Drawn combinations, by name."""
+"""Drawn combinations by name: forms whose options, number of columns and dtype are drawn at random."""
 
 RECIPES = FORMS | CORNERS
 

@@ -1,7 +1,8 @@
 """The goals for the measurements on a CPU and on an H200, and whether they are met.
 
-A ratio is the time of plain torch or of a peer divided by that of pairproof, as the median over pairs. The "best" one
-has the smallest ratio. If the measurements for a goal are missing, ``met`` is None and ``reason`` says what is missing.
+A ratio is the time of plain torch or of a peer divided by that of pairproof, as the median over pairs. The "best"
+implementation has the smallest ratio. If the measurements for a goal are missing, ``met`` is None and ``reason`` says
+what is missing.
 
 A floor is a fraction of a goal on a ratio, or a limit on memory divided by this fraction. For a goal that is not met
 yet, it is a fraction of the figure in ``missed.json``, so that a regression is noticed. ``python -m bench --quick
@@ -35,7 +36,7 @@ PLAIN_RATIOS = {
 }
 """Goals for forward+backward relative to plain torch, by `forms.Recipe.group` and number of rows.
 
-Elsewhere, for drawn combinations and for the forward pass from `FORWARD_ROWS` rows, the goal is 1.
+At other numbers of rows, for drawn combinations, and for the forward pass from `FORWARD_ROWS` rows on, the goal is 1.
 """
 
 FORWARD_ROWS = 128
@@ -56,7 +57,7 @@ RATIOS = (
 """Number of rows, part of the step, peer, forms, and the goals with the default and the tuned allocator."""
 
 SHARES = {4096: {SUPCON: 0.80, NT_XENT: 0.60}, 8192: dict.fromkeys(TWO_VIEW, 0.60)}
-"""Goals for forward+backward as a share of the matrix product in the same run, by number of rows."""
+"""Goals for forward+backward as a share of the throughput of torch.mm in the same run, by number of rows."""
 OTHER_SHARE = 0.55
 """The same for every other form at 4096 rows."""
 
@@ -66,11 +67,14 @@ GROWTH = 2.5
 """Goal for the peak memory at 8192 rows divided by that at 4096: linear memory gives 2, quadratic memory 4."""
 
 LARGE_MEMORY = GIB
+"""Goal for the peak memory of the step with `jobs.LARGE` rows."""
 ACCURACY_FACTOR = 2.0
 ACCURACY_FLOOR = 4 * ULP
+"""Goal for an error: at most `ACCURACY_FACTOR` times the smallest error of plain torch and the peers, or this floor if
+it is larger."""
 
 DEVICE_SHARES = {128: {"forward": 0.45, "both": 0.55}, 512: {"both": 0.65}}
-"""Goals on an H200 in bfloat16 as shares of the matrix products in the same run, by number of columns."""
+"""Goals on an H200 in bfloat16 as shares of the throughput of torch.mm in the same run, by number of columns."""
 DEVICE_PRODUCTS = {"share": "torch.mm at the tile's shape", "square_share": "a large square torch.mm"}
 DEVICE_LEAST_ROWS = 16384
 """Smallest number of rows with a goal; in smaller batches, the overhead of kernel launches dominates."""

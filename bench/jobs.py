@@ -35,14 +35,14 @@ Job = dict[str, Any]
 ROOT = Path(__file__).resolve().parent.parent
 
 TUNED = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "8589934592"}
-"""Settings with which glibc keeps freed memory, so that large temporaries cause no page faults in every step."""
+"""Settings with which glibc keeps freed memory, so that large temporaries do not cause page faults in every step."""
 
 REGIMES = {"default": {}, "tuned": TUNED}
 """Regimes of the allocator: the environment variables of the process."""
 
 TEMPERATURE = 0.1
 LARGE = 65536
-"""Number of rows of the large step. Above it, only `GRADIENT_ROWS` rows of a gradient are compared with float64."""
+"""Number of rows of one large step of a full run. Beyond it, only `GRADIENT_ROWS` rows of a gradient are checked."""
 
 GRADIENT_ROWS = 512
 QUICK_SIZES = (64, 256, 1024)
@@ -62,11 +62,11 @@ class Plan:
     Attributes:
         forms: names of `forms.RECIPES`.
         sizes: numbers of rows for the timings.
-        regimes: names of `REGIMES`, with the sizes that are timed; none: all.
+        regimes: names of `REGIMES`, each with the sizes that are timed; an empty tuple means all sizes.
         memory_sizes: numbers of rows for the peaks of memory; the peers are measured at the first of them only.
         memory_forms: names of `forms.FORMS`, for the peaks of memory.
         rounds: maximum number of rounds.
-        pair_seconds: duration of the rounds of one pair of implementations, from which slow peers get fewer rounds.
+        pair_seconds: total duration of the rounds with one peer; a slow peer gets fewer rounds.
         sample_seconds: duration of one sample; short steps are repeated.
         errors_up_to: number of rows up to which errors are measured with the timings.
         temperatures: temperatures of the accuracy table.
@@ -200,7 +200,7 @@ def describe(job: Job) -> str:
 
 
 def _environment(regime: str) -> dict[str, str]:
-    """The environment variables of the processes that measure with an allocator."""
+    """Return the environment variables of a process that measures under a regime of the allocator."""
     found = {k: v for k, v in os.environ.items() if k not in TUNED}
     found |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **REGIMES[regime]}
     found.setdefault("PAIRPROOF_PEERS", str(ROOT / ".peers"))

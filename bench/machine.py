@@ -46,7 +46,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python, pairproof and installed packages. Rows of the SupCon code contain its version."""
+    """Return the versions of Python, pairproof and packages. The version of the SupCon code is in its timing rows."""
     found = {"python": platform.python_version(), "pairproof": __version__}
     for package in ("torch", "numpy", "triton", *PEERS):
         with suppress(metadata.PackageNotFoundError):

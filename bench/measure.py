@@ -1,9 +1,9 @@
 """Time and memory of one form, with one thread.
 
 Every implementation is checked first. In each round, every peer is sampled next to a sample of `pairproof.fast`, before
-or after it in turn, so that other load of the machine affects both. In each round, ``torch.mm`` is
-sampled at the shape of a panel of 512 rows: it shows the best possible throughput in the same run. On a GPU, the panel
-has 8192 rows and columns. Writing its product takes longer than computing it, so a square product is measured as well.
+or after it in turn, so that other load of the machine affects both. Each round also samples ``torch.mm`` of 512 rows
+with all N rows, which shows the best possible throughput in the same run. On a GPU, both factors have 8192
+rows. Writing this product takes longer than computing it, so a product of square matrices is sampled as well.
 """
 
 from __future__ import annotations
@@ -414,9 +414,9 @@ def time_form(job: dict[str, Any], clock: Clock) -> list[dict[str, Any]]:
     """Run a job of kind "time".
 
     Args:
-        job: form, sizes, names (of implementations), d, temperature, dtype, device, backend, rounds, pair_seconds (for
-            the rounds of one pair of implementations, from which slow peers get fewer rounds), sample_seconds (duration
-            of one sample: short steps are repeated), errors_up_to (number of rows up to which errors are measured),
+        job: form, sizes, names (of implementations), d, temperature, dtype, device, backend, rounds, pair_seconds
+            (total duration of the rounds with one peer: a slow peer gets fewer rounds), sample_seconds (duration of one
+            sample: short steps are repeated), errors_up_to (number of rows up to which errors are measured),
             gradient_rows (number of rows of the gradient to compare, None for all) and captured (number of rows up to
             which the step is also replayed as a CUDA graph).
         clock: the clock of the device.
@@ -469,8 +469,8 @@ def median_of_processes(runs: Sequence[list[dict[str, Any]]]) -> list[dict[str, 
         runs: the rows of each process, with the same implementations in the same order.
 
     Returns:
-        The rows of the first process, in which each time, ratio and share is the median over all processes. If a
-        process refused an implementation, its row is returned.
+        The rows of the first process, in which each time, ratio and share is the median over all processes. If an
+        implementation was refused in a process, its row from that process is returned.
     """
     rows = []
     for same in zip(*runs, strict=True):

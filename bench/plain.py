@@ -1,7 +1,8 @@
 """The losses in plain torch, as they are written without a library, to compare with `pairproof.fast`.
 
 The functions have the names of the losses, and keywords of `pairproof.fast`. Masks are built in every call, as in
-training. Every anchor must have a positive, and in `nt_bxent` and with the denominator "only_negatives" a negative.
+training. Every anchor must have a positive. In `nt_bxent`, and with the denominator "only_negatives", it needs a
+negative too.
 """
 
 from __future__ import annotations

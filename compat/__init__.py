@@ -4,5 +4,6 @@ A class has the name, the signature, the defaults and the peculiarities of the l
 the definition of the loss, the peculiarity is a named option whose default is the library's behaviour.
 
 Each loss has the attribute ``evaluated_by``: "engine" if the last call was evaluated by the engine of `pairproof.fast`,
-"plain" if it was evaluated by straightforward torch code, because the engine does not have that configuration.
+"plain" if it was evaluated by straightforward torch code. That code is used if the engine does not support the
+configuration, rejects the values, or is slower for this size.
 """

@@ -1,4 +1,4 @@
-"""The choice between the engine and straightforward torch code, shared by the losses of this package."""
+"""The choice between the engine of `pairproof.fast` and straightforward torch code, for the losses of this package."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def evaluate(loss: Evaluated, engine: Callable[[], Tensor], plain: Callable[[], 
 
 
 def large(rows: Tensor, columns: Tensor, least: int) -> bool:
-    """Return whether two towers have at least ``least`` pairs, or are on an accelerator.
+    """Return whether there are at least ``least`` pairs of a row and a column, or the rows are on an accelerator.
 
     For fewer pairs, dispatching the operations of the engine on a CPU takes longer than the plain form.
     """
@@ -52,9 +52,9 @@ def large(rows: Tensor, columns: Tensor, least: int) -> bool:
 
 
 def suits_engine(rows: Tensor, temperature: float | Tensor) -> bool:
-    """Return whether the engine takes rows ``[N, D]`` and a temperature; the values of the rows are not considered.
+    """Return whether the engine accepts rows ``[N, D]`` and a temperature; the values of the rows are not considered.
 
-    The temperature is a number, or a 0-dimensional tensor whose value is read, in the engine's range.
+    The temperature must be in the engine's range. If it is a tensor, it must be 0-dimensional, and its value is read.
     """
     if isinstance(temperature, Tensor):
         scalar = temperature.ndim == 0 and temperature.is_floating_point() and may_read(temperature, validate=True)

@@ -7,8 +7,8 @@ and j divided by the temperature, and p the other view of the item of row i. The
     DCLLoss     log(sum over j != i, p of e^s_ij) - w_i s_ip, where ``weight_fn`` returns the w_i; they are 1 without it
 
 The loss is the mean over the rows. With a memory bank, only the rows of the first view are anchors, and the bank's rows
-are the negatives: their loss is log(e^s_ip + sum over the bank of e^s_ij) - s_ip. With ``gather_distributed``, rows are
-contrasted with the rows of all processes, and each process returns the mean over its own rows.
+are the negatives: the loss of row i is log(e^s_ip + sum over the bank of e^s_ij) - s_ip. With ``gather_distributed``,
+rows are contrasted with the rows of all processes, and each process returns the mean over its own rows.
 
 Sources: ``lightly/loss/ntx_ent_loss.py``, ``lightly/loss/dcl_loss.py`` and ``lightly/models/modules/memory_bank.py`` of
 lightly-ai/lightly at commit e8d317f, and lightly 1.6.0.
@@ -51,7 +51,7 @@ SMALLEST_TEMPERATURE = 1e-8
 SMALLEST_NORM = 1e-12
 """`F.normalize` divides rows of a smaller norm by this number."""
 LEAST_PAIRS = 2**18
-"""Pairs of an anchor and a row of the memory bank from which the engine is faster than plain torch code on a CPU."""
+"""Smallest number of pairs (anchor, row of the memory bank) for which the engine is faster than plain code on a CPU."""
 LARGEST_NORM = {torch.float64: 1e150, torch.float32: 1e18, torch.bfloat16: 1e18, torch.float16: 6e4}
 """Up to this norm, `F.normalize` computes the norm without overflow."""
 
@@ -64,7 +64,7 @@ def _world() -> tuple[int, int]:
 
 
 def negative_mises_fisher_weights(out0: Tensor, out1: Tensor, sigma: float = 0.5) -> Tensor:
-    """Return the weights of DCLW: 2 - n softmax(products / sigma) over the n items; constants.
+    """Return the weights of DCLW, without a gradient: 2 - n softmax(out0_i . out1_i / sigma) over the n items.
 
     Unlike lightly's function, it does not warn that a tensor is copied.
 
@@ -78,7 +78,7 @@ def negative_mises_fisher_weights(out0: Tensor, out1: Tensor, sigma: float = 0.5
     Args:
         out0: ``[n, D]``, the first views.
         out1: ``[n, D]``, the second views.
-        sigma: the number that products of a first and a second view are divided by.
+        sigma: the number that the dot product of the two views of an item is divided by.
 
     Returns:
         ``[n]``.
@@ -190,7 +190,7 @@ class _Rows(NamedTuple):
 
     Attributes:
         rows: ``[2n, D]``, the first views before the second views.
-        columns: the rows themselves, or those of all processes, ``[W * 2n, D]``.
+        columns: the rows themselves, or those of all W processes, ``[W * 2n, D]``.
         own: int64 ``[2n]``, the column that is the row itself.
         partners: int64 ``[2n]``, the column that is the other view of the row's item.
         normalised: whether rows and columns are normalised.
@@ -215,7 +215,7 @@ class _TwoViews(nn.Module):
         self.evaluated_by: EvaluatedBy = ""
 
     def _rows(self, out0: Tensor, out1: Tensor, *, normalised: bool = False) -> _Rows:
-        """Describe views, and gather those of all processes if this is requested.
+        """Return the rows of two views and their columns, which are gathered if ``gather_distributed`` is set.
 
         Args:
             out0: ``[n, D]``, the first views.
@@ -239,7 +239,7 @@ class _TwoViews(nn.Module):
         return _Rows(rows, columns, own + first, partners + first, normalised=True)
 
     def _mean(self, given: _Rows, denominator: Denominator) -> Tensor:
-        """Return the mean over the rows of the loss with weights 1."""
+        """Return the mean of the loss over the rows; the positives have weight 1."""
         loss = self._by_engine(given, denominator)
         self.evaluated_by = "plain" if loss is None else "engine"
         return _plain(given, denominator, self.temperature).mean() if loss is None else loss
@@ -417,7 +417,7 @@ class DCLLoss(_TwoViews):
         self.weight_fn = weight_fn
 
     def forward(self, out0: Tensor, out1: Tensor) -> Tensor:
-        """Return the mean loss over the rows of both views; -inf for one item without others.
+        """Return the mean loss over the rows of both views; -inf if there is only one item.
 
         Args:
             out0: ``[n, D]``, the first views.

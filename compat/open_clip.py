@@ -18,10 +18,10 @@ These gradients and the defaults are those of open_clip. There are four differen
 
 - If the engine evaluates the loss (see ``evaluated_by``), the loss of half-precision features is float32, and
   similarities are computed in float32, also under autocast.
-- With ``chunk_size``, open_clip computes the cross-entropy of a positive pair as softplus(l) - l, in which the digits
-  of a fitted pair cancel. Here it is softplus(-l). This is not an option, because the difference is only rounding.
+- With ``chunk_size``, open_clip computes the cross-entropy of a positive pair with logit l as softplus(l) - l, which
+  loses digits to cancellation if l is large. Here it is softplus(-l). No option restores the cancellation.
 - Where one matrix of logits is a view of the other (several processes without ``local_loss``), open_clip's
-  `ClipLoss.get_logits` adds the logit bias twice, and this one once. The loss does not depend on it.
+  `ClipLoss.get_logits` adds the logit bias twice, and ours once. The loss does not depend on the bias.
 - ``use_horovod=True`` and an unknown ``dist_impl`` raise a ValueError when the loss is constructed.
 
 Source: src/open_clip/loss.py of mlfoundations/open_clip, release 3.3.0, and commit 89fb801 for ``chunk_size`` and for
@@ -51,7 +51,7 @@ except ImportError:  # torch built without distributed
     dist_fcol = None  # type: ignore[assignment]
 
 ENGINE_FROM = 2**18
-"""Pairs of rows from which the engine is faster than the plain form on a CPU."""
+"""Smallest number of pairs of rows for which the engine is faster than plain torch code on a CPU."""
 
 
 def _all_gather_with_grad(rows: Tensor) -> Tensor:
@@ -210,9 +210,9 @@ class ClipLoss(nn.Module):
         logit_scale: float | Tensor,
         logit_bias: float | Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the logits of images and of texts: ``[N, M]`` both.
+        """Return the logits of images and of texts, each ``[M, M]``, or ``[N, M]`` with ``local_loss``.
 
-        M is world_size N, and so is the number of rows unless ``local_loss`` is set.
+        M = world_size * N is the number of rows of all processes.
         """
         others = self._gathered(image_features, text_features)
         return self._logits(image_features, text_features, *others, logit_scale, logit_bias)
@@ -337,14 +337,14 @@ class SigLipLoss(nn.Module):
         rank: the number of this process.
         world_size: the number of processes, of the default process group.
         dist_impl: how a process gets the texts of the others. "bidir": neighbours exchange texts in both directions,
-            until all have travelled round. "shift": in one direction. "reduce": one sum over the processes for each
+            until all have travelled round. "shift": in one direction. "reduce": one all-reduce for the texts of each
             process. "gather": all texts at once. Value and gradient are the same; None means "bidir". The first three
             keep few texts in memory at a time, and "gather" all of them.
-        chunk_size: the number of images whose logits the plain form computes at a time; 0: all. The engine always
+        chunk_size: the number of images whose logits plain torch code computes at a time; 0: all. The engine always
             computes tiles. With a chunk size, the numbers of images and texts may differ.
 
     Attributes:
-        evaluated_by: "engine" or "plain", what evaluated the last block of texts. "plain" is used for fewer than
+        evaluated_by: "engine" or "plain", what evaluated the texts of the last process. "plain" is used for fewer than
             512 * 512 pairs on a CPU, where it is faster; for features, scales and biases that the engine rejects, such
             as NaN; and for subclasses with their own `get_logits` or `get_ground_truth`.
 
@@ -381,7 +381,10 @@ class SigLipLoss(nn.Module):
     def get_ground_truth(
         self, device: torch.device, dtype: torch.dtype, num_logits: int, negative_only: bool = False
     ) -> Tensor:
-        """Return the signs of the pairs, ``[num_logits, num_logits]``: 1 for positives, -1 for negatives."""
+        """Return the signs of the pairs, ``[num_logits, num_logits]``: 1 on the diagonal, -1 elsewhere.
+
+        With ``negative_only``, all are -1.
+        """
         signs = torch.full((num_logits, num_logits), -1, device=device, dtype=dtype)
         if not negative_only:
             signs.fill_diagonal_(1)
@@ -406,7 +409,7 @@ class SigLipLoss(nn.Module):
         logit_bias: float | Tensor | None = None,
         negative_only: bool = False,
     ) -> Tensor:
-        """Return the loss of one block of texts: those of this process, or with ``negative_only`` of another."""
+        """Return the loss of one block of texts: those of this process, or those of another with ``negative_only``."""
         count = image_features.shape[0]
         own = _unchanged(self, SigLipLoss, "get_logits") and _unchanged(self, SigLipLoss, "get_ground_truth")
 
@@ -432,7 +435,7 @@ class SigLipLoss(nn.Module):
             return -torch.stack([block(turn * self.chunk_size, rows) for turn, rows in enumerate(chunks)]).sum() / count
 
         def block(first: int, rows: Tensor) -> Tensor:
-            """Return the sum of the log-probabilities of the images from ``first`` on."""
+            """Return the sum of the log-probabilities of all pairs of ``rows``, the images from number ``first`` on."""
             logits = self.get_logits(rows, text_features, logit_scale, logit_bias)
             if negative_only:
                 return F.logsigmoid(-logits).sum()
@@ -443,7 +446,7 @@ class SigLipLoss(nn.Module):
         return evaluate(self, engine, plain, wanted=own and large(image_features, text_features, ENGINE_FROM))
 
     def _texts_of_others(self, text_features: Tensor) -> Iterator[Tensor]:
-        """Yield the texts of each other process, ``[N, D]``; gradients flow back to them."""
+        """Yield the texts ``[N, D]`` of each other process, under "reduce" also of this one; gradients flow back."""
         right, left = (self.rank + 1) % self.world_size, (self.rank - 1) % self.world_size
         if self.dist_impl == "gather":
             blocks = _all_gather_with_grad(text_features).chunk(self.world_size)

@@ -49,15 +49,15 @@ ROUNDING = 4
 
 
 class _Pairs(NamedTuple):
-    """The batch as the engine takes it.
+    """The arguments of the engine for a batch.
 
     Attributes:
-        rows: ``[N, D]``; under "dot", normalised by the distance if it normalises.
+        rows: ``[N, D]``; under "dot", already normalised if the distance normalises.
         similarity: "cosine" or "dot".
         sizes: the sizes of the rows, if values were read.
         keywords: references, and labels or masks.
         negatives: an upper bound on the number of an anchor's negatives.
-        listed: anchors and positives ``[P]``, if a miner has listed pairs.
+        listed: anchors and positives of the P positive pairs, ``[P]`` each, if a miner has listed pairs.
         distinct: whether no positive pair is listed twice.
     """
 
@@ -86,13 +86,13 @@ class _PairLoss(GenericPairLoss):  # type: ignore[misc]
         self.add_to_recordable_attributes(list_of_names=["temperature"], is_stat=False)
 
     def get_default_distance(self) -> Any:
-        """Return the distance if none is given."""
+        """Return the distance that is used if none is given."""
         return CosineSimilarity()
 
     def compute_loss(
         self, embeddings: Tensor, labels: Tensor | None, indices_tuple: Any, ref_emb: Tensor, ref_labels: Tensor | None
     ) -> Losses:
-        """Return the losses, with their indices and the kind of reduction, as the library's reducers take them."""
+        """Return the losses, their indices and the kind of reduction, in the format of the library's reducers."""
         c_f.labels_or_indices_tuple_required(labels, indices_tuple)
         lists = None if indices_tuple is None else lmu.convert_to_pairs(indices_tuple, labels, ref_labels)
         found: Losses | None = None
@@ -141,7 +141,7 @@ class _PairLoss(GenericPairLoss):  # type: ignore[misc]
             return any(len(part) > 1 for part in lists) and (ref_emb is not embeddings or embeddings.shape[0] > 1)
         if ref_emb is embeddings and ref_labels is labels:
             return embeddings.shape[0] > 1 and labels is not None and labels.dtype in LABEL_DTYPES
-        # Without labels of their own, the library counts references as the rows of the batch.
+        # The library treats references without labels of their own as the rows of the batch.
         if labels is None or ref_labels is None or ref_labels is labels:
             return False
         return labels.dtype == ref_labels.dtype in LABEL_DTYPES and labels.shape[0] * ref_labels.shape[0] > 2
@@ -149,7 +149,7 @@ class _PairLoss(GenericPairLoss):  # type: ignore[misc]
     def _pairs(
         self, embeddings: Tensor, labels: Tensor | None, lists: Lists | None, ref_emb: Tensor, ref_labels: Tensor | None
     ) -> _Pairs | None:
-        """Return the batch as the engine takes it; None if it lacks positive or negative pairs, or a pair is both."""
+        """Return the engine's arguments; None if there are no positive or no negative pairs, or a pair is both."""
         rows, columns, similarity, sizes = self._rows(embeddings, ref_emb)
         if lists is None:
             if ref_labels is labels:
@@ -180,10 +180,11 @@ class _PairLoss(GenericPairLoss):  # type: ignore[misc]
     def _rows(self, embeddings: Tensor, ref_emb: Tensor) -> tuple[Tensor, Tensor, Similarity, Sizes | None]:
         """Return rows, references, their similarity and the sizes of the rows.
 
-        The engine normalises rows if the library would divide them by their norms, not by `LOWEST_NORM` or infinity.
+        The engine normalises the rows if every norm is in the range in which the library divides by it: above
+        `LOWEST_NORM`, and without overflow.
 
         Raises:
-            ValueError: NaN or infinity.
+            ValueError: the embeddings contain NaN or infinity.
         """
         distance = self.distance
         plain = distance.normalize_embeddings and distance.p == 2 and not distance.collect_stats
@@ -281,7 +282,7 @@ class SupConLoss(_PairLoss):
         self.zero_without_negatives = zero_without_negatives
 
     def get_default_reducer(self) -> Any:
-        """Return the reducer if none is given."""
+        """Return the reducer that is used if none is given."""
         return AvgNonZeroReducer()
 
     def _by_engine(self, pairs: _Pairs, dtype: torch.dtype) -> Losses | None:

@@ -44,7 +44,7 @@ HardnessMode = Literal["in_batch_negatives", "hard_negatives", "all_negatives"]
 
 ORDER: tuple[Direction, ...] = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 ONE_BLOCK_FROM = 2**15
-"""Pairs of a query and a document from which the engine is faster on a CPU, if each direction has its own sum."""
+"""Smallest number of pairs (query, document) for which the engine is faster on a CPU, if each direction has a sum."""
 BLOCKS_FROM = 2**17
 """The same for sums over several directions, and for hardness weights."""
 SMALLEST_NORM = {"ranking": 1e-12, "gist": 1e-8}
@@ -109,7 +109,10 @@ def _embedded(model: Callable[..., Any] | None, sentence_features: Iterable[dict
 
 
 def _normalised_exactly(rows: Iterable[Tensor], smallest: float) -> bool:
-    """Return whether the library normalises all rows; on an accelerator, values are not read, and it is assumed."""
+    """Return whether all norms are at least ``smallest``, so that the library normalises the rows.
+
+    Values on an accelerator are not read; their norms are assumed to be large enough.
+    """
     readable = [each for each in rows if may_read(each)]
     return all(bool((torch.linalg.vector_norm(each.detach(), dim=1) >= smallest).all()) for each in readable)
 
@@ -132,10 +135,11 @@ class MultipleNegativesRankingLoss(nn.Module):
         similarity_fct: the similarities ``[N, M]`` of rows ``[N, D]`` and ``[M, D]``. The engine evaluates `cos_sim`
             and `dot_score`, of this module or of sentence-transformers.
         gather_across_devices: whether to contrast with the rows of all processes.
-        directions: what is in the denominators; "query_to_doc" is required.
-        partition_mode: "joint": one denominator. "per_direction": one for each direction.
-        hardness_mode: the negatives whose logits are increased by ``hardness_strength`` times their similarity, without
-            a gradient, or None.
+        directions: the pairs in the denominators: "query_to_doc", and optionally "query_to_query", "doc_to_query" and
+            "doc_to_doc".
+        partition_mode: "joint": one denominator for all directions. "per_direction": one for each direction.
+        hardness_mode: "in_batch_negatives", "hard_negatives" or "all_negatives": the negatives whose logits are
+            increased by ``hardness_strength`` times their similarity, without a gradient. None: none.
         hardness_strength: a number that is not negative.
 
     Attributes:
@@ -170,7 +174,7 @@ class MultipleNegativesRankingLoss(nn.Module):
             raise ValueError(f"scale: expected a positive number, got {scale}")
         unknown = set(directions) - set(ORDER)
         if unknown or "query_to_doc" not in directions:
-            raise ValueError(f"directions: expected query_to_doc, and others of {', '.join(ORDER)}, got {directions!r}")
+            raise ValueError(f"directions: expected query_to_doc and any of {', '.join(ORDER[1:])}, got {directions!r}")
         if partition_mode not in ("joint", "per_direction"):
             raise ValueError(f"partition_mode: expected one of joint, per_direction, got {partition_mode!r}")
         if partition_mode == "per_direction" and {"query_to_query", "doc_to_doc"} & set(directions):
@@ -182,7 +186,7 @@ class MultipleNegativesRankingLoss(nn.Module):
             modes = "None, in_batch_negatives, hard_negatives, all_negatives"
             raise ValueError(f"hardness_mode: expected one of {modes}, got {hardness_mode!r}")
         if hardness_strength < 0:
-            raise ValueError(f"hardness_strength: expected a number from 0, got {hardness_strength}")
+            raise ValueError(f"hardness_strength: expected a number of at least 0, got {hardness_strength}")
         if hardness_mode is not None and not hardness_strength:
             logger.warning("hardness_mode has no effect, because hardness_strength is 0")
         self.model = model
@@ -195,7 +199,7 @@ class MultipleNegativesRankingLoss(nn.Module):
         self.hardness_strength = hardness_strength
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
-        """Return the loss of the model's embeddings of each column of features.
+        """Return the loss of the embeddings that the model computes from the features of each column.
 
         Args:
             sentence_features: the features of the queries, of the documents, and of each column of hard negatives.
@@ -273,9 +277,9 @@ class MultipleNegativesRankingLoss(nn.Module):
         Args:
             queries: ``[N, D]``, those of this process.
             answers: ``[N, D]``, their documents.
-            others: ``[W, D]``, the queries of all processes.
-            documents: the columns of all processes, each ``[W, D]``.
-            first: the row of the first query of this process.
+            others: ``[W, D]``, the queries of all processes; W is the number of their rows.
+            documents: the documents and the hard negatives of all processes, each ``[W, D]``.
+            first: the index of the first query of this process among the W rows.
             hardness: the negatives with weights, or None.
         """
         alike, candidates = self.similarity_fct, torch.cat(documents)
@@ -395,8 +399,8 @@ class GISTEmbedLoss(nn.Module):
 
     Args:
         model: a model; None if the loss is computed from embeddings.
-        guide: the guide model; None if the loss is computed from embeddings. If the tokenizer of the model has another
-            vocabulary or a greater length, the texts are tokenized again for the guide.
+        guide: the guide model; None if the loss is computed from embeddings. If the vocabularies of the tokenizers
+            differ, or the guide has a smaller maximum length, the texts are tokenized again for the guide.
         temperature: the number that cosines are divided by.
         margin_strategy: "absolute" or "relative".
         margin: how far the limit is below p_i; under "relative", as a fraction of |p_i|.
@@ -406,7 +410,7 @@ class GISTEmbedLoss(nn.Module):
         contrast_self: whether the guide also decides about the pair of a query and itself, and of a document and
             itself, as in sentence-transformers. They are then contrasted if the limit is 1 or more: if the guide's
             embeddings of the query and its document are equal and the margin is 0, or if the margin is negative enough.
-            False: never.
+            False: these pairs are never contrasted.
 
     Attributes:
         evaluated_by: "engine" or "plain", what evaluated the last call. "plain" is used if a row is contrasted with
@@ -470,7 +474,7 @@ class GISTEmbedLoss(nn.Module):
         return found
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
-        """Return the loss of the embeddings of both models of each column of features.
+        """Return the loss of the embeddings that both models compute from the features of each column.
 
         Args:
             sentence_features: the features of the queries, of the documents, and of the hard negatives, if any.
@@ -511,16 +515,16 @@ class GISTEmbedLoss(nn.Module):
             raise ValueError(f"embeddings: expected 2 or 3 columns, and as many of the guide, got {given}")
         queries, *documents = embeddings
         of_queries, *of_documents = (each.detach() for each in guide_embeddings)
-        usual = (
+        wanted = (
             type(self.similarity_fct) is nn.CosineSimilarity and type(self.cross_entropy_loss) is nn.CrossEntropyLoss
         )
-        usual = usual and not self.gather_across_devices and may_read(queries, validate=True)
-        usual = usual and _normalised_exactly(embeddings, SMALLEST_NORM["gist"])
-        masks = self._left_out(of_queries, of_documents) if usual else {}
+        wanted = wanted and not self.gather_across_devices and may_read(queries, validate=True)
+        wanted = wanted and _normalised_exactly(embeddings, SMALLEST_NORM["gist"])
+        masks = self._left_out(of_queries, of_documents) if wanted else {}
         for name in ("query_to_query", "doc_to_doc"):
             if name in masks and not self.contrast_self:
                 masks[name].fill_diagonal_(True)
-            usual = usual and (name not in masks or bool(masks[name].diagonal().all()))
+            wanted = wanted and (name not in masks or bool(masks[name].diagonal().all()))
 
         def engine() -> Tensor:
             chosen = [name for name in ORDER if name in masks]
@@ -533,7 +537,7 @@ class GISTEmbedLoss(nn.Module):
                 temperature=self.temperature,
             )
 
-        return evaluate(self, engine, partial(self._plain, queries, documents, of_queries, of_documents), wanted=usual)
+        return evaluate(self, engine, partial(self._plain, queries, documents, of_queries, of_documents), wanted=wanted)
 
     def _limits(self, positives: Tensor) -> Tensor:
         """Return the guide's limit of each query ``[N, 1]``, from its similarities of the positives ``[N]``."""
@@ -541,7 +545,7 @@ class GISTEmbedLoss(nn.Module):
         return (positives - below).unsqueeze(1)
 
     def _left_out(self, of_queries: Tensor, of_documents: list[Tensor]) -> dict[str, Tensor]:
-        """Return the pairs that are left out, by blocks in the order of `multiple_negatives_ranking_loss`."""
+        """Return the mask of the left-out pairs of each block, in the order of `multiple_negatives_ranking_loss`."""
         first = of_documents[0]
         limits = self._limits(F.cosine_similarity(of_queries, first))
         masks = {"query_to_doc": _above(of_queries, first, limits).fill_diagonal_(False)}
@@ -552,6 +556,7 @@ class GISTEmbedLoss(nn.Module):
         if self.contrast_positives:
             masks["doc_to_doc"] = _above(first, first, limits)
             if len(of_documents) == 2:
+                # GISTEmbedLoss does not contrast documents with hard negatives.
                 masks["doc_to_hard"] = torch.ones_like(masks["hard"])
         return masks
 

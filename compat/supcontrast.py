@@ -9,8 +9,9 @@ without labels, every item has a label of its own. The loss of anchor i is
 The loss is the mean over the anchors: the rows of all views, or with ``contrast_mode="one"`` those of the first view.
 The features are not normalised.
 
-The engine evaluates labels as `supcon_loss` does. With a mask, it evaluates the logarithm of the sum; the rest needs
-only one sum of features for each item, so that memory is linear in the number of rows, apart from the mask itself.
+Without a mask, the engine of `pairproof.fast` evaluates the loss as `supcon_loss` does. With a mask, it evaluates only
+the logarithm of the sum. The rest needs one sum of features for each item, so that memory is linear in the number of
+rows, apart from the mask itself.
 
 Source: ``losses.py`` of HobbitLong/SupContrast at commit 66a8fe5, and its revision before pull request 142.
 """
@@ -34,11 +35,11 @@ NoPositive = Literal["zero", "nan"]
 NO_POSITIVES = 1e-6
 """A sum of weights below this is replaced by 1."""
 SMALLEST_LOG = {torch.float64: 700.0, torch.float32: 80.0, torch.bfloat16: 80.0, torch.float16: 9.0}
-"""Largest x for which e^-x is known to keep its digits."""
+"""For each dtype, a number x up to which e^-x is a normal number, so that it has full precision."""
 LEAST_PAIRS = {"partners": 2**13, "labels": 2**17}
-"""Pairs of an anchor and a row from which the engine is faster than plain torch code on a CPU."""
+"""Smallest number of pairs (anchor, row) for which the engine is faster than plain torch code on a CPU."""
 ROWS = 1024
-"""Number of rows whose similarities are computed at a time to find the closest one."""
+"""Number of rows whose similarities are computed at a time to find the closest other row of each."""
 
 
 class SupConLoss(nn.Module):
@@ -139,12 +140,15 @@ class SupConLoss(nn.Module):
     def _by_engine(
         self, features: Tensor, rows: Tensor, count: int, labels: Tensor | None, mask: Tensor | None
     ) -> Tensor | None:
-        """Return the loss, or None if the engine does not have the configuration, or would not return the same NaN.
+        """Return the loss without the factor temperature / base_temperature, or None to use plain torch code.
+
+        It returns None if the engine is slower, does not support the configuration, or may differ where SupContrast
+        returns NaN.
 
         Args:
             features: ``[batch, views, D]``.
             rows: ``[N, D]``, the features of all views.
-            count: the number of rows that are anchors, the first ones.
+            count: the number of anchors, which are the first rows.
             labels: integers ``[batch]``, or None.
             mask: float32 ``[batch, batch]``, or None.
         """
@@ -166,25 +170,26 @@ class SupConLoss(nn.Module):
         if mask is None:
             batch = Batch(rows, _targets(items, views, labels, rows), rule, References(), anchors, sizes=sizes)
             loss = loss_of(batch, Policy("mean", None, self.no_positive), "auto")
-            # The gradient of SupContrast is then NaN too.
+            # If the loss is NaN, plain torch code also makes the gradient NaN, as SupContrast does.
             return None if self.no_positive == "nan" and bool(loss.isnan()) else loss
         with torch.autocast(rows.device.type, enabled=False):
             return self._weighted(_sums(rows, rule, anchors, sizes)[:count], features, mask)
 
     def _underflows(self, features: Tensor, anchors: Tensor, sizes: Sizes) -> bool:
-        """Return whether the largest exponential other than that of a self pair may have lost digits next to it.
+        """Return whether, for some anchor, all exponentials of other rows may underflow or lose digits.
 
-        Also return True if logits may overflow, which makes the loss NaN.
+        This happens if the logit of the self pair is the maximum that is subtracted, and is much larger than the
+        others. Also return True if logits may overflow, which makes the loss NaN.
         """
-        kind, narrow = features.device.type, anchors.dtype
+        kind, dtype = features.device.type, anchors.dtype
         if autocast(features):
-            narrow = torch.get_autocast_dtype(kind)
+            dtype = torch.get_autocast_dtype(kind)
         temperature = self.temperature.item() if isinstance(self.temperature, Tensor) else self.temperature
-        # The sizes of float64 rows are not norms.
+        # For float64 rows, the sizes are largest entries, not norms.
         product = sizes.high * sizes.high * (anchors.shape[1] if anchors.dtype == torch.float64 else 1)
-        if not product / temperature < torch.finfo(narrow).max / 4:
+        if not product / temperature < torch.finfo(dtype).max / 4:
             return True
-        limit = SMALLEST_LOG.get(narrow, 0.0) * temperature
+        limit = SMALLEST_LOG.get(dtype, 0.0) * temperature
         if 2 * product <= limit:
             return False
         with torch.autocast(kind, enabled=False):
@@ -203,12 +208,12 @@ class SupConLoss(nn.Module):
         return False
 
     def _weighted(self, sums: Tensor, features: Tensor, mask: Tensor) -> Tensor:
-        """Return the loss of weights ``[batch, batch]``.
+        """Return the loss for a mask, without the factor temperature / base_temperature.
 
         Args:
             sums: ``[anchors]``, the logarithm of each anchor's sum of exponentials.
             features: ``[batch, views, D]``.
-            mask: the weights.
+            mask: ``[batch, batch]``, the weights.
         """
         items, views = features.shape[:2]
         features, mask = features.to(sums.dtype), mask.to(sums.dtype)
@@ -216,14 +221,14 @@ class SupConLoss(nn.Module):
         # Pairs of different items, and of different views of the same item.
         different, same = _of_pairs(mask, items, 1), mask.diagonal()[:, None]
         total = divided = views * different.sum(1, keepdim=True) + (views - 1) * same
-        if sums.dtype == torch.float64:  # SupContrast sums in float32, and its rounding shows
+        if sums.dtype == torch.float64:  # SupContrast sums the mask in float32; divide by the same rounded sum
             divided = _of_pairs(mask.float(), len(sums), views).sum(1).view(-1, items).T
         across = (different @ of_items[:, 0])[:, None] + same[:, None] * (of_items - anchors)
         values = total * sums.view(-1, items).T - (anchors * across).sum(2) / self.temperature
         return (values / self._divisor(divided)).mean()
 
     def _plain(self, rows: Tensor, count: int, views: int, labels: Tensor | None, mask: Tensor | None) -> Tensor:
-        """Return the loss, evaluated on matrices of all pairs; the arguments are those of `_by_engine`."""
+        """Return the loss of `_by_engine`, which documents the arguments, evaluated on matrices of all pairs."""
         items = len(rows) // views
         if mask is None:
             same = torch.eye(items, device=rows.device) if labels is None else labels[:, None] == labels
@@ -250,7 +255,7 @@ def _of_pairs(mask: Tensor, count: int, views: int) -> Tensor:
 
 
 def _targets(items: int, views: int, labels: Tensor | None, rows: Tensor) -> Targets:
-    """Return the positives of all rows; without labels, those of two views are partners."""
+    """Return the positives of all rows: rows with the same label or, without labels, other views of the same item."""
     if labels is None and views == 2:
         return _halves(rows)
     if labels is None:
@@ -260,12 +265,12 @@ def _targets(items: int, views: int, labels: Tensor | None, rows: Tensor) -> Tar
 
 
 def _halves(rows: Tensor) -> Targets:
-    """Return the rows of the two halves as partners."""
+    """Return targets in which row i of one half and row i of the other half are partners."""
     return Targets("partners", torch.arange(len(rows), device=rows.device).roll(len(rows) // 2))
 
 
 def _sums(rows: Tensor, rule: Rule, anchors: Tensor | None, sizes: Sizes | None) -> Tensor:
-    """Return the logarithm ``[N]`` of the sum of the exponentials of all other rows."""
+    """Return, for each anchor, the logarithm of the sum of e^logit over all other rows, ``[N]``."""
     if len(rows) % 2:
         none = Targets("none", torch.empty(0, dtype=torch.int64, device=rows.device))
         batch = Batch(rows, none, replace(rule, terms="lse"), References(), anchors, sizes=sizes)

@@ -1,8 +1,8 @@
 """The harness: cases, their proved results, adapters, verdicts, the command line and the pytest plugin.
 
 It needs the extra ``pairproof[verify]``. ``check_loss`` judges a loss, ``identify`` recognises one, and ``parity``
-compares one with itself; all return their results as data. ``parametrize`` turns a test function into one pytest test
-per check.
+checks that different ways to evaluate one agree; all return their results as data. ``parametrize`` turns a test
+function into one pytest test per check.
 """
 
 from __future__ import annotations

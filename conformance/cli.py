@@ -191,7 +191,7 @@ def _judge(judge: Callable[[Progress], Report | CheckResult], printing: tables.P
     """Judge, print the report, write it to the files, and end with its exit code.
 
     Raises:
-        UsageError: a file is in a folder that does not exist, or a detail is unknown; nothing is judged then.
+        UsageError: the path of a report is not usable, or a value of ``--show`` is unknown; nothing is judged then.
         CouldNotRun: a file could not be written.
     """
     from . import report as pages
@@ -228,7 +228,7 @@ def _judge(judge: Callable[[Progress], Report | CheckResult], printing: tables.P
 
 
 def _check_path(option: str, path: Path) -> None:
-    """Raise a UsageError if a report cannot be in this place."""
+    """Raise a UsageError if the path is a folder, or is in a folder that does not exist."""
     if path.is_dir() or not path.parent.is_dir():
         reason = "it is a folder" if path.is_dir() else f"the folder {path.parent} does not exist"
         raise UsageError(f"{option}: cannot write {path}: {reason}")
@@ -249,7 +249,9 @@ def verify(
         bool,
         typer.Option(
             "--public",
-            help="Judge only the public losses that are not installed, by their recorded values and gradients.",
+            help="Judge only the losses of public repositories, by their recorded values and gradients or, if "
+            "PAIRPROOF_PUBLIC names a folder with the repositories, by running their code. Other options have no "
+            "effect.",
         ),
     ] = False,
     **options: Any,
@@ -355,10 +357,11 @@ def check(
 
     Exit codes: 0 it conforms, 1 it does not, 2 invalid command line, 3 could not run.
 
-    The target runs in a child process. If it crashes, exits or exceeds --limit, the check counts as errored, and the
-    next one runs in a new child process. Time-outs are counted separately for batches of up to 40 rows, for larger
-    batches, and for usages, which are other ways to call the target, such as under autocast. After three time-outs of
-    one kind, the remaining checks of this kind are not run. What the target prints is written to standard error.
+    On Linux, the target runs in a child process. If it crashes, exits or exceeds --limit, the check counts as errored,
+    and the next one runs in a new child process. Time-outs are counted separately for batches of up to 40 rows, for
+    larger batches, and for usages, which are other ways to call the target, such as under autocast. After three
+    time-outs of one kind, the remaining checks of this kind are not run. What the target prints is written to standard
+    error.
 
     A declared deviation is a known, intended difference. It is an error if a declaration matches no check, or if a
     check that it matches passes. python -m pydoc pairproof.conformance.judge.deviations describes the format.
@@ -479,6 +482,8 @@ def diagnose(
     of random embeddings, and that of a collapsed encoder, which returns equal embeddings. If embeddings are given,
     their norms, cosines and gradient are examined, too.
 
+    Every file is npy, csv, or FILE.safetensors:TENSOR (a tensor in a file).
+
     Exit codes: 0 no problem found, 1 a problem, such as a collapsed encoder, a gradient of 0 or a value below the
     lowest, 2 invalid command line.
 
@@ -519,7 +524,8 @@ def list_everything(
 ) -> None:
     """List the names that the other commands accept: losses, implementations, documents, cases, figures and claims.
 
-    Without WHAT, losses, implementations and documents are listed. With only --loss, the cases of the loss are listed.
+    Without WHAT, losses, implementations and documents are listed. With --loss and no WHAT, the loss and its cases are
+    listed. --loss has no effect on implementations, documents, figures and claims.
 
     Examples:
         pairproof list
@@ -596,7 +602,9 @@ def explain(
     case: Annotated[
         str, typer.Argument(metavar="CASE", help="The id of a case, or of a figure that is the value of a loss.")
     ],
-    anchor: Annotated[int | None, typer.Option(metavar="ROW", help="Only the anchor in this row.")] = None,
+    anchor: Annotated[
+        int | None, typer.Option(metavar="ROW", help="Only the anchor in this row, counted from 0.")
+    ] = None,
 ) -> None:
     """Print every term of the loss of one case, and their sum.
 
@@ -627,7 +635,7 @@ def _rebuild(peers: dict[str, str], *, keep: bool) -> None:
         typer.echo(f"fixtures: a rebuild would {f'make {changes} changes' if changes else 'change nothing'}")
     if found.failed:
         advice = "correct the implementations or declare the deviations, then run this command again"
-        typer.echo(f"fixtures: {len(found.failed)} checks failed, counted as declared; {advice}")
+        typer.echo(f"fixtures: {len(found.failed)} checks failed, counted as passed or declared deviations; {advice}")
     if found.failed or (changes and not keep):
         raise typer.Exit(NOT_CONFORMING)
 
@@ -676,7 +684,9 @@ def fixtures_add(
 ) -> None:
     r"""Add a batch to the golden cases: validate it, prove its results, write it, and update counts and checksums.
 
-    Every file is npy, csv, or FILE.safetensors:TENSOR (a tensor in a file).
+    Every file is npy, csv, or FILE.safetensors:TENSOR (a tensor in a file). In the shapes, N is the number of rows and
+    D the number of columns of --embeddings. M is the number of reference rows or of rows of the second tower; without
+    these, M is N.
 
     Examples:
         pairproof fixtures add --loss supcon --embeddings z.npy --labels y.npy \
@@ -731,13 +741,13 @@ def _prepare_streams() -> None:
 
 
 def _first_problem(error: Exception) -> object:
-    """The first error of a copy of a folder, which lists one entry (source, copy, message) per file; else the error."""
+    """The first message of a shutil.Error, which has one (source, copy, message) per file; else the error itself."""
     entries = error.args[0] if isinstance(error, shutil.Error) and error.args else None
     return entries[0][-1] if isinstance(entries, list) and entries else error
 
 
 def _message(error: Exception) -> tuple[str, int]:
-    """The message and the exit code of an error. An error of pairproof itself is raised again."""
+    """The message and the exit code of an expected error. Any other error is a bug, and is raised again."""
     if isinstance(error, UsageError):
         return str(error), MISUSED
     # Imported here, because the help of a command must not wait for torch.

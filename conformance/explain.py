@@ -1,4 +1,4 @@
-"""Explain a case: the purpose and results of a golden case, and the terms of any case as the notebooks write them."""
+"""Explain a case: the purpose and results of a golden case; the terms of any case, in the notation of the notebooks."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _pair(case: Case, pair: Pair, similarity: Any) -> str:
     if case.entry.form == "binary":
         sign, kind = ("-", "positive") if pair.positive else ("", "negative")
         return f"with {pair.other} ({kind}): {s}; softplus({sign}s) = {_number(pair.value)}"
-    # Exponentials of the logits, as in the documents, unless they have an epsilon, or overflow or underflow in float64.
+    # Exponentials of the logits, as in the documents, unless the loss adds an epsilon, or they leave float64's range.
     numerator, denominator = _exp(pair.log_numerator), _exp(pair.log_denominator)
     if case.entry.epsilon or not (0 < numerator < np.inf and 0 < denominator < np.inf):
         numerator, denominator = pair.numerator, pair.denominator
@@ -118,7 +118,10 @@ def _ratio(pair: Pair) -> str:
 
 
 def whole(case: Case, result: Result) -> Iterator[str]:
-    """Yield the reduction on one line, -((log 0.1407 + log 0.1922)/2 + ...)/9 = 2.1960, or one per anchor or pair."""
+    """Yield the reduction as one line, such as -((log 0.1407 + log 0.1922)/2 + ...)/9 = 2.1960.
+
+    With reduction "none" or "none_pairs", yield one line for each anchor or pair.
+    """
     terms, form, reduction = result.terms, case.form, case.option("reduction")
     sign = "" if form in ("binary", "sigmoid") else "-"
     scale = "" if case.option("base_temperature") is None else f" x {_number(terms.scale)}"

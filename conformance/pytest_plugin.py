@@ -1,5 +1,7 @@
 """The pytest plugin: one test for each case or random batch in each dtype, and one for each usage.
 
+A usage is another way to call the target, such as under autocast.
+
 In a project's own test file::
 
     import pairproof.conformance
@@ -321,7 +323,7 @@ class Group:
 
     Attributes:
         mark: the mark; its target is None if the test passes one to ``check``.
-        suite: all cases.
+        suite: the cases of all tested losses.
         number: index of the mark among those of its test function.
         record: the common part of its tests' reports: the number of checks, the asserted number of judged checks,
             whether the command line changed the mark, and its title.
@@ -329,7 +331,7 @@ class Group:
         entries: declarations in that file, by place.
         cases: the cases that the mark selects, without the random batches.
         loaded: the targets that are loaded only once, by name: the mark's own, and those given as text.
-        usages: the judges of their usages, by name.
+        usages: the judge of each loaded target's usages, by name of the target.
     """
 
     mark: Mark
@@ -395,7 +397,7 @@ class CaseCheck:
 
     Attributes:
         group: the checks of the same mark.
-        inputs: the case, the name of a random batch, or a usage.
+        inputs: the case, a random batch that is not drawn yet, or a usage.
         dtype: dtype of the inputs.
         called: whether the test has called it.
     """

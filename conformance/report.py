@@ -63,7 +63,7 @@ MANY = 5
 """Implementations that were judged on at least this number of losses are columns of a table, others are lines."""
 
 FILLED = 42
-"""Width of the losses of such a line in a terminal of 80 columns, beside the longest name of an implementation."""
+"""Width of the list of losses in such a line, so that it fits into 80 columns beside the longest name."""
 
 LISTED = 3
 """Number of reasons for skipped cases that ``check`` prints without ``--all``."""
@@ -71,7 +71,10 @@ LISTED = 3
 ADD = "to add it: "
 """The prefix of a command that adds a batch to the golden cases."""
 
-LEGEND = "checks passed; ~ some deviate as declared; ! some deviations are known mistakes; x some fail; - all skipped"
+LEGEND = (
+    "n: n checks passed; n~m: m more deviate as declared; n!m: some of these m are known mistakes; nxm: m more failed;"
+    " -: all skipped"
+)
 
 
 class Verbatim(str):
@@ -394,7 +397,7 @@ def _distribution(cases: Sequence[Check]) -> Iterator[Part]:
 
 
 def _flags(cases: Sequence[Check]) -> Iterator[Part]:
-    """The results for each kind of case."""
+    """The results of the golden cases with each flag."""
     rows = []
     for flag, checks in sorted(grouped((flag, check) for check in cases for flag in check.flags).items()):
         notable = sorted({check.implementation for check in checks if check.status in (*BAD, Status.DEVIATES)})

@@ -199,8 +199,8 @@ def lowest_value(
     at most 1, so the bound uses p = 1 and minimises over n. One constraint applies: the squared norm of the sum of all
     unit rows is not negative. It is the sum over the anchors of 1 + P p + N n. The minimum under this constraint is
     computed from its Lagrangian dual. Every value of the dual is a lower bound, so the result is valid even if the
-    search is not exact. If all classes have one size, the minimum is at n = -1 / (classes - 1). It is reached if each
-    class is one corner of a regular simplex.
+    search is not exact. If all classes have the same size, the minimum is at n = -1 / (classes - 1). It is reached if
+    each class is one corner of a regular simplex.
 
     Args:
         kinds: (P, N, number of anchors) of every kind of anchor.
@@ -212,8 +212,8 @@ def lowest_value(
         The bound; 0 if no anchor has positives.
 
     Source:
-        Graf et al. 2021, "Dissecting supervised contrastive learning", arXiv 2102.08817, theorem 2, for classes of one
-        size; Lu and Steinerberger 2022, arXiv 2012.08465, for one positive.
+        Graf et al. 2021, "Dissecting supervised contrastive learning", arXiv 2102.08817, theorem 2, for balanced
+        classes; Lu and Steinerberger 2022, arXiv 2012.08465, for one positive.
     """
     total = sum(count for P, _, count in kinds if P or not drop)
     with_negatives = [N for _, N, _ in kinds if N]
@@ -255,7 +255,7 @@ def lowest_of_towers(n: int, temperature: float) -> float:
     Let d_i be the mean cosine of anchor i with its negatives, minus its cosine with its positive. By Jensen's
     inequality, the value of the anchor is at least f(d_i / temperature), where f(x) = log(1 + (n - 1) e^x). f is
     convex, so the mean over the anchors is at least f of the mean of d_i / temperature. Let a and b be the mean rows of
-    the towers. The sum of -d_i is n / (n - 1) times the sum of (a_i - a) . (b_i - b), which is at most n.
+    the towers. The sum of -d_i is n / (n - 1) times the sum of (a_i - a) . (b_i - b), and the latter is at most n.
 
     Args:
         n: number of rows of each tower.
@@ -297,11 +297,11 @@ def diagnose(
             positives.
         loss: short name of a loss, as ``pairproof list`` prints it.
         value: the value that the training loop prints; by default that of the embeddings.
-        class_sizes: without embeddings, the number of rows of every class. For a loss of partners or of two towers, one
-            2 for each positive pair.
+        class_sizes: without embeddings, the number of rows of every class. For a loss of partners or of two towers, a 2
+            for each positive pair.
         embeddings_b: [N, D], the second tower.
-        partners: [N] integers, the row of the positive of every row; by default row k and row k + N / 2 are partners,
-            two views stacked.
+        partners: [N] integers, the row of the positive of every row; by default row k and row k + N / 2 are partners
+            (two stacked views).
         dim: number of columns of the random embeddings if no embeddings are given.
         options: options of the loss, such as ``temperature``.
 
@@ -456,14 +456,14 @@ def _of_embeddings(entry: Loss, embeddings: object, labels: object, embeddings_b
         if array is not None and name != takes:
             raise ValueError(f"{name}: expected {takes} for {entry.function}, got {name}")
     if given[takes] is None and takes != "partners":
-        raise ValueError(f"{takes}: expected with the embeddings of {entry.function}, got none")
+        raise ValueError(f"{takes}: required by {entry.function}, got none")
     rows = matrix("embeddings", embeddings)
     if entry.two_towers:
         return _Batch(entry, (rows, matrix("embeddings_b", embeddings_b)))
     if takes == "labels":
         return _Batch(entry, (rows,), integers("labels", labels, len(rows)))
     if partners is None and len(rows) % 2:
-        raise ValueError(f"partners: expected with an odd number of rows, {len(rows)}, got none")
+        raise ValueError(f"partners: required for an odd number of rows ({len(rows)}), got none")
     stacked = torch.arange(len(rows)).roll(len(rows) // 2)
     return _Batch(entry, (rows,), partners=stacked if partners is None else integers("partners", partners, len(rows)))
 

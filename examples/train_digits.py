@@ -251,7 +251,7 @@ def main(arguments: list[str] | None = None) -> int:
             apart = np.abs(np.array(run.loss) - np.array(other.loss))
             print(
                 f"pytorch-metric-learning: the losses differ by at most {apart[:20].max():.1e} in the first 20 steps "
-                f"and {apart.max():.1e} in all; k-NN accuracy {other.embeddings:.1%}"
+                f"and {apart.max():.1e} in all steps; k-NN accuracy {other.embeddings:.1%}"
             )
     finally:
         if distributed:

@@ -3,7 +3,7 @@
 A contrastive loss needs the embeddings of the whole batch, so the batch cannot be divided into independent smaller
 ones. But the gradient with respect to the parameters of the encoder is the sum over rows of the row's Jacobian times
 the gradient of the loss with respect to its embedding. So the encoder runs twice on every chunk of rows: first without
-a graph, for the embeddings; and then, when the gradient of the loss is known, with one, to multiply by the Jacobian.
+a graph, for the embeddings; then with a graph, to multiply the gradient of the loss by the Jacobian.
 
 Source: Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup" (GradCache), arXiv
 2101.06983, section 3.2.
@@ -32,7 +32,7 @@ def cached_backward(
     backward: Callable[[Tensor], object] = Tensor.backward,
     validate: bool = False,
 ) -> Tensor:
-    """Compute the gradient of the loss of a whole batch, one chunk of rows at a time, and add it to the parameters.
+    """Add the gradient of the loss of a whole batch to the ``grad`` of the parameters, one chunk of rows at a time.
 
     The gradients are those of ``loss(encoder(inputs)).backward()``. Torch's random numbers, such as those of dropout,
     are the same in both passes. If the encoder is wrapped in ``DistributedDataParallel``, gradients are exchanged once.
@@ -203,7 +203,7 @@ def _check_same(number: int, first: Tensor, second: Tensor) -> None:
 
 
 def _random_state(part: Any) -> tuple[Tensor, list[int], list[Tensor], str]:
-    """Return the state of torch's generators: on the CPU, and on the devices of some inputs."""
+    """Return torch's random state on the CPU, and the numbers, random states and type of the inputs' other devices."""
     kind = next((leaf.device.type for leaf in tree_flatten(part)[0] if leaf.device.type != "cpu"), "cpu")
     devices, states = get_device_states(part) if kind != "cpu" else ([], [])
     return torch.get_rng_state(), devices, states, kind

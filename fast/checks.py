@@ -2,7 +2,7 @@
 
 Types, dtypes, shapes, devices and options are always checked. Checks that read values would synchronise with an
 accelerator, so they run on the CPU, and on other devices if ``validate`` is True; never while a graph is compiled, nor
-under `torch.func.vmap`.
+under `torch.func.vmap`. In a compiled graph, row numbers such as partners are checked when the graph runs.
 """
 
 from __future__ import annotations
@@ -338,7 +338,7 @@ def check_hard_negatives(hard_negatives: object, embeddings: Tensor, name: str =
     """Return hard negatives ``[N, H, D]`` as rows ``[N H, D]``; N and D are those of the embeddings.
 
     Raises:
-        TypeError: not a tensor.
+        TypeError: not a tensor, or not of a floating dtype.
         ValueError: wrong shape.
     """
     if not isinstance(hard_negatives, Tensor):
@@ -361,7 +361,7 @@ def check_ignored_blocks(
     *,
     validate: bool,
 ) -> dict[str, Tensor | None]:
-    """Check a mask of ignored pairs, and return that of each block of its columns.
+    """Check a mask of ignored pairs, and return its part for each block of columns, by name.
 
     Args:
         ignored: bool ``[N, C]``.
@@ -465,7 +465,7 @@ def check_labels_or_positives(
 
 
 def _numbered(labels: Tensor, ref_labels: Tensor, own: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """Renumber labels or ids of which one side is uint64: its largest values, as int64, may equal negative ones."""
+    """Renumber labels or ids if only one side is uint64: its largest values, read as int64, are negative numbers."""
     both = [(own, labels.dtype == torch.uint64), (others, ref_labels.dtype == torch.uint64)]
     keys = [torch.stack((values, (values < 0) & unsigned), 1) for values, unsigned in both]
     numbers = torch.unique(torch.cat(keys), dim=0, return_inverse=True)[1]
@@ -495,7 +495,7 @@ def check_ignored(
 ) -> Targets:
     """Return targets with ignored pairs: bool ``[N, M]``, and ids, integers ``[N]`` and of the references ``[M]``.
 
-    If each row has exactly one positive, the pair of the two must not be ignored; it is checked if values are read. If
+    If each row has exactly one positive, this pair must not be ignored, which is checked if values are read. If
     ``shared``, the columns of ignored are the rows of all ranks; their number and their positives are checked later.
 
     Raises:
@@ -695,7 +695,7 @@ def check_ignored_of_towers(
 
 
 def check_equal_towers(name: str, direction: str, a: Tensor, b: Tensor) -> None:
-    """Check that b has as many rows as a, if rows of b are anchors too and weights of the rows of a are given.
+    """Check that b has as many rows as a if rows of b are anchors: the weights ``name`` have one entry per row of a.
 
     Raises:
         ValueError: it has more or fewer rows.
@@ -718,7 +718,7 @@ def check_no_queue(given: Sequence[str]) -> None:
 def check_positive_pairs(
     embeddings: Tensor, positive_pairs: object, *, validate: bool, shared: bool = False
 ) -> Targets:
-    """Check positive pairs: integers ``[M, 2]``; if values are read, in range. If ``shared``, it is checked later.
+    """Check positive pairs: integers ``[M, 2]``; if values are read, in range. If ``shared``, ranges are checked later.
 
     Raises:
         TypeError: positive_pairs are not a tensor, or not integers.
@@ -824,7 +824,7 @@ def _given(
 
 
 def _columns(value: object, columns: int, shared: bool) -> int:
-    """Return the expected number of columns of a mask: if ``shared``, those that it has."""
+    """Return the expected number of columns of a mask: if ``shared``, the number that it has."""
     return value.shape[1] if shared and isinstance(value, Tensor) and value.ndim == 2 else columns
 
 

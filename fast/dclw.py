@@ -87,7 +87,8 @@ def dclw_loss(
             a queue, or the gathered rows of all devices. None: the batch.
         self_rows: integers ``[N]``, the reference that is the anchor itself and is left out, or -1; None: all -1.
         ignored: bool ``[N, N]``, with references ``[N, M]``: the pairs (row, column) that are left out of the sum
-            over the negatives, but never a row and its partner. May be asymmetric. The weights do not depend on them.
+            over the negatives. A row and its partner must not be ignored. May be asymmetric. Has no effect on the
+            weights.
         ignored_ids: integers ``[N]``; a pair of rows with equal ids is left out unless the column is the row's
             partner. For duplicates among the negatives; needs no array of all pairs.
         ref_ignored_ids: integers ``[M]``, the ids of the references; with references, both or neither are given.

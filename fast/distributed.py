@@ -17,9 +17,9 @@ may have none.
 With ``group=Ring(...)``, the ranks pass their rows to each other instead of gathering them, so that no rank holds the
 rows of all ranks; see `Ring`.
 
-On each call, the ranks exchange a summary of their arguments. If these differ, or are invalid on any rank, every rank
-raises an error that says what each rank has. If a rank does not take part, the others raise an error when its
-connection closes, or at the latest after the timeout of the group.
+On each call, the ranks exchange a summary of their arguments. If the summaries differ, or arguments are invalid on any
+rank, every rank raises an error that says what each rank has. If a rank does not take part, the others raise an error
+when its connection closes, or at the latest after the timeout of the group.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ class Share(NamedTuple):
     def rows(self, tensor: Tensor) -> Tensor:
         """Return the rows of all ranks ``[N, D]``, differentiable: the gradients of all ranks are added.
 
-        On a CPU, rows of a half-precision dtype are returned in float32, so that their gradients are added in it.
+        Except on CUDA devices, rows in half precision are returned in float32, so that gradients are added in float32.
         """
         found: Tensor = _Gather.apply(tensor, self, None)  # type: ignore[no-untyped-call]
         return found
@@ -367,7 +367,7 @@ class Ranks:
         return result[0]
 
     def widest(self, needed: str) -> Any:
-        """Return the highest precision that a rank needs, from that of this rank; see `engine.precision`."""
+        """Return the highest precision that any rank needs; this rank needs ``needed``. See `engine.precision`."""
         levels = ("", "float64", "exact")
         return levels[max(line[0] for line in self._exchanged(levels.index(needed)))]
 
@@ -410,7 +410,7 @@ class Ranks:
                 raise ValueError(f"{name}: expected {expected}, got shape {list(mask.shape)}")
 
     def shared(self, batch: Batch, policy: Policy, backend: Backend | None = None) -> tuple[Batch, Policy]:
-        """Meet, and return a batch of this rank's anchors, contrasted with the rows of all ranks, and its policy.
+        """Call `meet`, and return a batch of this rank's anchors, contrasted with the rows of all ranks, and a policy.
 
         A batch with references is returned as it is. In a ring, the references are `ring.Blocks`.
 

@@ -18,7 +18,7 @@ which does not overflow at any temperature. With b = 0 the second sum is n.
 
 Accuracy: the error of q is a few units in the last place of (1 + 2b) / temperature. Where e^q is near t, the mass is
 ill-conditioned: the subtraction multiplies the error by 1 / (1 - t e^-q), whatever the order of operations. Where the
-floor applies, the value depends only on s_ip and is as accurate as that of NT-Xent.
+mass is the floor n e^(-1/temperature), the value depends only on s_ip and is as accurate as that of NT-Xent.
 
 Sources: Robinson et al. 2021, "Contrastive Learning with Hard Negative Samples" (HCL), arXiv 2010.04592, as in
 image/main.py of joshr17/HCL at commit 7b4647f; with b = 0 Chuang et al. 2020, "Debiased Contrastive Learning", arXiv
@@ -93,22 +93,22 @@ def hard_negative_loss(
     Args:
         embeddings: floating ``[N, D]``, N >= 2, or with references N >= 1.
         partners: integers ``[N]``, the row of each row's positive: mutual, never the row itself. `stacked_partners` and
-            `interleaved_partners` return them for two views per item. With references, any row of these except the
-            anchor itself; need not be mutual.
+            `interleaved_partners` return them for two views per item. With references, partners[i] is any row of the
+            references except self_rows[i], and need not be mutual.
         anchors: bool ``[N]``, the rows that are anchors; None: all rows.
         ref_embeddings: floating ``[M, D]``, rows that anchors are contrasted with instead of the batch: a memory bank,
             a queue, or the gathered rows of all devices. None: the batch.
         self_rows: integers ``[N]``, the reference that is the anchor itself and is left out, or -1; None: all -1.
         ignored: bool ``[N, N]``, with references ``[N, M]``: the pairs (row, column) that are not negatives: they
-            count neither in the weighted mean nor in the number n of negatives. Never a row and its partner. May be
-            asymmetric.
+            count neither in the weighted mean nor in the number n of negatives. A row and its partner must not be
+            ignored. May be asymmetric.
         ignored_ids: integers ``[N]``; a pair of rows with equal ids is left out unless the column is the row's
             partner. For duplicates among the negatives; needs no array of all pairs.
         ref_ignored_ids: integers ``[M]``, the ids of the references; with references, both or neither are given.
         temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
             require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
-        similarity: "cosine"; the floor is the exponential of its lowest logit, so there is no other.
+        similarity: only "cosine", because the floor n e^(-1/temperature) contains its lowest value, -1.
         tau_plus: number from 0 to below 1, the probability that a negative has the class of the anchor.
         beta: number from 0 to 1e10, the exponent of the weights; 0 gives all negatives the same weight.
         reduction: "mean" or "sum" over the anchors, or "none": one value per anchor, in row order.

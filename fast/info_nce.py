@@ -117,9 +117,10 @@ def info_nce_loss(
         ignored_ids: integers ``[N]``, such as one number per caption; a pair of rows of a and b with equal ids is left
             out unless the rows are positives of each other.
         ref_ignored_ids: integers ``[M]``, the ids of the rows of b; by default ``ignored_ids``, if M is N.
-        anchor_weights: float32 or float64 ``[N]``, from 0 to 1e10: the factor of the value of row k of a and, if the
-            rows of b are anchors, of row k of b. Then M must be N. The mean divides by the sum of the weights of the
-            anchors that count; it is 0 if they are all 0. Weights are constants, and must not require a gradient.
+        anchor_weights: float32 or float64 ``[N]``, from 0 to 1e10: entry k is the factor of the value of row k of a
+            and, if the rows of b are anchors, of row k of b. M must then be N. The mean divides by the sum of the
+            weights of the anchors that count; it is 0 if they are all 0. Weights are constants, and must not require a
+            gradient.
         negatives: floating ``[K, D]``, K >= 1, the negatives of every anchor, in both directions. They replace the
             other rows of the other tower. With them, none of the arguments from partners to ref_ignored_ids may be
             given.
@@ -211,7 +212,7 @@ def info_nce_loss(
             return loss_of(chosen[0], policy, backend).to(returned)
         sides = [ranks.anchor_values(side, backend) for side in chosen]
     elif not named and not targets.omits and negatives is None:
-        # Each row of both towers is the other's only positive.
+        # Row k of each tower is the only positive of row k of the other.
         if direction == "b_to_a":
             a, b, of_a, of_b = b, a, of_b, of_a
         references = References(b, mutual=direction == "both", sizes=of_b)

@@ -92,7 +92,7 @@ class LossModule(nn.Module):
     """Base class of the loss modules. It declares the options that every loss has.
 
     A temperature or a bias that is an `nn.Parameter` is learned with the other parameters; any other tensor is a
-    buffer. A module whose group is a process group can be copied, but not pickled; with "world" it can be.
+    buffer. A module whose group is a process group can be copied, but not pickled; with "world" it can be pickled.
     """
 
     function: ClassVar[Loss]

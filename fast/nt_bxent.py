@@ -7,7 +7,8 @@ rows, and N(i) the rest of the other rows. The loss of anchor i is
 
 The 1 counts the diagonal, a positive whose loss is 0.
 
-Source: the code of the multi-label notebook, "NT-BXent". The notebook's formula differs from its code and lacks a sign.
+Source: the code of the multi-label notebook (fixtures/worked/pair_notebook.json), "NT-BXent". The notebook's formula
+differs from its code and lacks a sign.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def nt_bxent_loss(
             require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
-        no_negative: the negatives' part of a row without negatives: "zero" or "nan".
+        no_negative: the mean over the negatives of a row that has none: "zero" or "nan".
         reduction: "mean" or "sum" over the anchors, or "none": one value per anchor, in row order.
         validate: also check values on devices other than the CPU, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.

@@ -73,14 +73,14 @@ def nt_xent_loss(
     Args:
         embeddings: floating ``[N, D]``, N >= 2, or with references N >= 1.
         partners: integers ``[N]``, the row of each row's positive: mutual, never the row itself. `stacked_partners` and
-            `interleaved_partners` return them for two views per item. With references, any row of these except the
-            anchor itself; need not be mutual. For class labels use `nt_xent_pairwise_loss`.
+            `interleaved_partners` return them for two views per item. With references, partners[i] is any row of the
+            references except self_rows[i], and need not be mutual. For class labels use `nt_xent_pairwise_loss`.
         anchors: bool ``[N]``, the rows that are anchors; None: all rows.
         ref_embeddings: floating ``[M, D]``, rows that anchors are contrasted with instead of the batch: a memory bank,
             a queue, or the gathered rows of all devices. None: the batch.
         self_rows: integers ``[N]``, the reference that is the anchor itself and is left out, or -1; None: all -1.
         ignored: bool ``[N, N]``, with references ``[N, M]``: the pairs (row, column) that are left out of numerator and
-            denominator, but never a row and its partner. May be asymmetric.
+            denominator. A row and its partner must not be ignored. May be asymmetric.
         ignored_ids: integers ``[N]``; a pair of rows with equal ids is left out unless the column is the row's
             partner. For duplicates among the negatives; needs no array of all pairs.
         ref_ignored_ids: integers ``[M]``, the ids of the references; with references, both or neither are given.
@@ -91,8 +91,8 @@ def nt_xent_loss(
             require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
-        zero_row: what a row of zeros is under "cosine": "error", or "zero": its cosine with every row is 0, and its
-            gradient is 0. Under "dot" a row of zeros is valid, and this option has no effect.
+        zero_row: how "cosine" treats a row of zeros. "error": as an error. "zero": its cosine with every row is 0, and
+            its gradient is 0. Under "dot" a row of zeros is valid, and this option has no effect.
         reduction: "mean" or "sum" over the anchors, or "none": one value per anchor, in row order.
         validate: also check values on devices other than the CPU, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
@@ -198,16 +198,16 @@ def nt_xent_pairwise_loss(
         similarity: "cosine" or "dot".
         weights_divisor: what the weighted sum over the positives is divided by: their number, "count", or the sum of
             their weights, "weight".
-        no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan". It has no
-            pairs: under "nan" it makes "mean_pairs" and "sum_pairs" NaN, else it adds nothing to them, and it never has
-            an entry in "none_pairs".
+        no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan". Such an
+            anchor has no pairs: under "nan" it makes "mean_pairs" and "sum_pairs" NaN, else it adds nothing to them,
+            and it never has an entry in "none_pairs".
         reduction: "mean" or "sum" over the anchors, or "none": one value per anchor not dropped, in row order, where an
-            anchor's value is the mean over its pairs; or over the positive pairs of all anchors "mean_pairs",
-            "sum_pairs" or "none_pairs": one value per pair, ordered by anchor, then by column. If P is the bool mask
+            anchor's value is the mean over its pairs; or over the positive pairs of all anchors: "mean_pairs",
+            "sum_pairs" or "none_pairs" (one value per pair, ordered by anchor, then by column). If P is the bool mask
             ``[N, N]``, with references ``[N, M]``, of the positives of the anchors, without self pairs and ignored
             pairs, ``P.nonzero()`` returns the pairs in this order. The value of a pair is multiplied by its weight and
-            that of its anchor. With ``weights_divisor="weight"``, "mean_pairs" divides by the sum of these products,
-            else by that of the anchors' weights.
+            by that of its anchor. "mean_pairs" divides by the sum over the pairs of their anchors' weights or, with
+            ``weights_divisor="weight"``, of the products of both weights.
         validate: also check values on devices other than the CPU, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
         group: the processes that have the other rows of the batch: a process group of torch.distributed, or "world";

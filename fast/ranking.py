@@ -125,14 +125,14 @@ def multiple_negatives_ranking_loss(
     Args:
         embeddings_a: floating ``[N, D]``, N >= 1, the queries.
         embeddings_b: floating ``[N, D]``, the documents; row i is the positive of query i.
-        hard_negatives: floating ``[N, H, D]``, H hard negatives of every query. They are contrasted with the queries.
+        hard_negatives: floating ``[N, H, D]``, H hard negatives of every query.
         hard_negatives_scope: what each hard negative is contrasted with. "batch": every query and, under doc_to_doc,
             the documents of the other queries. "own": its own query only. "own_only": its own query only, and each
             query is contrasted with no document but its own; requires hard_negatives.
         directions: "query_to_doc", or "query_to_doc" followed by some of "query_to_query", "doc_to_query" and
             "doc_to_doc", in this order and joined by "+".
         partition: "joint": one denominator for all directions. "per_direction": one denominator for each direction. It
-            is not available with query_to_query and doc_to_doc, which have no positives.
+            is not available with query_to_query or doc_to_doc, which have no positives.
         ignored: bool ``[N, C]``, the pairs that are left out. Row i holds the pairs of query i and of its document. The
             columns are blocks, one after the other: the N documents, the N H hard negatives if they are given (those of
             query 0 first), then N columns for each further direction, in the order of ``directions``. With doc_to_doc
@@ -404,7 +404,7 @@ def gist_masks(
 ) -> Tensor:
     """Return the mask of the pairs that GISTEmbed leaves out: those that a guide model considers too similar.
 
-    Let s be the cosine of the guide's embeddings. A pair in row i is ignored if its s is greater than
+    Let s be the cosine of the guide's embeddings. A pair in row i is ignored if its s is greater than a limit:
     s(a_i, b_i) - margin or, under "relative", s(a_i, b_i) - margin * |s(a_i, b_i)|. The loss of GISTEmbed is
 
         multiple_negatives_ranking_loss(a, b, hard_negatives=h, directions=directions, ignored=gist_masks(...),

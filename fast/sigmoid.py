@@ -92,7 +92,7 @@ def sigmoid_loss(
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
         reduction: "mean": the sum of all values divided by N, the number of rows of a, also if pairs are ignored.
-            "mean_pairs": the mean over the pairs that are not ignored, without ignored pairs N M; 0 if all are ignored.
+            "mean_pairs": the mean over the pairs that are not ignored (N M if none is); 0 if all are ignored.
             "sum" and "sum_pairs": the sum. "none": one value per row of a. "none_pairs": one value per pair that is not
             ignored, ordered by row of a, then by row of b. Without ignored pairs, ``reshape(N, M)`` puts the pair
             (i, j) at [i, j].

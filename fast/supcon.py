@@ -129,9 +129,10 @@ def supcon_loss(
             require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
-        zero_row: what a row of zeros is under "cosine": "error", or "zero": its cosine with every row is 0, and its
-            gradient is 0. Under "dot" a row of zeros is valid, and this option has no effect.
-        denominator: "all", "one_positive" or "only_negatives".
+        zero_row: how "cosine" treats a row of zeros. "error": as an error. "zero": its cosine with every row is 0, and
+            its gradient is 0. Under "dot" a row of zeros is valid, and this option has no effect.
+        denominator: what is summed in the denominator of a positive: "all" (positives and negatives), "one_positive"
+            (this positive and the negatives) or "only_negatives".
         weights_divisor: what the weighted sum over the positives is divided by: their number, "count", or the sum of
             their weights, "weight".
         no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan".
@@ -214,8 +215,8 @@ def supcon_in_loss(
             require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
-        denominator: "all", "one_positive" or "only_negatives". With "one_positive" each numerator has its own
-            denominator.
+        denominator: what is summed in the denominator of a positive: "all" (positives and negatives), "one_positive"
+            (this positive and the negatives) or "only_negatives".
         inside_reduction: "mean" of the ratios inside the logarithm, or "sum", which leaves out 1/|P(i)|: the value is
             smaller by log |P(i)|, and the gradient is the same.
         no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan".

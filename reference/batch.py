@@ -288,12 +288,13 @@ def evaluate_similarities(
             "mean_pairs", "sum_pairs" or "none_pairs" (a list, ordered by anchor, then by column). The mean of an empty
             set is 0.
         lowest: the lowest possible similarity, for a formula that takes its logit as the option ``lowest``.
-        groups: rows, and the factor of their values. The reduction "mean" is then the sum of the groups' means.
+        groups: for each group, its rows and the factor of their values. The reduction "mean" is then the sum of the
+            groups' means.
         weights: for a formula that takes the option ``weights``, the weights of every row, or a function that computes
             them from all similarities.
         detach_weights: whether computed weights are constants, through which no derivative flows.
-        positive_weights: [R][C]; the formula takes the anchor's row as the option ``positive_weights``.
-        negative_weights: [R][C]; the formula takes the anchor's row as the option ``negative_weights``.
+        positive_weights: [R][C]; the formula of anchor i takes row i as the option ``positive_weights``.
+        negative_weights: [R][C]; the formula of anchor i takes row i as the option ``negative_weights``.
         anchor_weights: [R], the factor of each anchor's value. Means divide by the sum of the weights.
         options: further options of the formula.
 

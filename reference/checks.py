@@ -71,7 +71,7 @@ def check_options(options: Mapping[str, object], more_reductions: Sequence[str] 
 
 
 def check_choice(name: str, value: object, allowed: Sequence[object]) -> None:
-    """Raise an error unless the value of an option is one of the allowed ones, which have one type."""
+    """Raise an error unless the value of an option is one of the allowed ones, which all have the same type."""
     if type(value) is not type(allowed[0]) or value not in allowed:
         raise ValueError(f"{name}: expected one of {', '.join(map(str, allowed))}, got {value!r}")
 
@@ -128,7 +128,7 @@ def check_direction_weights(weights: object, direction: str) -> tuple[float, flo
 
 
 def check_equal_towers(name: str, direction: str, n: int, m: int) -> None:
-    """Raise an error if weights of the rows of a are given, rows of b are anchors too, and b has not as many rows."""
+    """Raise an error if rows of b are anchors and n is not m: the weights ``name`` have n entries, one per row of a."""
     if direction != "a_to_b" and n != m:
         raise ValueError(f"{name}: expected direction 'a_to_b' for towers of {n} and {m} rows, got {direction!r}")
 
@@ -325,7 +325,7 @@ def check_ignored(
 ) -> tuple[list[list[bool]] | None, tuple[list[int], list[int]] | None]:
     """Return the mask [N][M] of ignored pairs, and the ids of the N rows and the M columns; each None if not given.
 
-    ``within`` is whether the columns are the rows of the batch, whose ids are then those of the rows.
+    ``within`` is whether the columns are the rows of the batch. The columns then have the ids of the rows.
     """
     mask = None if ignored is None else check_mask("ignored", ignored, [n, m], per="pair").tolist()
     if ref_ignored_ids is not None and (within or ignored_ids is None):

@@ -9,8 +9,8 @@ and N(i) is the rest of A(i). The loss of anchor i is
 
 The sum runs over all R rows of the batch, whether they are anchors or not. That is, w_i = 2 - R softmax(c / σ)_i,
 and the mean of all weights is 1. A row that is closer to its positive than other rows has a smaller weight. No weight
-is below 2 - R. With two views per item, both views have the same c. The weights are then 2 - N softmax(c / σ)_i over
-the N items, and none is below 2 - N. As σ grows, every weight approaches 1. The loss then approaches DCL,
+is below 2 - R. With two views per item, both views have the same c. The weights are then 2 - R/2 softmax(c / σ)_i over
+the R/2 items, and none is below 2 - R/2. As σ grows, every weight approaches 1. The loss then approaches DCL,
 `supcon_loss` with denominator="only_negatives". The weights depend on the similarities of all rows, so they are
 computed before the formula, which takes them as an option. An anchor without negatives has the loss 0.
 
@@ -93,7 +93,7 @@ def dclw_loss(
             the gathered rows of all devices. N may then be 1.
         self_rows: [N] integers, the row of ref_embeddings that is anchor i and is left out, or -1; -1 by default.
         ignored: bool [N, N], with ref_embeddings [N, M]: the pairs (row, column) that are left out of the sum over
-            the negatives, but never a row and its partner. May be asymmetric. The weights do not depend on them.
+            the negatives. A row and its partner must not be ignored. May be asymmetric. Has no effect on the weights.
         ignored_ids: [N] integers; a pair of rows with equal ids is left out unless the column is the row's partner.
         ref_ignored_ids: [M] integers, the ids of the references; with ref_embeddings, both or neither are given.
         temperature: number from 1e-10 to 1e10; logits are similarities divided by it.

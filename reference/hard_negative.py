@@ -1,18 +1,18 @@
 """Hard negatives: NT-Xent whose negatives are weighted by their hardness, and corrected for hidden positives.
 
-Let s_ij = similarity(z_i, z_j) / temperature, where the similarity is the cosine. A(i) is every column except i (with
-references, every reference except the one that is i) and those of ignored pairs, P(i) = {p}, and N(i) the n other
-columns of A(i). The loss of anchor i is
+Let s_ij = similarity(z_i, z_j) / temperature, where the similarity is the cosine. A(i) is every column except i. With
+references, A(i) is every reference except the one that is row i itself. Ignored pairs are left out of A(i). P(i) = {p},
+and N(i) is the n other columns of A(i). The loss of anchor i is
 
     hard_negative_loss  L_i = -log( e^s_ip / (e^s_ip + M_i) )
         M_i  = max( (n g_i - τ n e^s_ip) / (1 - τ), n e^(-1/temperature) )
         g_i  = Σ_{k∈N(i)} w_ik e^s_ik / Σ_{k∈N(i)} w_ik,  w_ik = e^(β s_ik)
 
 τ is the probability that a row drawn at random has the class of the anchor. g_i is the mean of e^s over the negatives,
-weighted by their hardness, and τ n e^s_ip is the part of the positives that are hidden among them. n e^(-1/temperature)
-is the lowest sum of n exponentials, that of rows opposite to the anchor. The weights w are part of the derivative. With
-β = 0 this is the debiased contrastive loss; with β = 0 and τ = 0 it is NT-Xent. Without negatives M_i is 0, and so is
-the loss.
+weighted by their hardness. τ n e^s_ip estimates the part of n g_i that comes from hidden positives: negatives with the
+class of the anchor. The floor n e^(-1/temperature) is the lowest sum of n exponentials, that of rows opposite to the
+anchor. The weights w are part of the derivative. With β = 0 this is the debiased contrastive loss; with β = 0 and τ = 0
+it is NT-Xent. Without negatives M_i is 0, and so is the loss.
 
 The definition is image/main.py of joshr17/HCL at commit 7b4647f, whose exponent of w contains the similarity divided by
 the temperature. With β = 0 it equals main.py of chingyaoc/DCL at commit 7d6345f. The pseudocode in the appendix of the
@@ -49,9 +49,9 @@ def log_mean(s: Row, N: Columns, beta: float) -> Scalar:
 def log_masses(
     s: Row, p: int, N: Columns, *, lowest: Scalar, tau_plus: float, beta: float
 ) -> tuple[Scalar | None, Scalar]:
-    """Return the logarithms of both arguments of the maximum, divided by n e^s_p.
+    """Return log( x / (n e^s_p) ) for both arguments x of the maximum.
 
-    They are log( (e^q - τ) / (1 - τ) ), q = log g - s_p, or None where e^q <= τ, and -1/temperature - s_p.
+    The first is log( (e^q - τ) / (1 - τ) ), q = log g - s_p, or None if e^q <= τ. The second is -1/temperature - s_p.
     """
     excess, floor = log_mean(s, N, beta) - s[p], lowest - s[p]
     if tau_plus == 0:
@@ -115,13 +115,13 @@ def hard_negative_loss(
             the gathered rows of all devices. N may then be 1.
         self_rows: [N] integers, the row of ref_embeddings that is anchor i and is left out, or -1; -1 by default.
         ignored: bool [N, N], with ref_embeddings [N, M]: the pairs (row, column) that are not negatives: they count
-            neither in the weighted mean nor in the number n of negatives. Never a row and its partner. May be
-            asymmetric.
+            neither in the weighted mean nor in the number n of negatives. A row and its partner must not be ignored.
+            May be asymmetric.
         ignored_ids: [N] integers; a pair of rows with equal ids is left out unless the column is the row's partner.
         ref_ignored_ids: [M] integers, the ids of the references; with ref_embeddings, both or neither are given.
         temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
-        similarity: "cosine"; the floor is the exponential of its lowest logit, so there is no other.
+        similarity: only "cosine", because the floor n e^(-1/temperature) contains its lowest value, -1.
         tau_plus: number from 0 to below 1, the probability that a negative has the class of the anchor.
         beta: number from 0 to 1e10, the exponent of the weights; 0 gives all negatives the same weight.
         reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor).

@@ -82,9 +82,9 @@ def info_nce_loss(
         ignored_ids: [N] integers, such as one number per caption; a pair of rows of a and b with equal ids is left out
             unless the rows are positives of each other.
         ref_ignored_ids: [M] integers, the ids of the rows of b; by default ``ignored_ids``, if M is N.
-        anchor_weights: float32 or float64 [N], from 0 to 1e10: the factor of the value of row k of a and, if the rows
-            of b are anchors, of row k of b. Then M must be N. The mean divides by the sum of the weights of the anchors
-            that count; it is 0 if they are all 0.
+        anchor_weights: float32 or float64 [N], from 0 to 1e10: entry k is the factor of the value of row k of a and, if
+            the rows of b are anchors, of row k of b. M must then be N. The mean divides by the sum of the weights of
+            the anchors that count; it is 0 if they are all 0.
         negatives: [K, D], the negatives of every anchor, in both directions. They replace the other rows of the other
             tower. With them, none of the arguments from partners to ref_ignored_ids may be given.
         direction: the tower whose rows are anchors: "a_to_b" (a), "b_to_a" (b), or "both" (a, then b). None: "a_to_b"

@@ -5,8 +5,9 @@ other rows, N(i) the rest of the other rows. The loss of row i is
 
     nt_bxent_loss  L_i = 1/(|P(i)| + 1) Σ_{p∈P(i)} -log σ(s_ip)  +  1/|N(i)| Σ_{n∈N(i)} -log(1 - σ(s_in))
 
-The 1 counts the diagonal, a positive whose loss is 0. Source: the *code* of the multi-label notebook, cell 103. The
-notebook's formula differs from its code: it has σ((1 - s) / temperature) for negatives, and lacks the minus sign.
+The 1 counts the diagonal, a positive whose loss is 0. Source: the *code* of the multi-label notebook
+(fixtures/worked/pair_notebook.json), cell 103. The notebook's formula differs from its code: it has
+σ((1 - similarity) / temperature) for negatives, and lacks the minus sign.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def nt_bxent_loss(
         temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
-        no_negative: the negatives' part of a row without negatives: "zero" or "nan".
+        no_negative: the mean over the negatives of a row that has none: "zero" or "nan".
         reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor).
 
     Returns:

@@ -77,7 +77,7 @@ def nt_xent_loss(
             the gathered rows of all devices. N may then be 1.
         self_rows: [N] integers, the row of ref_embeddings that is anchor i and is left out, or -1; -1 by default.
         ignored: bool [N, N], with ref_embeddings [N, M]: the pairs (row, column) that are left out of numerator and
-            denominator, but never a row and its partner. May be asymmetric.
+            denominator. A row and its partner must not be ignored. May be asymmetric.
         ignored_ids: [N] integers; a pair of rows with equal ids is left out unless the column is the row's partner.
         ref_ignored_ids: [M] integers, the ids of the references; with ref_embeddings, both or neither are given.
         anchor_weights: float32 or float64 [N], from 0 to 1e10: the factor of each anchor's value. The mean divides by
@@ -85,8 +85,8 @@ def nt_xent_loss(
         temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
-        zero_row: what a row of zeros is under "cosine": "error", or "zero": its cosine with every row is 0, and its
-            gradient is 0. Under "dot" a row of zeros is valid, and this option has no effect.
+        zero_row: how "cosine" treats a row of zeros. "error": as an error. "zero": its cosine with every row is 0, and
+            its gradient is 0. Under "dot" a row of zeros is valid, and this option has no effect.
         reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor).
 
     Returns:
@@ -158,14 +158,14 @@ def nt_xent_pairwise_loss(
         similarity: "cosine" or "dot".
         weights_divisor: what the weighted sum over the positives is divided by: their number, "count", or the sum of
             their weights, "weight".
-        no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan". It has no
-            pairs: under "nan" it makes "mean_pairs" and "sum_pairs" NaN, else it adds nothing to them, and it never has
-            an entry in "none_pairs".
+        no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan". Such an
+            anchor has no pairs: under "nan" it makes "mean_pairs" and "sum_pairs" NaN, else it adds nothing to them,
+            and it never has an entry in "none_pairs".
         reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor not dropped), where an
             anchor's value is the mean of its pairs; or over the positive pairs of all anchors, where large classes
             weigh more: "mean_pairs", "sum_pairs" or "none_pairs" (a list, ordered by anchor, then by column). The value
-            of a pair is multiplied by its weight and that of its anchor. With ``weights_divisor="weight"``,
-            "mean_pairs" divides by the sum of these products, else by that of the anchors' weights.
+            of a pair is multiplied by its weight and by that of its anchor. "mean_pairs" divides by the sum over the
+            pairs of their anchors' weights or, with ``weights_divisor="weight"``, of the products of both weights.
 
     Returns:
         The loss and its terms.

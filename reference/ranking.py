@@ -19,7 +19,7 @@ denominator. With "doc_to_query", the documents are then anchors too:
     L_i = -log( e^s(a_i, b_i) / Σ e^s over query_to_doc ),  L_(N+i) = -log( e^s(a_i, b_i) / Σ e^s over doc_to_query )
 
 By default, every query is contrasted with the hard negatives of all queries. With hard_negatives_scope "own", h_ik is
-contrasted with query i only. With "own_only", query i is also contrasted with no document but b_i.
+contrasted with query i only. With "own_only", moreover, b_i is the only document that query i is contrasted with.
 
 With a hardness mode and the strength α, the terms e^s of some negatives of query_to_doc are multiplied by
 e^(α · similarity). No derivative flows through this factor. The mode chooses the negatives: the documents and the hard
@@ -127,14 +127,14 @@ def multiple_negatives_ranking_loss(
         embeddings_a: [N, D] floats, the queries; complex numbers and intervals (balls of python-flint) are accepted
             too.
         embeddings_b: [N, D], the documents; row i is the positive of query i.
-        hard_negatives: [N, H, D], H hard negatives of every query. They are contrasted with the queries.
+        hard_negatives: [N, H, D], H hard negatives of every query.
         hard_negatives_scope: what each hard negative is contrasted with. "batch": every query and, under doc_to_doc,
             the documents of the other queries. "own": its own query only. "own_only": its own query only, and each
             query is contrasted with no document but its own; requires hard_negatives.
         directions: "query_to_doc", or "query_to_doc" followed by some of "query_to_query", "doc_to_query" and
             "doc_to_doc", in this order and joined by "+".
         partition: "joint": one denominator for all directions. "per_direction": one denominator for each direction. It
-            is not available with query_to_query and doc_to_doc, which have no positives.
+            is not available with query_to_query or doc_to_doc, which have no positives.
         ignored: bool [N, C], the pairs that are left out. Row i holds the pairs of query i and of its document. The
             columns are blocks, one after the other: the N documents, the N H hard negatives if they are given (those of
             query 0 first), then N columns for each further direction, in the order of ``directions``. With doc_to_doc
@@ -217,7 +217,8 @@ def _evaluate(
         checks.check_kept(left_out, range(n))
 
     apart = partition == "per_direction" and documents
-    # The rows of both bands need the same width. The documents therefore have columns of hard negatives outside A(i).
+    # If queries and documents are separate bands of anchors, the rows of both bands need the same width. The documents
+    # therefore have columns of hard negatives outside A(i).
     bands = [queries, [*documents, (block(b, h), lambda i: [])]] if apart else [queries + documents]
     matrix: list[list[Scalar]] = []
     members: list[list[int]] = []

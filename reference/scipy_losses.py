@@ -1,7 +1,7 @@
 """An independent evaluation of every loss: whole arrays and scipy, as in the notebooks. Values only, no terms.
 
 It shares no code with the loops in this package, and does not check arguments. If a formula in the loops were wrong,
-its value could be proved correct as arithmetic, but would differ from this file. The SupCon notebook has
+interval arithmetic would still prove its value, but this file would compute another value. The SupCon notebook has
 
     mat = 1 - cdist(z, z, "cosine");  np.fill_diagonal(mat, -np.inf);  softmax_mat = softmax(mat, axis=1)
     SupCon   -(log(softmax_mat[0, 3]) + log(softmax_mat[0, 6])) / 2, and so on for every row      (its In [24] to [26])
@@ -19,13 +19,14 @@ logarithm applied analytically:
 With references ``mat`` is [N, M], cdist(z, references), and the entries at self_rows are set to -inf. For two towers it
 is cdist(a, b), without such entries.
 
-On the right, logits are subtracted before they are exponentiated. So nothing overflows, and the error of an anchor
-whose loss is nearly 0 is a rounding error of 1, not of its logits.
+On the right of the table, logits are subtracted before they are exponentiated. So nothing overflows, and if the loss of
+an anchor is nearly 0, its error is as small as the rounding error of 1, whatever the size of the logits.
 
 Sources: the SupCon notebook, In [12] to [27] (arXiv 2004.11362, equations 2 and 3; SimCLR, arXiv 2002.05709, equation
-1); the multi-label notebook, In [98] and [103]; the batch tutorial of 31 January 2023; for references and two towers
-MoCo, arXiv 1911.05722, equation 1, CLIP, arXiv 2103.00020, figure 3, and SigLIP, arXiv 2303.15343, Algorithm 1; for
-hard negatives arXiv 2010.04592 and arXiv 2007.00224.
+1); the multi-label notebook, In [98] and [103]; the batch tutorial of 31 January 2023 (in fixtures/worked, these three
+are supcon_notebook.json, pair_notebook.json and batch_tutorial.json); for references and two towers MoCo, arXiv
+1911.05722, equation 1, CLIP, arXiv 2103.00020, figure 3, and SigLIP, arXiv 2303.15343, Algorithm 1; for hard negatives
+arXiv 2010.04592 and arXiv 2007.00224.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 class Values(NamedTuple):
-    """The result: ``loss``, a float or one value per counted anchor, and ``anchors``, the value of every anchor."""
+    """``loss``, a float or one value per counted anchor or pair, and ``anchors``, the value of every anchor."""
 
     loss: float | Array
     anchors: Array
@@ -110,7 +111,7 @@ def _mean(values: Array, mask: Mask) -> Array:
 
 
 def _log_softmax(mat: Array, others: Mask) -> Array:
-    """Return the log-softmax of every row over the others: ``scipy.special.log_softmax``, with log1p in its sum."""
+    """Return the log-softmax of every row over the others. Unlike scipy's log_softmax, logsumexp uses log1p."""
     # A row without others has no softmax: all its columns are kept, and the result is not used.
     mat = np.where(others | ~others.any(axis=1, keepdims=True), mat, -np.inf)
     mat = mat - mat.max(axis=1, keepdims=True)
@@ -139,8 +140,8 @@ def _values(
     """Apply the policy for anchors without positives, scale, select the anchors and reduce.
 
     ``each`` holds each row's value, ``unpaired`` marks the rows without positives. ``weights`` are the factors of the
-    rows' values. ``pairs`` is the value of every pair times its weight, [N, N] or [N, M], a mask of the pairs that the
-    formula has, and what a mean over the pairs counts for each row; only a loss of pairs needs it.
+    rows' values. ``pairs``, for a loss with reductions over pairs, is the value of every pair times its weight, [N, N]
+    or [N, M], a mask of the pairs that the formula has, and what each row adds to the divisor of a mean over the pairs.
     """
     each = np.where(unpaired, np.nan if no_positive == "nan" else 0.0, each)
     if base_temperature is not None:
@@ -172,7 +173,7 @@ def _weighted(
     positive_weights: npt.ArrayLike | None,
     negative_weights: npt.ArrayLike | None,
 ) -> tuple[Array, Mask, Mask, Array]:
-    """Return mat + log(weight) for negatives, P and N without pairs that weights leave out, and each pair's weight."""
+    """Return mat + log(weight) for negatives, P and N without pairs that weights leave out, and positives' weights."""
     weights = np.ones_like(mat) if positive_weights is None else np.asarray(positive_weights, dtype=np.float64)
     if negative_weights is not None:
         repeats = np.asarray(negative_weights, dtype=np.float64)
@@ -187,7 +188,7 @@ def _weighted(
 
 
 def _weighted_mean(values: Array, mask: Mask, weights: Array, weights_divisor: str) -> tuple[Array, Array]:
-    """Return the weighted sum of each row over the mask, divided by its divisor; and this number or sum of weights."""
+    """Return the weighted sum of each row over the mask, divided by its number or sum of weights; and this divisor."""
     number = mask.sum(axis=1) if weights_divisor == "count" else weights.sum(axis=1, where=mask)
     parts = np.multiply(values, weights, where=mask & (weights > 0), out=np.zeros_like(values))
     return parts.sum(axis=1) / np.where(number == 0, 1.0, number), number
@@ -321,7 +322,7 @@ def nt_xent_loss(
     zero_row: str = "error",
     reduction: str = "mean",
 ) -> Values:
-    """-log(softmax_mat[i, partners[i]]). Source: the SupCon notebook, In [14]; the multi-label one, [98]."""
+    """-log(softmax_mat[i, partners[i]]). Sources: the SupCon notebook, In [14]; the multi-label one, In [98]."""
     mat = _mat(embeddings, similarity, temperature, ref_embeddings)
     others = _others(mat, ref_embeddings is not None, self_rows)
     rows, columns = np.arange(len(mat)), np.asarray(partners, dtype=np.int64)
@@ -524,10 +525,10 @@ def hard_negative_loss(
     beta: float = 1.0,
     reduction: str = "mean",
 ) -> Values:
-    """-log(pos / (pos + Ng)), where pos and Ng are those of image/main.py of joshr17/HCL, divided by pos.
+    """-log(pos / (pos + Ng)), with the names of image/main.py of joshr17/HCL. The code divides both by pos.
 
-    With mat relative to the positive, neg = e^mat, and imp / imp.sum() = softmax(beta * mat) over the negatives. The
-    logarithm of the mean of neg that this weights, less tau_plus, is logsumexp with the factors of both.
+    Then neg = e^(mat - positive), and its weights imp / imp.sum() are softmax(beta * mat) over the negatives. The
+    logarithm of (weighted mean of neg) - tau_plus is a logsumexp of two terms with the factors 1 and -1.
 
     Source: arXiv 2010.04592; arXiv 2007.00224, equation 8.
     """
@@ -543,7 +544,7 @@ def hard_negative_loss(
     with np.errstate(divide="ignore", invalid="ignore"):
         terms = np.stack([log_mean, np.full_like(log_mean, np.log(tau_plus))])
         log_mass = logsumexp(terms, axis=0, b=np.array([[1.0], [-1.0]])) - np.log1p(-tau_plus)
-    # The logarithm of a negative number is NaN, and the floor is the maximum.
+    # The logarithm of a negative number is NaN. fmax then returns the other argument, the floor.
     log_mass = np.fmax(log_mass, -1 / temperature - positive)
     each = np.where(number > 0, np.logaddexp(0, log_mass + np.log(np.maximum(number, 1))), 0.0)
     return _values(each, anchors, temperature, base_temperature, reduction)

@@ -71,11 +71,11 @@ def sigmoid_loss(
         anchor_weights: float32 or float64 [N], from 0 to 1e10: the factor of the values of each row of a and of its
             pairs. Means divide by the sum of the weights of the rows, or of the pairs; they are 0 if all are 0.
         temperature: number from 1e-10 to 1e10; similarities are divided by it.
-        bias: number from -1e10 to 1e10, added to the quotients.
+        bias: number from -1e10 to 1e10, added to similarity / temperature.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
         reduction: "mean": the sum of all values divided by N, the number of rows of a, also if pairs are ignored.
-            "mean_pairs": the mean over the pairs that are not ignored, without ignored pairs N M; 0 if all are ignored.
+            "mean_pairs": the mean over the pairs that are not ignored (N M if none is); 0 if all are ignored.
             "sum" or "sum_pairs": the sum. "none": a list, one value per row of a. "none_pairs": a list, one value per
             pair that is not ignored, ordered by row of a, then by row of b.
 

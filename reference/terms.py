@@ -41,8 +41,8 @@ class Pair:
         denominator: Σ over the members a of e^(s_ia - shift). In supcon_epsilon_loss, epsilon is added to each term;
             negative_weights multiply the terms of negatives. In hard_negative_loss, the terms of the negatives are
             replaced by M e^-shift, where M is an estimate of their sum.
-        log_numerator: the logarithm of the numerator plus ``shift``.
-        log_denominator: the logarithm of the denominator plus ``shift``.
+        log_numerator: log(numerator) + shift.
+        log_denominator: log(denominator) + shift.
         value: -log(numerator / denominator).
         weight: the factor of the value in the anchor's loss, before the division by the number or weight of its pairs;
             1 without positive_weights.
@@ -123,7 +123,7 @@ def binary_cross_entropy(s: Row, i: int, j: int, *, positive: bool) -> Pair:
 
 
 def cross_entropy_of_mass(s: Row, i: int, p: int, N: Columns, log_ratio: Scalar | None) -> Pair:
-    """Return -log( e^s_ip / (e^s_ip + M) ), where M is a mass of the negatives N that need not be their sum.
+    """Return -log( e^s_ip / (e^s_ip + M) ), where M takes the place of the sum of e^s over the negatives N.
 
     ``log_ratio`` is log(M / e^s_ip), or None if M is 0.
     """
@@ -151,10 +151,11 @@ class Terms:
 
     Attributes:
         similarity: the cosine or dot product of every row that may be an anchor with every column: [N][N] within a
-            batch, including the diagonal, [N][M] with references. For info_nce the rows are those of the first tower,
-            then those of the second (for one direction, those of its tower); the columns are the N rows of the other
-            tower, then the K negatives.
-        logits: similarity / temperature, in the same shape.
+            batch, including the diagonal, [N][M] with references. For two towers, the rows are the anchors: those of
+            the first tower, then those of the second (for one direction, only those of its tower). The columns are the
+            rows of the other tower, then the negatives; zeros fill up shorter rows. For multiple_negatives_ranking with
+            partition "joint", the columns are those of its argument ``ignored``.
+        logits: similarity / temperature, plus the bias of sigmoid_loss; in the same shape.
         positives: for each row i the sorted columns P(i).
         negatives: for each row i the sorted columns N(i).
         pairs: the pairs that were summed, by (anchor, other).
@@ -163,6 +164,7 @@ class Terms:
         counted: the anchors that enter the reduction, in row order.
         scale: the factor of every value: temperature / base_temperature, or 1.
         divisor: what a mean divides by: the number of its anchors or pairs, or the sum of their weights; 1 if it is 0.
+            With direction_weights, each direction is divided by its own sum instead.
     """
 
     similarity: list[list[Scalar]]
@@ -179,7 +181,8 @@ class Terms:
 class Result(NamedTuple):
     """A loss and its terms: ``loss, terms = supcon_loss(...)``.
 
-    ``loss`` is a scalar, or for ``reduction="none"`` a list with one value per counted anchor, in row order.
+    ``loss`` is a scalar. For the reduction "none" it is a list with one value per counted anchor, in row order; for
+    "none_pairs", with one value per pair.
     """
 
     loss: Any

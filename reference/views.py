@@ -1,7 +1,8 @@
 """Layouts of views: which row is which view of which item. Mixing them up is a common mistake with these losses.
 
-In the layout "stacked", all first views come before all second views (SimCLR's reference code, SupContrast, SiT). In
-the layout "interleaved", the views of one item are adjacent (the pair notebook).
+In the layout "stacked", all first views come before all second views, as in the code of SimCLR, SupContrast and SiT
+(arXiv 2104.03602). In the layout "interleaved", the views of one item are adjacent, as in the multi-label notebook
+(fixtures/worked/pair_notebook.json).
 """
 
 from __future__ import annotations

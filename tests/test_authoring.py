@@ -368,7 +368,7 @@ def test_a_failed_check_is_reported_with_exit_code_1(
         advice = "correct the implementations or declare the deviations, then run this command again"
         assert lines[-2:] == [
             f"fixtures: {words}",
-            f"fixtures: {len(failed)} checks failed, counted as declared; {advice}",
+            f"fixtures: {len(failed)} checks failed, counted as passed or declared deviations; {advice}",
         ]
     # The counts are those of the corrected implementation.
     assert files(root) == before
@@ -423,7 +423,7 @@ def test_a_new_revision_is_recorded_with_its_difference(
     assert f"{RECORDED}: sha256: " in text
     assert f"{RECORDED}: golden/{FIRST}, float32: value " in text
     assert f"failed: golden/{FIRST}, supcontrast-today, float32: " in text
-    assert "checks failed, counted as declared; correct the implementations or declare the deviations" in text
+    assert "checks failed, counted as passed or declared deviations; correct the implementations or declare" in text
     after = files(root)
     assert {name for name in after if after[name] != before[name]} == {RECORDED, "manifest.json"}
     for command, given in (("check", tmp_path), ("rebuild", path)):

@@ -234,7 +234,7 @@ def test_invalid_options_are_reported() -> None:
         "directions: .* got .'doc_to_query'": {"directions": ("doc_to_query",)},
         "partition_mode: expected one of joint, per_direction, got 'none'": {"partition_mode": "none"},
         "hardness_mode: expected one of None, .* got 'all'": {"hardness_mode": "all"},
-        "hardness_strength: expected a number from 0, got -1": {"hardness_strength": -1},
+        "hardness_strength: expected a number of at least 0, got -1": {"hardness_strength": -1},
     }
     for message, options in wrong.items():
         with pytest.raises(ValueError, match=message):

@@ -332,7 +332,7 @@ FIELDS: list[tuple[str, str, Any, str]] = [
     ("nt_xent_pairwise", "cases.2.arguments.ref_labels", [0] * 6, "expected if and only if labels and"),
     ("info_nce", "cases.0.arguments.embeddings_b", [[1.0, 2.0, 3.0]], "expected shape [4, 3], got [1, 3]"),
     ("info_nce", "cases.0.arguments.positive_pairs", [[0, 1]], "info_nce_loss has no"),
-    ("info_nce", "cases.1.arguments.partners", [0, 1, 2, 3], "negatives take the place of the batch"),
+    ("info_nce", "cases.1.arguments.partners", [0, 1, 2, 3], "not allowed with negatives"),
     ("info_nce", "cases.0.keywords.direction", "a->b", "'a->b' is not one of"),
     ("info_nce", "cases.0.keywords.direction", "both", "'both' is the default"),
     ("info_nce", "cases.0.keywords.temperature", 0.07, "0.07 is the default"),

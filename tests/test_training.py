@@ -238,10 +238,10 @@ def test_saturation_and_a_solved_batch() -> None:
         ({"class_sizes": [2], "anchor_weights": [0.0]}, TypeError, "anchor_weights: supcon_loss has no such option"),
         ({"class_sizes": [2], "loss": "supkon"}, ValueError, "unknown loss 'supkon'"),
         ({"class_sizes": [2], "dim": 0}, ValueError, "dim: expected at least 1"),
-        ({"embeddings": np.ones((4, 2))}, ValueError, "labels: expected with the embeddings of supcon_loss"),
+        ({"embeddings": np.ones((4, 2))}, ValueError, "labels: required by supcon_loss"),
         ({"embeddings": np.ones(4), "labels": [0, 1, 0, 1]}, ValueError, r"embeddings: expected shape \[N, D\]"),
         ({"embeddings": np.ones((4, 2)), "labels": [0, 1]}, ValueError, "labels: expected 4 integers"),
-        ({"embeddings": np.ones((3, 2)), "loss": "nt_xent"}, ValueError, "partners: expected with an odd number"),
+        ({"embeddings": np.ones((3, 2)), "loss": "nt_xent"}, ValueError, "partners: required for an odd number"),
         (
             {"embeddings": np.ones((4, 2)), "labels": [0, 1, 0, 1], "partners": [1, 0, 3, 2]},
             ValueError,

@@ -7,7 +7,7 @@ running it:
 
 - shared memory (on sm_100 also tensor memory) is within the limit, and no registers are spilled to the stack;
 - matrix products use tensor cores;
-- the plain kernels with FIXED compute one exponential per pair;
+- the plain kernels with FIXED (see `pairproof.fast.kernels.tile`) compute one exponential per pair;
 - there are no atomic operations on device memory, since the result would depend on the order of the threads.
 
 Exit code: 0 all checks passed; 1 a check failed; 2 wrong usage; 3 triton or its cuobjdump is missing.
@@ -53,6 +53,7 @@ SMALL_DIM = 128
 DTYPES = dict(zip(KINDS, (torch.float32, torch.float32, torch.bfloat16, torch.float16), strict=True))
 """Dtype of the embeddings by kind of product."""
 TENSOR_COLUMNS = 512
+"""Number of columns of tensor memory on sm_100."""
 
 
 class Device(NamedTuple):
@@ -88,7 +89,8 @@ class Job(NamedTuple):
         module: module of the kernel.
         kernel: name of the kernel.
         arch: architecture to compile for.
-        arguments: name, type ("constexpr" for constants) and value of each argument; "D" is a multiple of 16.
+        arguments: name, type ("constexpr" for constants) and value of each argument; the value "D" marks a multiple of
+            16.
         options: ``num_warps`` and ``num_stages``, for kernels with tiles.
         kind: how rows are multiplied.
         dim: padded embedding dimension.
@@ -251,9 +253,10 @@ def jobs(
 
 
 def covering(work: Iterable[Job]) -> list[Job]:
-    """Select jobs that cover every variant, and every kernel for each two of architecture, kind and dimension.
+    """Select jobs that cover every variant, and for every kernel all pairs of architecture, kind and dimension.
 
-    Jobs are considered in an order given by a checksum of their text, so that variants are spread over architectures.
+    A pair is an architecture with a kind, an architecture with a dimension, or a kind with a dimension. Jobs are
+    considered in an order given by a checksum of their text, so that variants are spread over architectures.
     """
     spread, seen, kept = sorted(work, key=lambda job: crc32(str(job).encode())), set[Any](), []
     for new in (4, 3, 2, 1):
@@ -418,7 +421,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--covering",
         action="store_true",
-        help="every variant once, and every kernel for each two of architecture, kind and dimension",
+        help="every variant once, and for every kernel all pairs of architecture, kind and dimension",
     )
     parser.add_argument(
         "--long", action="store_true", help="every architecture, more embedding dimensions and argument types"

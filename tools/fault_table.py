@@ -1,4 +1,4 @@
-"""Write ``conformance/faults/README.md``: every fault, what is wrong with it, and which golden cases catch it.
+"""Write ``conformance/faults/README.md``: every fault, what is wrong with it, and how many golden cases catch it.
 
 By default, every fault is judged again and the last column is copied from the file. ``--loss`` judges only the faults
 of one loss and keeps the rows of the others. ``--named`` also computes the last column, with identify and the
@@ -134,13 +134,14 @@ This file is written by `python tools/fault_table.py`; `tests/test_faults.py` ch
 The table lists {len(FAULTS)} wrong implementations, {linked} of them seen or discussed in public. Each differs from a
 correct loss in one detail, and the correct loss passes every case with the same adapter. A fault is judged in
 float64 and float32 on the golden cases with up to {LARGEST} rows whose options it supports. A case catches the
-fault if an error is clearly beyond its bound. The number after a flag is the number of cases with this flag that
-catch the fault; if other judged cases have the flag too, "of" and the number of judged cases follow.
+fault if an error is clearly beyond its bound. A *flag* of a case names a mistake that the case can reveal. The
+number after a flag is the number of cases with this flag that catch the fault; if other judged cases have the flag
+too, "of" and the number of all judged cases with this flag follow.
 
 Faults that only one case catches, which may indicate a missing case: {once or "none"}.
 
-The last column has an entry for {named} faults: the result of `identify` without this list of faults or, if it
-finds no difference, the explanation of a failed case. No test checks that the entry describes the fault.
+The last column has an entry for {named} faults: the result of `identify`, which is not given this list, or, if
+`identify` finds no difference, the explanation of a failed case. No test checks that the entry describes the fault.
 """
     families = Counter(fault.family for fault in FAULTS)
     counted = Counter(fault.loss for fault in FAULTS)

@@ -87,10 +87,11 @@ def golden_cases(files: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def compare(files: Mapping[str, bytes], before: Mapping[str, bytes]) -> None:
-    """Check the version against an earlier archive.
+    """Check the cases and the version against an earlier archive.
 
     Raises:
-        Refused: a case is missing or has other inputs without a new format, or the version does not say what changed.
+        Refused: the format is the same, but a case is missing or has other inputs; or cases were added without a new
+            version; or the version is older.
     """
     version, earlier = (version_of(one["CHANGELOG.md"].decode()) for one in (files, before))
     if version < earlier:

@@ -2,11 +2,14 @@
 
     .venv/bin/python tools/measure_ranks.py --world 2 4 --rows 2048 --dim 128
 
-Each line is one loss on one number of ranks, on this machine, with gloo and one thread per rank: the milliseconds of a
-step, forward and backward; the largest size of all tensors that rank 0 allocates in it, and the bytes that a rank sends
-if collective operations are rings, both as a share of N D numbers, the rows of all ranks. The path "coefficients" is
-the default of two losses; "gradients" gathers rows with a gradient, as the other losses do; "ring" passes a `Ring`. All
-are measured alternately. Memory is measured in the first step, which is not timed.
+Each line is one loss on one number of ranks, on this machine, with gloo and one thread per rank. It has the
+milliseconds of a step (forward and backward), the peak memory of the tensors that rank 0 allocates in the step, and the
+bytes that a rank sends if collective operations are rings. The last two are relative to N D numbers, the rows of all
+ranks. Memory is measured in the first step, which is not timed.
+
+A path is a way to exchange rows: "coefficients", the default of supcon and nt_xent, exchanges rows without a gradient,
+and then the coefficients of the gradient (`pairproof.fast.engine.shared`); "gradients", the default of other losses,
+gathers rows with a gradient; "ring" passes a `Ring`. The paths of a loss are measured alternately.
 """
 
 from __future__ import annotations
@@ -71,7 +74,7 @@ def step(loss: str, rows: Tensor, group: Ring | str) -> None:
 
 
 def largest(run: Callable[[], None]) -> int:
-    """Return the largest size of all tensors that a function allocates, in bytes."""
+    """Return the peak memory of all tensors that a function allocates, in bytes."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         run()
     size = most = 0

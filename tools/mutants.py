@@ -1,11 +1,17 @@
 """Mutation testing: make one small change at a time in ``reference/`` or ``fast/``, and check whether a case fails.
 
 A mutant is one change made by one operator of cosmic-ray: a number plus one, ``<`` for ``<=``, a negated condition, a
-loop that is skipped. A mutant is judged by these checks: every golden and worked case of a size up to ``MOST_ROWS``
-with every adapter of the package in every dtype that both support; the error cases; for ``reference/`` also the
-recorded terms; for ``fast/``, on small covering cases, also first and second derivatives with respect to embeddings and
-temperature, compared with finite differences. The tests in ``tests/`` are not run: a mutant that survives is a mistake
-that these cases would not find in another implementation either.
+loop that is skipped. A mutant is judged by these checks:
+
+- every golden and worked case of a size up to ``MOST_ROWS``, with every adapter of the package, in every dtype that
+  both support;
+- the error cases, which are calls with invalid inputs;
+- for ``reference/``, the recorded terms;
+- for ``fast/``, first and second derivatives with respect to embeddings and temperature, compared with finite
+  differences. These run only on small *covering cases*, a selection of cases that has every trait of the whole set.
+
+The tests in ``tests/`` are not run: a mutant that survives is a mistake that these cases would not find in another
+implementation either.
 
 All true values and bounds are computed once, from the unchanged code. Every check is run once on this code, to record
 its time and the lines that it executes. Each mutant is judged in a forked process. The process imports the changed
@@ -189,7 +195,7 @@ def mutants(file: str) -> tuple[Mutant, ...]:
 
 
 def _is_ignored(operator: str, path: Sequence[Any]) -> bool:
-    """Return whether to ignore a position, given as its leaf and all enclosing nodes: no check can judge it."""
+    """Return whether no check can judge changes at a position, given as its leaf and all enclosing nodes."""
     leaf, *around = path
     types = [node.type for node in around]
     if "fstring" in types or leaf.value == "TYPE_CHECKING":
@@ -344,7 +350,7 @@ class Judge:
             traced: the files whose lines are recorded, to save time; all files by default.
 
         Raises:
-            RuntimeError: another check fails.
+            RuntimeError: a check that is not optional fails, or all optional checks fail.
         """
         ours = {str(ROOT / file): file for file in traced or files()}
         executed: set[tuple[str, int]] = set()
@@ -388,8 +394,8 @@ class Judge:
 # Judging a mutant, in a separate process.
 
 PATIENCE = 10.0
-"""Limit of an import in seconds of CPU time, which the load of the machine does not change. That of a check is longer
-by 100 times its time on the unchanged code."""
+"""Limit of an import in seconds of CPU time, which the load of the machine does not change. The limit of a check is
+longer by 100 times its time on the unchanged code."""
 
 MEMORY = 12 * 2**30
 """Maximum memory of a process in bytes, in case a mutant allocates arrays of a wrong size."""

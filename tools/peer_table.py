@@ -165,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write the file, or check it; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the file would change")
-    parser.add_argument("--report", type=Path, help="take the counts from this file of pairproof verify --json")
+    parser.add_argument("--report", type=Path, help="take the counts from this file of verify --thorough --json")
     options = parser.parse_args(arguments)
     try:
         found = read_report(options.report).checks if options.report else []

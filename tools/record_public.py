@@ -16,7 +16,7 @@ from pairproof.conformance.judge.public import record
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print what is found; return 1 if a level or a word differs from what is expected."""
+    """Print what is found; return 1 if a level or a line of the report is not the expected one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="FOLDER")
     parser.add_argument("names", nargs="*", metavar="NAME", help="names of public losses; all by default")

@@ -1,4 +1,4 @@
-"""Read a report of ``pairproof verify --json``, so that its results can be used without a second run."""
+"""Read a report of ``pairproof verify --thorough --json``, so that its results can be used without a second run."""
 
 from __future__ import annotations
 

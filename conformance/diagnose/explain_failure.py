@@ -1,4 +1,4 @@
-"""Explain a failing check: find the variant with the same value and the same gradient, and describe it."""
+"""Explain a failing check: find the variant of the loss that has the same value and gradient, and describe it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LARGEST_EXPLAINED = 80
 """The largest case whose failures are explained, by ``Case.size``: hundreds of variants are evaluated on it."""
 
 EXPLAINED = 0.02
-"""Share of an error that may remain unexplained if value and gradient are compared: float16 rounds by that much."""
+"""Share of an error that may remain unexplained if value and gradient are compared; float16 may leave this much."""
 
 EXPLAINED_BY_VALUE = 1e-4
 """The same if only one or two values are compared, which one of hundreds of variants could match by chance."""
@@ -50,10 +50,10 @@ SLIGHT = "the formula is right, but digits are lost"
 """Start of an explanation if rounding errors are the only difference."""
 
 ROUNDED_GRADIENT = {dtype: 10 * close for dtype, close in CLOSE_HALF.items()}
-"""Relative error of a gradient that rounding to 16 bits explains, if the value is explained by it."""
+"""Largest relative error of a gradient that rounding to 16 bits explains, if this rounding explains the value."""
 
 DTYPE_NOISE = 1e-6
-"""Relative error below which nothing can be explained."""
+"""Relative error up to which a difference is attributed to rounding."""
 
 CLAMPS = (1e-12, 1e-8, 1e-6)
 """The smallest norms that torch's ``normalize``, torch's ``cosine_similarity``, and other code divide by."""
@@ -76,7 +76,7 @@ ORDINARY_LOGIT = 10
 """The largest size of a logit at temperature 0.1 under cosine similarity."""
 
 SIMPLE = (2.0, 0.5, 4.0, 0.25)
-"""Factors that occur in formulas on their own, so a quantity of the same size may match by coincidence."""
+"""Factors that a formula may contain, so a cause that depends on the case may give such a factor by coincidence."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,10 +84,10 @@ class Suspect:
     """What a target may have computed for a case.
 
     Attributes:
-        variant: its parts.
+        variant: the variant of the loss.
         setting: the rows and the pairs that are compared, as the target may have read them.
-        reduction: of the anchors' values: a name of ``COUNTS``, "none" or "none_pairs".
-        policy: for anchors without positives.
+        reduction: how the anchors' values are reduced: a name of ``COUNTS``, "none" or "none_pairs".
+        policy: what an anchor without positives adds: one of ``variants.POLICIES``.
         words: what is wrong, if the variant does not say it.
         general: the same in words that hold for every case, if ``words`` names numbers of one case.
         scale: what the values are multiplied by.
@@ -113,7 +113,17 @@ class Suspect:
 
 
 class Failure:
-    """One failing check, and the comparison of suspects with it."""
+    """One failing check, and the comparison of suspects with it.
+
+    Attributes:
+        right: the suspect that computes the case correctly.
+        given: [K], the values that the target returned.
+        expected: [K], the true values.
+        compared: (given, expected) of the values and, if both gradients are complete and finite, of the gradients.
+        factor: temperature / base temperature; 1 without a base temperature.
+        empty: the anchors without positives.
+        pairs: number of positive pairs.
+    """
 
     def __init__(self, case: Case, outcome: Outcome, truth: Truth | Expected, noise: float = DTYPE_NOISE) -> None:
         """Read the case.
@@ -122,7 +132,7 @@ class Failure:
             case: the case.
             outcome: what the target returned.
             truth: the certified results.
-            noise: relative error below which nothing can be explained.
+            noise: relative error up to which a difference is attributed to rounding.
         """
         self.noise = noise
         self.case, self.outcome, self.truth, self.loss = case, outcome, truth, case.entry
@@ -148,7 +158,7 @@ class Failure:
         self._evaluations: dict[tuple[Setting, str, float], Evaluation | None] = {}
 
     def value(self, suspect: Suspect) -> Tensor:
-        """[K], the suspect's values; NaN if the rows cannot be read in its way, or if the number of values differs."""
+        """[K], the suspect's values; NaN if its way to read the positives does not apply, or if it has not K values."""
         variant, temperature = suspect.variant, suspect.temperature or self.temperature
         key = suspect.setting, variant.positives, temperature
         if key not in self._evaluations:
@@ -183,7 +193,7 @@ class Failure:
         """The target's results minus the difference between a suspect's and the right results.
 
         Args:
-            suspect: the suspect, which reads the case as the right one does.
+            suspect: a suspect with the same setting as ``right``.
             gradient: whether to include the gradients.
         """
         case, places = self.case, similarity_rows(self.case)
@@ -206,13 +216,13 @@ class Failure:
 
     @property
     def causes(self) -> list[tuple[float, str, str]]:
-        """Factors that follow from the case, their causes, and the causes in words that hold for every case."""
+        """Wrong factors of the values, each with its cause, and with the cause in words that hold for every case."""
         return list(_causes(self))
 
     def left(self, found: Tensor, place: int) -> float:
-        """The distance of ``found`` from the target's values (0) or gradient (1), relative to that of the truth.
+        """The distance of ``found`` from the target's result, relative to the distance of the truth from it.
 
-        It is 0 if the distance is within the noise.
+        It is 0 if the distance is within the noise. Values are compared for ``place`` 0, gradients for 1.
         """
         given, expected = self.compared[place]
         error, left = (given - expected).norm(), (given - found).norm()
@@ -249,7 +259,11 @@ def _gradients(case: Case, result: Outcome | Truth | Expected) -> dict[str, Matr
 
 
 def is_explained(case: Case) -> bool:
-    """Whether a case is small, and the similarities of every anchor are those of one row, with each column once."""
+    """Whether failures of a case can be explained.
+
+    The case must be small and without hardness, and each anchor must have one row of similarities, in which no column
+    occurs twice.
+    """
     if case.size > LARGEST_EXPLAINED:
         return False
     bands: dict[int, list[tuple[str, str]]] = {}
@@ -268,8 +282,8 @@ def explain_failure(case: Case, outcome: Outcome, truth: Truth | Expected) -> st
         truth: the certified results.
 
     Returns:
-        A description of what was computed instead. None if no known mistake explains it, the case is not one that
-        ``is_explained``, or the number of values is wrong.
+        A description of what was computed instead. None if no known mistake explains it, ``is_explained`` is False for
+        the case, or the number of values is wrong.
     """
     if not is_explained(case) or not case.anchors():
         return None
@@ -306,7 +320,11 @@ def _other_weights(found: Failure) -> str | None:
 
 
 def _reweighted(case: Case) -> Iterator[tuple[str, Case, float]]:
-    """Yield mistakes with the weights of a case: in words, a case without the mistake, and a factor of its results."""
+    """Yield mistakes with the weights of a case.
+
+    Each is described by its words, a case, and a factor: the correct result of that case, times the factor, is the
+    result of the mistake.
+    """
     names = {"positive_weights": "positives", "negative_weights": "negatives", "anchor_weights": "anchors"}
     given = {name: np.array(case.arguments[name]) for name in names if name in case.arguments}
 
@@ -323,8 +341,8 @@ def _reweighted(case: Case) -> Iterator[tuple[str, Case, float]]:
         once = (given["negative_weights"] > 0).astype(float)
         yield "the weights of negatives count once, whatever their size", changed("negative_weights", once), 1.0
     if "positive_weights" in given:
-        asked = case.option("weights_divisor")
-        other, by = ("weight", "sum of weights") if asked == "count" else ("count", "number")
+        divisor = case.option("weights_divisor")
+        other, by = ("weight", "sum of weights") if divisor == "count" else ("count", "number")
         words = f"the weighted sum over the positives is divided by their {by}: weights_divisor={other} is computed"
         yield words, replace(case, keywords={**case.keywords, "weights_divisor": other}), 1.0
     if "anchor_weights" in given and case.option("reduction") == "mean" and case.counted() and not case.groups():
@@ -429,9 +447,9 @@ def _scaled(found: Failure) -> str | None:
 
 
 def factors_of(found: Failure) -> tuple[float, float] | None:
-    """Return the factors of the values and of the gradient; None if no factor, or no single one, explains them.
+    """Return the factors by which the values and the gradient are wrong; None if factors do not explain them.
 
-    The first is 1 if only the gradient is off by a factor.
+    If only the gradient is wrong, the first factor is 1; otherwise both are the same.
     """
     if not found.expected.any():
         return None
@@ -637,7 +655,7 @@ def _mixed_up_views(found: Failure, items: Sequence[tuple[int, ...]]) -> Iterato
 
 
 def _case_settings(found: Failure) -> Iterator[Suspect]:
-    """Yield other readings of the arguments other than labels."""
+    """Yield other readings of the arguments, except of labels."""
     case, suspect, right, n = found.case, found.right, found.right.setting, found.case.n
     if case.option("anchors") is not None:
         words = f"all {n} rows are anchors, not only the {len(found.anchors)} chosen"

@@ -388,7 +388,7 @@ def _preference(match: Match, search: Search) -> tuple[Any, ...]:
     # Without labels, the positive of a view is the other view of the same item.
     unlabelled = search.call == FEATURES and search.probes.alike[0].labels is None
     other_way = not (unlabelled and loss.positives_by == "partners")
-    # The options of info_nce are fewer than those that give multiple_negatives_ranking the same pairs.
+    # For the same pairs, info_nce needs fewer options than multiple_negatives_ranking.
     options = dict(match.variant.options).keys() - {"direction"}
     tail = len(options), list(LOSSES).index(loss.name), place
     return gradient, len(match.words()), scaled, other_way, *tail
@@ -593,7 +593,7 @@ def name_faults(found: Identification, search: Search, faults: Sequence[Any]) ->
 
 
 def _is_right(search: Search, fault: Any, found: Identification, close: float) -> bool:
-    """Whether the correct loss has the target's answers, and refuses the same of its refused batches as the fault."""
+    """Whether the correct loss has the target's answers, and accepts the same batches in ``broken`` as the fault."""
     with suppress(Exception):
         refused = [_refused(search, function, found) for function in (fault.function, fault.right)]
         return refused[0] == refused[1] and _same_answers(search, fault.right, found, close)
@@ -601,7 +601,7 @@ def _is_right(search: Search, fault: Any, found: Identification, close: float) -
 
 
 def _refused(search: Search, function: Any, found: Identification) -> set[str]:
-    """The names of the batches that neither the target accepts nor a function."""
+    """The names of the batches that neither the target nor a function accepts."""
     called, refused = Target(function, CALLED.get(search.call, search.call), "torch"), set[str]()
     batches = [batch for batch in (*search.probes.further, *search.probes.edges) if batch.name in search.broken]
     for probe in (Probe(batch, at or found.temperature) for batch in batches for at in search.passed):

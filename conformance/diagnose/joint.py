@@ -1,7 +1,7 @@
 """Diagnose all failing cases of a check together: find few reasons that explain many of them.
 
-Every reason is tested on every case that it is given for. A reason about the formula must reproduce the target's value
-and its gradient there. A few small cases are explored completely, to find candidates. The candidates are then tested on
+A reason explains a case only if a test on this case confirms it. A reason about the formula must reproduce the target's
+value and gradient. A few small cases are explored completely, to find candidates. The candidates are then tested on
 all other failing cases, and the one that explains most of them is chosen, then the next one.
 """
 
@@ -72,7 +72,7 @@ TESTED = 6
 """Number of candidates that are tested on all failing cases."""
 
 NOISE = {"float64": 1e-12, "float32": 1e-6, "float16": 4e-3, "bfloat16": 3e-2}
-"""Relative error below which nothing can be explained, by the dtype in which a target computes."""
+"""Relative error up to which a difference is attributed to rounding, by the dtype in which a target computes."""
 
 LOW = {"float32": 1e-4, "float16": 3e-2, "bfloat16": 0.2}
 """Largest relative error that computing in this dtype explains, if the formula is right."""
@@ -116,7 +116,7 @@ class Reason:
     Attributes:
         words: a statement that holds for every one of them.
         cases: the ids of the cases.
-        setting: the option that a claim needs if this is intended, as "name=value"; "" if there is none.
+        setting: the option to pass to ``--set`` if this is intended, as "name=value"; "" if there is none.
         also: whether it holds in addition to the first reason.
         ordinary: whether it is about the formula, not about a policy, the range or the digits.
     """
@@ -150,7 +150,7 @@ class Diagnosis:
         return self.failing - sum(len(reason.cases) for reason in self.reasons)
 
     def sentences(self) -> list[str]:
-        """One sentence for each reason, with the number of cases that it explains; if there is none, one says so."""
+        """One sentence per reason, with the number of cases that it explains. Without reasons, one sentence says so."""
         found, left = [], self.failing
         for reason in self.reasons:
             count = len(reason.cases)
@@ -165,7 +165,10 @@ class Diagnosis:
 
     @property
     def short(self) -> str:
-        """The first reason, the number of cases that it explains, and the number of others; "" if none is known."""
+        """The first reason, the number of cases that it explains, and the number of other reasons.
+
+        Without a reason: that the failing cases are not explained, or "" if there are none.
+        """
         if not self.reasons:
             return f"{_cases(self.failing)} not explained" if self.failing else ""
         first, *others = self.reasons
@@ -207,7 +210,7 @@ class Evidence:
 
     @cached_property
     def failure(self) -> Failure:
-        """The failure, as the explanation of a single case reads it."""
+        """The failing check, for comparison with suspects."""
         return Failure(self.case, self.outcome, self.truth, NOISE[self.computes])
 
     @cached_property
@@ -223,6 +226,8 @@ class Evidence:
 
     def candidates(self, options: Collection[str], base: str = "") -> Iterator[tuple[str, Test]]:
         """Yield the words of each candidate and its test, the preferred ones first.
+
+        After the words, there may be a zero character and the option that makes the candidate right, as "name=value".
 
         Args:
             options: the options of the loss that may have another value in the target.
@@ -396,7 +401,7 @@ def _tested(found: Failure, suspect: Suspect, words: str) -> str | None:
 
 
 def _share(given: Any, found: Any, expected: Any, noise: float, floor: float) -> float:
-    """The distance of what was found from a result, relative to the distance of the truth from it."""
+    """The distance of ``found`` from ``given``, relative to the distance of ``expected`` from ``given``."""
     if given.shape != found.shape or not np.array_equal(np.isnan(given), np.isnan(found)):
         return math.inf
     kept = ~np.isnan(given)

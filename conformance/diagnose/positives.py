@@ -23,6 +23,8 @@ Tensor = torch.Tensor
 
 LABELS, FEATURES, VIEWS, PAIRS, CASE = "labels", "features", "views", "pairs", "case"
 PARTNERS, QUEUE, HARD = "partners", "queue", "hard"
+"""The calls: which arguments a target takes. "case" stands for a golden case. With "queue" and "hard", two views and
+negatives, or hard negatives, are passed."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -82,7 +82,7 @@ PASSED = (0.5, 0.2)
 """Temperatures that are passed to a target that takes one."""
 
 NEAR = 0.05
-"""Largest distance of the answers from a variant's values, interpolated between two temperatures of the grid."""
+"""Largest relative distance of a variant's values from the answers at which the variant is still considered."""
 
 TIED = 12
 """Decimals to which distances are compared: variants that differ only by rounding keep the catalogue's order."""
@@ -94,7 +94,7 @@ ANOTHER = (0.5, 2.0)
 """Factors for a temperature that was found: at its multiples, the variant must not explain the answers too."""
 
 LEAST_SHARE = 100
-"""Factor by which an epsilon must reduce the error, if it does not explain it completely."""
+"""Factor by which an epsilon must reduce the error, if it does not explain the error completely."""
 
 NEAREST = 2
 """Number of right variants that are tried with two epsilons."""
@@ -375,8 +375,8 @@ RANKED = ("query_to_doc", "query_to_doc+doc_to_query", "query_to_doc+query_to_qu
 def _rankings(loss: Loss, call: str) -> Iterator[Variant]:
     """Yield multiple_negatives_ranking with the combinations of its options that a call can express.
 
-    Combinations that compute the same are yielded once, and those of info_nce are read as info_nce. Hardness is only
-    combined with the directions that losses with a name have; the others would take time.
+    Combinations that compute the same are yielded once. Those that info_nce can express have the reading of info_nce.
+    To save time, hardness is combined only with the directions of ``RANKED``.
     """
     if call not in (VIEWS, HARD):
         return
@@ -428,7 +428,7 @@ def _wrong_variants(call: str, bias: float | None, losses: tuple[Loss, ...]) -> 
 
 
 def _combined_with_mistakes(variant: Variant) -> bool:
-    """Whether variants with mistakes are derived from a right variant. They are not from every one, to save time.
+    """Whether variants with mistakes are derived from a right variant. To save time, not every right variant is used.
 
     Options that are numbers must have their default or be 0. Of the other options, the ranking loss may have only one
     that is not the default: the scope of hard negatives, or all four directions.
@@ -564,7 +564,7 @@ class Match:
         return self.variant.describe(self.reduction)
 
     def predict(self, probe: Probe, policy: str = "zero", rows: Tensor | None = None) -> Tensor | None:
-        """[K], the loss; None if the batch cannot be read in this way, or if the factor is not known there.
+        """[K], the loss; None if the variant cannot read the batch, or if the factor at this temperature is not known.
 
         Args:
             probe: the batch and the temperature that is passed.
@@ -651,7 +651,7 @@ class Search:
         self.close_gradient = self.close * (10 if self.dtype in CLOSE_HALF else 1)
 
     def _choose(self) -> Probes:
-        """Return the first probes that the target accepts; keep its answers to those that are alike."""
+        """Return the first probes that the target accepts; keep its answers to the batches of ``alike``."""
         failures = []
         for probes in (probes for probes in PROBES if probes.call == self.call):
             probes = _with_unit_rows(probes) if self.unit else probes
@@ -744,7 +744,7 @@ class Search:
             yield from self.explain(variant, {passed: passed for passed in PASSED})
 
     def _solved(self, tried: Sequence[Variant]) -> Iterator[Match]:
-        """Yield explanations with a temperature of their own, which does not depend on the one that is passed.
+        """Yield explanations with a built-in temperature, which does not depend on the temperature that is passed.
 
         If exponentials saturate, or are not summed, the temperature is only a factor of the value. An explanation that
         another temperature gives too is kept in ``undetermined``: the answers do not determine the temperature.
@@ -765,9 +765,9 @@ class Search:
     def crossings(self, tried: Sequence[Variant], passed: float | None) -> list[tuple[Variant, float]]:
         """Return variants that may explain the answers, the most promising first, each with its temperature.
 
-        The probes have one structure, so any factor cancels from V_a t_b - V_b t_a, where V is the variant's value and
-        t the target's. This difference is evaluated on the grid for the two probes that differ most. Where it crosses
-        0, the other probes must be near too.
+        For probes a and b of one structure, let V be the variant's values and t the target's. If t is a multiple of V,
+        V_a t_b - V_b t_a is 0. This difference is evaluated on the grid for the two probes that differ most. Where it
+        crosses 0, the values for the other probes must be near too.
         """
         ends = self.probes.alike[0], self.probes.alike[-1]
         given, (low, high) = self.given(self.probes.alike, [passed])[:, :, 0], totals(tried, ends, GRID)
@@ -795,7 +795,7 @@ class Search:
     def explain(self, variant: Variant, temperatures: Mapping[float | None, float]) -> list[Match]:
         """Compare a variant at these temperatures with every ordinary probe; return at most one match.
 
-        Among the counts whose match fits, it is the plainest; if none fits, the nearest. The list is empty if a
+        If matches with several counts fit, the plainest is returned; if none fits, the nearest. The list is empty if a
         temperature is missing, if the variant cannot read the probes, or if its epsilon does not improve the match
         enough.
         """
@@ -824,13 +824,13 @@ class Search:
             matches.append(Match(found, temperatures, named, factor, error, worst, distance, self.vector))
         fitting = sorted(self.fitting(matches), key=lambda match: match.plainness)
         if fitting and self.inexactness(fitting[0]) and words_of(variant.guard) in variant.words():
-            # An epsilon is only credible if it explains nearly all of the error without it; two must explain it all.
+            # One epsilon is credible only if the error without it is much larger; two must explain the whole error.
             without = [] if variant.guard in TWO_GUARDS else self.explain(replace(variant, guard=""), temperatures)
             matches = fitting = fitting * any(match.error >= LEAST_SHARE * fitting[0].error for match in without)
         return (fitting or sorted(matches, key=lambda match: match.error))[:1]
 
     def _sum_over_pairs(self, variant: Variant, settings: Mapping[Batch, Setting]) -> str:
-        """Return "sum" if this count means the reduction "sum_pairs" or "none_pairs" of a variant, else ""."""
+        """Return "sum" if the count "sum" means the reduction "sum_pairs" or "none_pairs" of a variant, else ""."""
         if "sum_pairs" not in variant.entry.choices["reduction"]:
             return ""
         if variant.form == "sum":
@@ -843,7 +843,7 @@ class Search:
     def tolerance_of_gradient(self, match: Match) -> float:
         """Return the relative difference up to which gradients count as equal.
 
-        Gradients of products in 16 bits are rounded to it too, in an order that the value does not show. What is
+        The gradients of products in 16 bits are rounded to 16 bits too, in an unknown order of operations. What is
         missing from an inexact explanation, such as an epsilon, may change gradients more than values.
         """
         dtype, _ = ROUNDED.get(match.variant.similarity, ("", False))
@@ -879,7 +879,7 @@ class Search:
                 continue
             expected = torch.autograd.grad(value.sum(), rows)[0] * match.gradient_factor
             if self.unit:
-                # Its caller normalises the rows, so that the parts of the gradient along the rows have no effect.
+                # The target's caller normalises the rows, so the parts of the gradient along the rows have no effect.
                 given, expected = (g - (g * embeddings).sum(1, keepdim=True) * embeddings for g in (given, expected))
             given, expected = given.flatten(), expected.flatten()
             if bool((given + expected).isfinite().all()):

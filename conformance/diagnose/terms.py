@@ -50,11 +50,12 @@ def computed_terms(
         dtype: the dtype in which it fails.
         outcome: what the target returned.
         truth: the certified results.
-        reasons: the reasons of a joint diagnosis. If one of them explains the case, its terms are returned.
+        reasons: the reasons of a joint diagnosis. If there are any, no other mistakes are tried.
         match: the loss that was identified, if any.
 
     Returns:
-        The terms; None if no known mistake reproduces the value and the gradient.
+        The terms; None if no mistake that is tried reproduces the value and the gradient. If the mistake is another
+        value of an option, only the value is compared.
     """
     if not is_explained(case) or not case.anchors() or not all(map(math.isfinite, (*outcome.values, *truth.values))):
         return None

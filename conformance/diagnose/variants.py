@@ -471,7 +471,7 @@ class Variant:
         return bool(self.entry.variant)
 
     def mean_of(self, reduction: str) -> float:
-        """The part of the anchors that the mean divides by: half of them, if the means of both towers are added."""
+        """A factor of the number that the mean divides by: 1/2 if the weighted means of both towers are added."""
         return 0.5 if reduction == "mean" and self.share != 0.5 else 1.0
 
     @property
@@ -585,8 +585,8 @@ class Evaluation:
 
         Args:
             variant: the variant.
-            reduction: a name of ``COUNTS``, "none", or "none_pairs": one value per pair, but none for other forms than
-                those of the losses that have this reduction.
+            reduction: a name of ``COUNTS``, "none", or "none_pairs": one value per pair. For a form that no loss with
+                this reduction has, "none_pairs" gives no values.
             policy: one of ``POLICIES``.
         """
         setting, each = self.setting, self.anchors(variant)[0]
@@ -748,7 +748,7 @@ class Pairs:
 
         Args:
             weights: [1, M], or one number.
-            below: [T, M], the logarithm of another sum.
+            below: [T, M], the logarithm of the sum that replaces the sum over the negatives.
         """
         below = self.log_negatives(1.0) if below is None else below
         return torch.where(self.negatives > 0, below - weights * self.total(self.logits), 0.0)

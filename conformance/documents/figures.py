@@ -110,7 +110,7 @@ def judge(fixture: WorkedFixture, only: Collection[str] | None = None) -> Iterat
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """The data from which one way of computing a figure starts, and the quantities computed from them.
+    """One way of computing a figure: the data that it starts from, and the quantities computed from them.
 
     Attributes:
         figure: the figure.
@@ -339,9 +339,9 @@ def _instead(figure: Figure, proper: arb) -> Match:
 def _constant(figure: Figure, case: Case) -> tuple[list[Match], str]:
     """Judge the batch tutorial's 0.5545, whose input is not published.
 
-    If every off-diagonal logit is at least ``gap`` below the maximum of its row, each exponential in the loss is
-    epsilon plus a number in [0, e^-gap]. To the printed digits, the loss is then the same for every such input. Its
-    derivative has the factor e^-gap / epsilon.
+    The loss adds epsilon to each exponential. If every off-diagonal logit is at least ``gap`` below the maximum of its
+    row, each of these sums is epsilon plus a number in [0, e^-gap]. To the printed digits, the loss is then the same
+    for every such input. The derivative of the loss has the factor e^-gap / epsilon.
     """
     gap = 100
     below = arb(-(10**9)).union(arb(-gap))

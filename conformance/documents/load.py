@@ -100,7 +100,9 @@ class Figure:
     The ``verdict`` is "reproduced", or "artefact" if the document prints another value than its formula gives, or a
     value that does not depend on the input. For an artefact, ``instead`` has the value of the formula ("value") and an
     explanation of the printed one ("because"). ``within`` is the largest difference that a public test accepts, if the
-    printed digits are not the precision of the figure.
+    printed digits are not the precision of the figure. ``length`` is the dtype of a figure that is printed with all
+    digits, without a fixed number of ``decimals``; ``arithmetic`` is the dtype in which the document computed it.
+    ``cut`` names the missing part of an incomplete output. The schema describes every field.
     """
 
     id: str

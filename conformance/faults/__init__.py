@@ -1,7 +1,8 @@
 """Wrong implementations of every loss, each a bug that was shipped or a common mistake; the suite catches them all.
 
 There is one file for each kind of mistake. Each fault is built from the correct parts in ``parts.py`` and differs from
-the correct loss in one detail. ``README.md``, written by ``tools/fault_table.py``, lists which cases catch which fault.
+the correct loss in one detail. ``README.md``, written by ``tools/fault_table.py``, lists how many cases catch each
+fault, and their flags.
 """
 
 from __future__ import annotations

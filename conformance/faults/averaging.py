@@ -81,7 +81,7 @@ def nt_xent_pairwise_mean_over_pairs(batch: parts.Batch) -> Tensor:
 
 @fault("nt_xent_pairwise", build=parts.labelled, reduction="sum_pairs")
 def nt_xent_pairwise_sum_pairs_over_anchors(batch: parts.Batch) -> Tensor:
-    """sum_pairs is the sum over the anchors, of the means over their pairs."""
+    """sum_pairs sums the mean over each anchor's pairs, not the values of all pairs."""
     return parts.anchors("nt_xent_pairwise", batch).sum()
 
 
@@ -229,13 +229,13 @@ def hard_negative_number_includes_the_positive(given: parts.Hard) -> Tensor:
     build=parts.decoupled,
 )
 def dclw_softmax_not_multiplied(given: parts.Decoupled) -> Tensor:
-    """The softmax of the weights is not multiplied by the number of items: weights between 1 and 2, of mean near 2."""
+    """The softmax of the weights is not multiplied by the number of items: weights are 1 to 2, on average near 2."""
     return given.against(given.held(2 - 2 * given.closeness.softmax(dim=0)))
 
 
 @fault("dclw", build=parts.decoupled)
 def dclw_softmax_over_columns(given: parts.Decoupled) -> Tensor:
-    """The softmax of the weights runs over the items of each row, not over the positives of the batch."""
+    """The softmax of the weights runs over the similarities of each row, not over the positives of the batch."""
     s = given.rows.logits * given.temperature / given.sigma
     columns = parts.log_sum(s, parts.off_diagonal(len(s)))[:, 0]
     return given.against(given.held(2 - len(s) / 2 * (given.closeness - columns).exp()))

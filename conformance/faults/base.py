@@ -29,8 +29,8 @@ class Fault:
         settings: the options that it claims to implement, if they are not the catalogue's defaults.
         family: the kind of mistake, which is the name of its file.
         level: the level of the verdict at which a case must catch it.
-        right_at: the range (lowest, highest) of built-in temperatures for which it equals the right loss; None if there
-            is none.
+        right_at: the range (lowest, highest) of temperatures at which it equals the right loss up to rounding; None if
+            there is no such temperature.
         because: why it equals the right loss there.
     """
 
@@ -74,9 +74,10 @@ def fault(
     Args:
         loss: the loss that it claims to be.
         link: where it was shipped or discussed.
-        build: the builder in ``parts`` whose result the function receives; by default it receives the arguments.
+        build: the builder in ``parts`` whose result the function receives, or each item if the result is a list; by
+            default the function receives the arguments.
         level: the level of the verdict at which a case must catch it.
-        right_at: the lowest and the highest built-in temperature at which it equals the right loss.
+        right_at: the lowest and the highest temperature at which it equals the right loss up to rounding.
         because: why it equals the right loss there.
         **settings: the options that it claims to implement, if they are not defaults.
     """

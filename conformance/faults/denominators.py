@@ -123,7 +123,7 @@ def info_nce_positive_twice(direction: parts.Direction) -> parts.Direction:
 
 @fault("info_nce", github("Seonghoon-Yu/MoCov2_Pytorch_tutorial", "issues/2"), build=parts.directions)
 def info_nce_every_sum_for_every_anchor(direction: parts.Direction) -> parts.Evaluable:
-    """A column of positives plus a row of sums is a matrix: each positive is divided by every anchor's sum."""
+    """A column of positives plus a row of sums broadcasts to a matrix: each positive is divided by every sum."""
     if direction.negatives is None:
         return direction
     positive, negatives = direction.rows.logits.tensor_split([1], dim=1)
@@ -139,7 +139,7 @@ def hard_negative_weights_over_the_mean_similarity(given: parts.Hard) -> Tensor:
 
 @fault("hard_negative", github("joshr17/HCL", "issues/5"), build=parts.hard)
 def hard_negative_beta_as_a_factor(given: parts.Hard) -> Tensor:
-    """The weights are beta times e^s, as in the paper's pseudocode, not its power: beta scales the mass."""
+    """The weights are beta e^s, as in the paper's pseudocode, not e^(beta s): beta scales the sum of the negatives."""
     s = given.rows.logits
     weighted = given.log_sum(2 * s) - given.log_sum(s)
     return given.against(weighted + s.new_tensor(given.beta).log())
@@ -147,7 +147,7 @@ def hard_negative_beta_as_a_factor(given: parts.Hard) -> Tensor:
 
 @fault("hard_negative", build=parts.hard)
 def hard_negative_floor_of_one_negative(given: parts.Hard) -> Tensor:
-    """The floor of the mass is e^(-1/T), without the number of negatives."""
+    """The floor of the sum over the negatives is e^(-1/T), not multiplied by the number of negatives."""
     return given.against(given.log_mean, floors=min(1, given.number))
 
 
@@ -161,7 +161,7 @@ def info_nce_closer_negatives_left_out(direction: parts.Direction) -> parts.Rows
 
 @fault("multiple_negatives_ranking", build=parts.ranking)
 def multiple_negatives_ranking_positive_once(given: parts.Ranking) -> parts.Ranking:
-    """The joint denominator has the positive once: document to query lacks the query of the document."""
+    """The joint denominator contains the positive once, not twice: doc_to_query lacks the document's own query."""
     other = parts.off_diagonal(len(given.doc_to_query)) | (given.partition != "joint")
     return given._replace(doc_to_query=given.doc_to_query.where(other, -torch.inf))
 

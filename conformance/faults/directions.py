@@ -60,14 +60,14 @@ def multiple_negatives_ranking_directions_summed(given: parts.Ranking) -> Tensor
 
 @fault("multiple_negatives_ranking", build=parts.ranking)
 def multiple_negatives_ranking_denominators_per_direction(given: parts.Ranking) -> Tensor:
-    """Every direction has its own denominator, also those without a positive, whose terms may be negative."""
+    """Every direction has its own denominator, also a direction without the positive: its term may be negative."""
     positive = given.query_to_doc.diagonal()
     return torch.stack([s.logsumexp(dim=1) - positive for s in given.blocks.values()]).mean(dim=0)
 
 
 @fault("multiple_negatives_ranking", build=parts.ranking)
 def multiple_negatives_ranking_joint_denominator(given: parts.Ranking) -> parts.Ranking:
-    """All directions share one denominator, although each has its own."""
+    """All directions share one denominator, although each should have its own."""
     return given._replace(partition="joint")
 
 

@@ -1,4 +1,4 @@
-"""Judge faults, and the correct losses built from the same parts, on the golden cases that their claims cover."""
+"""Judge faults, and the correct losses built from the same parts, on the golden cases whose options they support."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LARGEST = 64
 DTYPES = ("float64", "float32")
 
 CLEARLY = 5.0
-"""A case catches a fault if the error is at least this many times its bound. A smaller error may be one of rounding,
+"""A case catches a fault if the error is at least this many times its bound. A smaller error may be due to rounding,
 and may be within the bound on another machine."""
 
 NEAR = 8.0
@@ -57,12 +57,12 @@ class Verdict:
 
     @property
     def ranked_flags(self) -> list[str]:
-        """The flags of the catching cases, sorted by the share, then the number, of their cases that caught it."""
+        """The flags of the catching cases, sorted by the share of judged cases that caught it, then by their number."""
         return sorted(self.flags, key=lambda flag: (-self.flags[flag][0] / self.flags[flag][1], -self.flags[flag][0]))
 
 
 def target_of(fault: Fault, temperature: float | None = None) -> External:
-    """A fault as a target of the harness, which claims to be the right loss; the temperature may be built in."""
+    """An adapter of a fault that claims to be the right loss; a ``temperature`` is built into its function."""
     function = fault.function if temperature is None else partial(fault.function, temperature=temperature)
     # Faults have both directions, also with negatives, unless they claim one.
     both = {"direction": "both"} if "direction" in LOSSES[fault.loss].keywords else {}

@@ -1,4 +1,4 @@
-"""The right formula in the wrong arithmetic: overflow, underflow, epsilons, clamps and narrow types."""
+"""The right formula in the wrong arithmetic: overflow, underflow, epsilons, clamps and low precision."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def sigmoid_logit_subtracted(batch: parts.Batch) -> Tensor:
     "hard_negative", github("chingyaoc/DCL", "blob/7d6345f6a2e4e2615e63f39966ad0dad3f54f954/main.py"), build=parts.hard
 )
 def hard_negative_floor_left_out(given: parts.Hard) -> Tensor:
-    """The optional floor of the estimated mass is left out: if the mass is negative, the loss is negative or NaN."""
+    """The debiased sum over the negatives has no floor: if it is negative, the loss is negative or NaN."""
     ratio = (given.log_mean - given.rows.logits[given.rows.positive]).exp() - given.tau_plus
     return torch.log1p(given.number * ratio / (1 - given.tau_plus))
 

@@ -25,7 +25,8 @@ from ..implementations import base
 from ..suite.catalogue import LOSSES
 
 EPSILON = 1e-8
-"""The constant that the batch tutorial adds to every exponential and to the number of positives."""
+"""The constant that ``supcon_epsilon``, the loss of a published tutorial (fixtures/worked/batch_tutorial.json), adds to
+every exponential and to the number of positives."""
 
 unit = base.unit
 """Rows of norm 1."""
@@ -161,9 +162,9 @@ class Hard(NamedTuple):
 
         Args:
             log_mean: [2B], the logarithm of the mean of the negatives' exponentials.
-            hidden: the fraction of positives that is subtracted; ``tau_plus`` by default.
-            number: the factor of the mean; by default the number of negatives.
-            floors: the factor of the floor; ``number`` by default.
+            hidden: the factor of the positive's exponential that is subtracted from the mean; ``tau_plus`` by default.
+            number: the factor of this mean; by default the number of negatives.
+            floors: the factor of e^(-1/temperature) in the floor; ``number`` by default.
         """
         own = self.rows.logits[self.rows.positive]
         number = self.number if number is None else number
@@ -190,7 +191,7 @@ class Ranking(NamedTuple):
         doc_to_hard: [N, N H].
         chosen: the directions.
         partition: "joint" or "per_direction".
-        scope: what the hard negatives are contrasted with.
+        scope: what each hard negative is contrasted with: "batch", "own" or "own_only".
         raw: the same, but without weights, and with the logits of all pairs, also of those that do not count.
     """
 
@@ -235,7 +236,7 @@ class Decoupled(NamedTuple):
     Attributes:
         rows: the logits [2B, 2B] and the columns of the positives.
         temperature: divides the cosines.
-        sigma: divides the cosines of the weights.
+        sigma: divides the cosines from which the weights are computed.
         detach: whether the weights are constants.
     """
 
@@ -290,7 +291,7 @@ class Each(NamedTuple):
 
 
 Evaluable: TypeAlias = Tensor | Batch | Rows | Direction | Hard | Decoupled | Ranking | Each | list["Evaluable"]
-"""What a builder or a fault returns: an input of a loss, its values, or the loss; those of a list are averaged."""
+"""What a builder or a fault returns: an input of a loss, its values, or the loss; the losses of a list are averaged."""
 
 Builder: TypeAlias = Callable[..., Any]
 Function: TypeAlias = Callable[..., Tensor]
@@ -316,7 +317,7 @@ def loss_of(loss: str, found: Evaluable) -> Tensor:
 
 
 def composed(loss: str, build: Builder, function: Callable[[Any], Evaluable] = lambda built: built) -> Function:
-    """Return a loss with the parameters of a builder, evaluated on what ``function`` makes of the builder's result."""
+    """Return a loss with the parameters of ``build``: ``function`` gets its result, or each item if this is a list."""
 
     @wraps(build)
     def called(*given: Tensor | None, **options: Any) -> Tensor:
@@ -337,7 +338,7 @@ def shifted(s: Tensor, members: Tensor) -> Tensor:
 
 
 def batch_of(s: Tensor, positive: Tensor) -> Batch:
-    """A batch from logits [N, N], which are shifted, and a mask of positives [N, N]."""
+    """A batch from logits [N, N], to which ``shifted`` is applied, and a mask of positives [N, N]."""
     other = off_diagonal(len(s))
     return Batch(shifted(s, other), positive & other, other)
 
@@ -393,12 +394,12 @@ class Features(NamedTuple):
 
     @property
     def dots(self) -> Batch:
-        """The batch of their dot products."""
+        """The batch of their dot products, shifted."""
         return batch_of(self.rows @ self.rows.T / self.temperature, self.same)
 
     @property
     def cosines(self) -> Batch:
-        """The batch of their cosines."""
+        """The batch of their cosines, shifted."""
         return self._replace(features=unit(self.features)).dots
 
     @property
@@ -556,8 +557,9 @@ def ranking(
 ) -> Ranking:
     """The logits between queries, documents and hard negatives, by direction.
 
-    Only faults pass the last four arguments: the logit of ignored pairs, the columns [N, N + N H] that a hardness mode
-    makes harder, whether a gradient flows through the weights, and whether the strength is divided by the temperature.
+    Only faults pass the last four arguments: the logit of ignored pairs, a function to use instead of
+    ``harder_columns``, whether a gradient flows through the weights, and whether the strength is divided by the
+    temperature.
     """
     rows = [view_a, view_b, view_a[:0] if hard_negatives is None else hard_negatives.flatten(0, 1)]
     a, b, h = map(unit, rows) if similarity == "cosine" else rows
@@ -585,7 +587,7 @@ def ranking(
 
 
 def harder_columns(mode: str, own: Tensor) -> Tensor:
-    """[N, N + N H], the documents and hard negatives that a hardness mode chooses; ``own`` is [N, N H]."""
+    """[N, N + N H], true at documents and hard negatives that a hardness mode chooses; ``own`` is [N, N H]."""
     other = off_diagonal(len(own))
     in_batch, hard = torch.cat([other, ~own], dim=1), torch.cat([other & False, own], dim=1)
     return {"none": in_batch & False, "in_batch_negatives": in_batch, "hard_negatives": hard}.get(mode, in_batch | hard)

@@ -43,7 +43,7 @@ def info_nce_weights_in_the_mean_of_all_anchors(
     partners: Tensor | None = None,
     direction_weights: tuple[float, float] | None = None,
 ) -> Tensor:
-    """The weighted values of all anchors are averaged, instead of those of each direction."""
+    """The values, times the weights of their directions, are averaged over all anchors, not within each direction."""
     sides = parts.both_sides(view_a, view_b, temperature=temperature, partners=partners)
     weights = (1.0, 1.0) if direction_weights is None else direction_weights
     return torch.cat([weight * _values(side) for weight, side in zip(weights, sides, strict=True)])
@@ -62,7 +62,7 @@ def info_nce_unpartnered_rows_counted(
 def info_nce_first_partner_only(
     view_a: Tensor, view_b: Tensor, *, temperature: float, partners: Tensor | None = None
 ) -> Tensor:
-    """Of several rows with the same partner, the partner has only the first as its positive."""
+    """If several rows have the same partner, only the first of them is a positive of this partner."""
     there, back = parts.both_sides(view_a, view_b, temperature=temperature, partners=partners)
     first = back.positive & (back.positive.cumsum(dim=1) == 1)
     return torch.cat([_values(there), _values(back._replace(positive=first))])

@@ -22,7 +22,7 @@ def supcon_weights_divided_by_the_count(
 def supcon_weights_divided_by_their_sum(
     embeddings: Tensor, labels: Tensor, *, temperature: float, positive_weights: Tensor | None = None
 ) -> Tensor:
-    """The weighted sum over the positives is divided by their weights, although weights_divisor is "count"."""
+    """The weighted sum over the positives is divided by the sum of weights, although weights_divisor is "count"."""
     batch = parts.labelled(embeddings, labels, temperature)
     return _means(batch.values, batch.positive, positive_weights)
 

@@ -233,7 +233,7 @@ class Implementation(ABC):
         """The version of the copy that is judged."""
 
     def alternates_on(self, case: Case) -> bool:
-        """Whether another one of ``alternates`` is judged on a case. It follows from the case's id alone."""
+        """Whether a case is judged with another one of ``alternates``, chosen by the id of the case alone."""
         names = self.alternates
         return bool(names) and names[zlib.crc32(case.id.encode()) % len(names)] != self.name
 
@@ -350,7 +350,7 @@ def stacked_order(case: Case) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def items_of(case: Case) -> list[tuple[int, ...]]:
-    """The rows of a case grouped into items of two views, else of three, else of one; of one if anchors are chosen.
+    """The rows of a case grouped into items of two views, else of three, else of one; of one if ``anchors`` is given.
 
     Rows may be views of one item if they are positives of each other and share all their other positives. The number of
     views must divide the size of every group of such rows.
@@ -366,7 +366,7 @@ def items_of(case: Case) -> list[tuple[int, ...]]:
 
 
 def targets_of(case: Case, items: Sequence[tuple[int, ...]], rows: Tensor) -> dict[str, Tensor]:
-    """The labels or the mask of items, as arguments of the original SupCon code; neither without labels and mask."""
+    """The labels or the mask of items, as arguments of the original SupCon code; {} if a case has neither."""
     first = [item[0] for item in items]
     if "labels" in case.arguments:
         return {"labels": torch.tensor(case.arguments["labels"], dtype=torch.int64, device=rows.device)[first]}

@@ -57,7 +57,7 @@ from .usages import BY_NAME, NotApplicable, Use
 Tensor = torch.Tensor
 
 PROBED_AS = {"stacked": "views", "interleaved": "views", "towers": "views"}
-"""Targets with these calls are identified with batches of another call, the value. Other calls keep their own."""
+"""For each of these calls of a target, the call of the batches that identify it. Other calls are not replaced."""
 
 REQUIRED: Mapping[str, tuple[str, str]] = {
     "queue": ("info_nce", "negatives"),
@@ -698,7 +698,7 @@ class External(Implementation):
         Args:
             case: the case.
             dtype: dtype of the rows.
-            usage: name of the usage under which the target is called.
+            usage: name of the usage (``usages.py``) under which the target is called; "" for an ordinary call.
 
         Raises:
             TargetError: the result is not a loss, or takes too long.
@@ -739,7 +739,7 @@ class External(Implementation):
 
     @contextmanager
     def _target_used(self, use: Use) -> Iterator[None]:
-        """Call the target under a usage in the body, and record its side effects."""
+        """Apply a usage to the calls of the target in the body, and record their side effects."""
         assert self.target is not None
         self.target.use = use
         passed = self.target.signature.keyword(use.usage.scalar or "temperature")

@@ -307,7 +307,7 @@ def _exit_code(worker: int, control: socket.socket) -> int:
 
 
 class Once(io.TextIOBase):
-    """Writes what a target prints to standard error: each different line once, and at most ``PRINTED`` of them."""
+    """Writes the output of a target to standard error: each different line once, and at most ``PRINTED`` of them."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
@@ -348,7 +348,7 @@ def _work(connection: socket.socket, load: Callable[[], Served]) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         # The parent reports a crash in one line.
         faulthandler.disable()
-        # The garbage collector must not copy the memory of the parent.
+        # A garbage collection writes to every object, and thereby copies the memory that is shared with the parent.
         gc.freeze()
         sys.stdout = sys.stderr = Once()
         torch.set_num_threads(1)
@@ -449,7 +449,7 @@ class IsolatedLoss(External):
         Args:
             case: the case.
             dtype: dtype of the rows.
-            usage: name of the usage under which the target is called.
+            usage: name of the usage (``usages.py``) under which the target is called; "" for an ordinary call.
 
         Raises:
             TargetError: the target raised an error, died or was late, or the result is not a loss.

@@ -73,7 +73,7 @@ def pair_notebook(case: Case, x: torch.Tensor) -> torch.Tensor:
 
 
 class _Document(TorchImplementation):
-    """A function of the embeddings, a target and the temperature, without further options."""
+    """A function of the embeddings, their labels or positives and the temperature, without further options."""
 
     def version(self) -> str:
         """The origin of the code, and the version of torch."""

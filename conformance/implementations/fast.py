@@ -21,7 +21,7 @@ from ..suite.records import Outcome
 from .base import Implementation, Support, Unavailable, outcome_of
 
 SMALL_TILES_UP_TO = 130
-"""Largest ``Case.size`` for which "tiled" runs with 4 rows per tile; larger cases have several tiles of 64 rows too."""
+"""Largest ``Case.size`` for which "tiled" runs with 4 rows per tile; larger cases fill several tiles of 64 rows."""
 
 
 BACKENDS = ("fast-dense", "fast-tiled", "fast-exact")

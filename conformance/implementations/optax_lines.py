@@ -24,7 +24,7 @@ def main() -> None:
     losses: Any = importlib.import_module("optax.losses")
 
     def inlined(*given: Any) -> Any:
-        # The jitted functions of jax.numpy would be traced and differentiated one by one.
+        # Otherwise the jitted functions of jax.numpy would be traced and differentiated one by one.
         with jax.disable_jit():
             return jax.value_and_grad(losses.ntxent)(*given)
 

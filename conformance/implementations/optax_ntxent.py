@@ -1,4 +1,4 @@
-"""The installed optax's ``ntxent`` on JAX: both readings of NT-Xent, by labels, averaged over positive pairs.
+"""The installed optax's ``ntxent`` on JAX: nt_xent and nt_xent_pairwise, by labels, averaged over positive pairs.
 
 It runs in its own process, for the reason in ``optax_lines.py``. That process starts with the first case and ends when
 the adapter is no longer used.
@@ -70,7 +70,7 @@ def denominator_underflows(case: Case, dtype: str, true: Truth) -> bool:
     positive = np.array(case.positive_mask()) & ~own
     negative = ~positive & ~own
     found[own] = -np.inf
-    depth = found.max(axis=1, keepdims=True, initial=np.finfo(np.float64).min) - found  # finite if a row is alone
+    depth = found.max(axis=1, keepdims=True, initial=np.finfo(np.float64).min) - found  # no NaN for a single row
     negatives = np.where(negative, depth, np.inf).min(axis=1)
     deepest = np.where(negative.any(axis=1), negatives, np.where(positive, depth, 0).max(axis=1))
     return bool(deepest.max() > -math.log(np.finfo(dtype).tiny))

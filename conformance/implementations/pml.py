@@ -1,12 +1,12 @@
-"""The installed pytorch-metric-learning: ``SupConLoss`` for supcon, ``NTXentLoss`` for both readings of NT-Xent.
+"""The installed pytorch-metric-learning: ``SupConLoss`` for supcon; ``NTXentLoss`` for nt_xent and nt_xent_pairwise.
 
 Terms: a reducer is a reduction; ``AvgNonZeroReducer`` is a mean over the anchors with a loss above 0;
 ``PerAnchorReducer`` first averages over the pairs of each anchor. ``NTXentLoss`` builds a pairs x pairs matrix, so
-that larger cases are skipped for it (its issues 547, 203, 604).
+cases with too many pairs are skipped for it (its issues 547, 203, 604).
 
 ``pml`` is both losses with their default reducers; ``pml-reducers`` is the same with the reducers that correspond to
-our reductions; ``pml-self-supervised`` and ``pml-cross-batch-memory`` are the wrappers that add labels to views and
-references to the batch.
+our reductions. ``pml-self-supervised`` is the wrapper that adds labels to views (also for info_nce), and
+``pml-cross-batch-memory`` the wrapper that adds references to the batch.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def anchors_without_positives_leave(case: Case, dtype: str, true: Truth) -> bool
 
 @base.deviation("mean over pairs", f"{REPOSITORY}/issues/6", losses=("nt_xent_pairwise",))
 def mean_over_pairs(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether, for reduction "mean", anchors have different numbers of positives, some negative, and a loss above 0.
+    """Whether the reduction is "mean", numbers of positives differ, and there are negatives and a loss above 0.
 
     NTXentLoss averages over all positive pairs, not over the means of the anchors: the two differ for classes of
     different sizes.

@@ -2,8 +2,8 @@
 
 Each loss has two files in ``public/``. ``NAME.toml`` names the repository, the file and its checksum, the options of
 ``pairproof check``, and the expected results; it contains no code of the repository. The fields that it lacks are taken
-from the file that it names as ``like``. ``answers/NAME.json`` contains the
-loss and the gradients that the code returned for some golden cases. ``tools/record_public.py`` writes the answers.
+from the file that it names as ``like``. ``answers/NAME.json`` contains the loss and the gradients that the code
+returned for some golden cases. ``tools/record_public.py`` writes the answers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WHERE = "PAIRPROOF_PUBLIC"
 in ``pypi``."""
 
 SCOPES = (ast.FunctionDef, ast.ClassDef)
-"""What can be extracted from a file, or contain what is."""
+"""Functions and classes: both can be extracted, and can contain definitions that are extracted."""
 HEADER = """from __future__ import annotations
 import math
 from types import SimpleNamespace

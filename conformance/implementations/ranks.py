@@ -31,7 +31,7 @@ from .signatures import FACTS, Signature
 Tensor = torch.Tensor
 
 PROJECTION = "projection"
-"""The name of the parameter in front of the loss."""
+"""The name of the projection among the parameters."""
 
 HARD = "hard_negatives"
 """The keyword for further rows, [items, number, D], that also pass through the projection."""
@@ -182,7 +182,7 @@ class Member:
         """
         self.leave()
         if sys.platform == "linux":
-            # The name of the host need not be resolvable.
+            # On the loopback interface, the name of the host need not be resolvable.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         shared = distributed.FileStore(store, world)  # type: ignore[attr-defined]
         wait = timedelta(seconds=seconds)

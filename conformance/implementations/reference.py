@@ -23,7 +23,7 @@ cosines; the larger step keeps the digits of gradients down to 1e-160."""
 AT_ONCE = 2048
 """Number of entries, at least one row, with respect to which one run of the loops differentiates.
 
-Arrays of more directions exceed a core's caches."""
+Arrays over more entries would exceed a core's caches."""
 
 LARGEST = 70
 """Largest ``Case.size`` for which the loops run: the square root of the number of similarities."""
@@ -73,9 +73,9 @@ def complex_step(case: Case) -> dict[str, npt.NDArray[np.float64]]:
         block = exact[start : start + height]
         rows = np.empty(exact.shape, dtype=object)
         for place in np.ndindex(exact.shape):
-            # Each scalar is an array over all directions, so that one run of the loops differentiates with respect to
-            # every entry of the block. For the entries of other rows, an array with one element, which is broadcast, is
-            # enough.
+            # Each scalar is an array with one element per entry of the block, so that one run of the loops
+            # differentiates with respect to all of them. For the entries of other rows, an array with one element,
+            # which is broadcast, is enough.
             k = (place[0] - start) * exact.shape[1] + place[1]
             rows[place] = np.full(block.size if 0 <= k < block.size else 1, complex(exact[place]))
             if 0 <= k < block.size and moves[place]:

@@ -35,7 +35,7 @@ def choose(parts: Mapping[str, Any], size: Callable[[Any], int | None]) -> str:
 
     Args:
         parts: the results by name.
-        size: the number of floating-point numbers in a result; None if it is not such an array.
+        size: returns the number of floating-point numbers in a result; None for anything else.
 
     Raises:
         TargetError: several results may be the loss, or none.

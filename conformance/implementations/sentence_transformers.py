@@ -36,8 +36,8 @@ UNUSED = (
     *(f"{TOP}.util.{name}" for name in ("all_gather_with_grad", "batch_to_device", "get_rank")),
     *(f"{TOP}.util.{name}" for name in ("cos_sim", "similarity_fct_name")),
 )
-"""What the files import to run the model and to gather across processes, and the default similarity, which the adapter
-passes explicitly: ``util`` exports it from ``similarity.py``."""
+"""What the files import and the adapter does not need: the code that runs the model, the code that gathers across
+processes, and the default similarity, because the adapter passes a similarity explicitly."""
 
 STUBS: Mapping[str, Mapping[str, Any]] = {
     "sklearn": {},
@@ -212,7 +212,7 @@ class _Cached(torch.autograd.Function):
 
 
 class CachedSentenceTransformers(_Ranking):
-    """``CachedMultipleNegativesRankingLoss``, which embeds and contrasts mini-batches, on three of them."""
+    """``CachedMultipleNegativesRankingLoss``, which embeds and contrasts mini-batches: here three."""
 
     name = "sentence-transformers-cached"
     title = "CachedMultipleNegativesRankingLoss"
@@ -232,7 +232,7 @@ class CachedSentenceTransformers(_Ranking):
     )
 
     def module(self) -> Any:
-        """Import the loss; the model has no modules."""
+        """Import the loss, and declare that the model has no static embeddings."""
         loaded = super().module()
         loaded.has_static_embedding_input = lambda model: False
         return loaded
@@ -283,7 +283,7 @@ class GistSentenceTransformers(FilePeer):
         also=(
             ("has several hard negatives per query", lambda case: len(_hard(case)) > case.n),
             ("contrasts documents with hard negatives", lambda case: not _ignored(case).get("doc_to_hard", TRUE).all()),
-            ("has more than 64 rows", lambda case: case.n > 64),  # a product of N^2 D numbers
+            ("has more than 64 rows", lambda case: case.n > 64),  # N^2 D products at once
             ("has a mask that no guide gives", lambda case: not all(_symmetric(m) for m in _within(case))),
         ),
         takes=("ignored",),
@@ -314,7 +314,7 @@ class GistSentenceTransformers(FilePeer):
 
 
 class CachedGistSentenceTransformers(GistSentenceTransformers):
-    """``CachedGISTEmbedLoss``, which embeds and contrasts mini-batches, on three of them."""
+    """``CachedGISTEmbedLoss``, which embeds and contrasts mini-batches: here three."""
 
     name = "sentence-transformers-cached-gist"
     title = "CachedGISTEmbedLoss"
@@ -327,7 +327,7 @@ class CachedGistSentenceTransformers(GistSentenceTransformers):
     attribute = "CachedGISTEmbedLoss"
 
     def module(self) -> Any:
-        """Import the loss; the model has no modules."""
+        """Import the loss, and declare that the model has no static embeddings."""
         loaded = super().module()
         loaded.has_static_embedding_input = lambda model: False
         return loaded

@@ -55,11 +55,11 @@ class Usage:
         differentiable: whether gradients are judged.
         upstream: returns the upstream gradients of the values, given their number; None for their weights in the
             reduction.
-        scale: factor of the loss, as mixed-precision training has one.
+        scale: factor of the loss, as in mixed-precision training.
         temperature: whether the gradient with respect to the temperature is judged: of a "tensor" that is passed, or
             of a "learned" parameter; "" if it is not.
         bias: the same for the bias.
-        expects: "the truth", "the truth or an error", or "NaN": not finite, or an error.
+        expects: "the truth", "the truth or an error", or "NaN" for a result that is not finite or an error.
         reveals: the kinds of side effects that are failures of this usage.
     """
 
@@ -585,7 +585,7 @@ SIDE_EFFECTS = {
 
 
 GRAD = 3.0
-"""Every entry of the gradients that a caller has accumulated before the call."""
+"""The value of every entry of ``grad`` before the call, as if the caller had accumulated a gradient."""
 
 
 def _with_grad(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -52,7 +52,7 @@ SHOWN = 3
 """Default number of failing cases that are shown, the smallest ones."""
 
 EXPLAINED = 10
-"""Number of failures that one process of pytest explains."""
+"""Largest number of failures that one process of pytest explains."""
 
 ROUNDED = (
     "the error has the size of rounding errors: it is at most 4 times the error of a straightforward implementation, or"
@@ -108,7 +108,7 @@ class CheckResult:
         explained: number of failing cases that are shown; None for all, also those above the required level.
         fresh: the random batches, which are not counted in ``cases``.
         limits: the temperatures, norms or logits at which the target starts to break; empty if cases were selected,
-            or if the target does not support the ordinary batch or is wrong on it.
+            or if the target does not support the batch of ``ranges.py`` or is wrong on it.
         untried: what no judged case tried: claimed options and their values, random batches that were skipped, and
             cases that need ``thorough``.
         shrunk: the smallest failing batch that was found, if a random batch fails and no stored case of its level or a

@@ -28,7 +28,7 @@ WIDTH = 16
 """The number of columns of the batches."""
 
 TEMPERATURE, LOWER = 0.1, 0.05
-"""The temperature that is passed, if the target takes one, and a second one for fitted batches."""
+"""The temperature that is passed, if the target takes one, and a second one for batches of nearly equal positives."""
 
 ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8}
 """Unit roundoff of each dtype."""
@@ -40,9 +40,11 @@ TRIALS = 4
 """Number of random changes per slope; the largest effect counts."""
 
 FACTOR, UNITS = 8.0, 16.0
-"""The allowed difference is ``FACTOR`` times the measured effect of rounding, plus ``UNITS`` unit roundoffs of the
-result (in bfloat16 a quarter of them) and of the largest result on the random batches (in bfloat16 those of float32):
-fused operations, such as a cross-entropy, round numbers of that size."""
+"""The allowed difference is the sum of three terms: ``FACTOR`` times the measured effect of rounding, ``UNITS`` unit
+roundoffs of the result, and as many of the largest result on the random batches, because fused operations, such as a
+cross-entropy, round numbers of that size. In bfloat16, the second term is divided by four, and the third has the unit
+roundoff of float32. With several processes, the last two terms are replaced by ``UNITS`` unit roundoffs of the largest
+of the loss and the gradients."""
 
 LEAST = 1e-300
 """A difference that is always allowed, so that no allowed difference is 0."""
@@ -54,11 +56,11 @@ class Comparison:
 
     Attributes:
         name: what was varied, such as "permutation" or "chunk_size=3".
-        status: "passed", "differs", "errored", "measured" (a measurement without a claim) or "not applicable".
+        status: "passed", "differs", "errored", "measured" (no limit applies) or "not applicable".
         message: numbers, or the reason.
-        difference: the difference of the loss or gradient that is largest in units of the allowed difference, relative
-            to its norm; None if nothing was compared.
-        allowed: the allowed difference of this loss or gradient, relative to its norm.
+        difference: the relative difference of the loss or of the gradient, whichever is larger in units of its allowed
+            difference; None if nothing was compared.
+        allowed: the allowed relative difference of the same quantity.
         batch: the batch of this difference, or of the error.
         mistake: the name of the mistake of a loss that differs in several processes; "" if none was found.
     """
@@ -125,7 +127,7 @@ class ParityResult:
 
     @property
     def mistakes(self) -> dict[str, list[str]]:
-        """The mistakes of a loss in several processes, each with the numbers of processes at which it was found."""
+        """The mistakes of a loss in several processes, each with the sizes at which it was found ("world size 2")."""
         found: dict[str, list[str]] = {}
         for one in self.comparisons:
             where = re.split("[:,]", one.name)[0]

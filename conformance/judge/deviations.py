@@ -109,7 +109,7 @@ def read_declarations(path: Path) -> dict[str, dict[str, Any]]:
 
     Args:
         path: a TOML file. Its entries are in the table ``tool.pairproof.deviations`` or in the table ``deviations``. A
-            file without a table tool.pairproof that is not named ``pyproject.toml`` may contain nothing else.
+            file other than ``pyproject.toml`` that has no table ``tool.pairproof`` may contain only ``deviations``.
 
     Returns:
         The entries in their order, by their places; each has the keys of the file, with a tuple for every list. Empty
@@ -146,7 +146,7 @@ def _entry(entry: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 @cache
 def _nearest(name: str, names: tuple[str, ...]) -> list[str]:
-    """Return the nearest of the names, if one is near; the plugin asks for each check, and a search takes long."""
+    """Return the most similar name, if one is similar. Cached, because the plugin repeats the slow search often."""
     return difflib.get_close_matches(name, names, 1)
 
 

@@ -4,8 +4,8 @@ A batch is determined by its seed, its number and the claim about the target. Th
 of a batch (references, masks, subsets of anchors and so on) are combined so that every three of them soon occur
 together: of several candidates, the batch with the most new triples is chosen. Packages for covering arrays are not
 used, because a triple counts only if the batch shows its effect: a policy for anchors without positives needs such
-anchors, and a result of NaN shows nothing else. Entries have at most 8 significant bits, so they are exactly
-representable in every dtype, unless scaling for dot products moves them out of its range.
+anchors, and a result of NaN hides all other effects. Entries have at most 8 significant bits, so they are exactly
+representable in every dtype, unless scaling for dot products moves them out of the range of a dtype.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ LARGE_BATCH: Mapping[str, Any] = {
     "common": "large",
     "labels": "small",
 }
-"""The choices of a batch with a large class of 257 rows: each has 256 positives, a number that is 0 in 8 bits."""
+"""The choices of a batch with a large class of 257 rows: each has 256 positives, which overflows to 0 in uint8."""
 
 PLAIN = 4
-"""One of this many batches is plain: every row is an anchor with a positive and a negative, without references."""
+"""One of this many batches is plain: each row is an anchor with a positive and a negative; there are no references."""
 
 LABELS = ("small",) * 7 + ("extreme",)
 """Kinds of labels; each entry is drawn equally often."""
@@ -80,7 +80,7 @@ DRAWN = {
     "sigma": (0.1, 2.0),
     "hardness_strength": (0.5, 9.0),
 }
-"""Ranges of the other options that are numbers, besides 0."""
+"""Ranges of the other options that are numbers; unless they are in ``NEVER_ZERO``, 0 is also drawn."""
 
 NEVER_ZERO = ("sigma",)
 """The options of ``DRAWN`` that cannot be 0."""
@@ -107,13 +107,13 @@ OF_TARGETS = ("inside_reduction", "no_positive")
 """Options of two towers that have an effect only if the positives are given, so they are drawn together with them."""
 
 STRUCTURES = ("classes", "anchors", "references")
-"""The structures that a plain batch does not have; their first value is the plain one."""
+"""The structures that have their first value in a plain batch."""
 
 FEW, MANY = (1, 8), (17, 40)
 """Ranges of the number of rows of a short and of a long queue, and of random references."""
 
 NOT_SHOWN = {"self-similarity-dominates", "low-temperature", "high-temperature"}
-"""Flags that mark golden cases with extreme values, although ordinary batches can meet their conditions too."""
+"""Flags that random batches do not get: they mark extreme values, but ordinary batches can meet their conditions."""
 
 ONLY_WITH = {
     "asymmetric-mask": "positives",
@@ -122,7 +122,7 @@ ONLY_WITH = {
     "own-copy": "ref_embeddings",
     "own-key-in-queue": "negatives",
 }
-"""Flags about an argument. Their conditions can also be true of a batch without it."""
+"""Flags about an argument. A batch without it does not get them, even if it meets their conditions."""
 
 COPIES = {"duplicate-embeddings", "own-copy"}
 """Flags of equal rows; with ``self_rows``, the rows of the batch are among the references, so they always hold."""
@@ -222,7 +222,7 @@ def _with_weights(case: Case, claim: Claim, chance: random.Random) -> Case:
     names = [name for name in WEIGHTS if name in claim.passed and name not in claim.support.lacks]
     names = [name for name in names if chance.random() < WEIGHTED_SHARE]
     if len(case.others.get("embeddings_b", case.embeddings)) != case.n and case.option("direction") != "a_to_b":
-        names = []  # row k of both towers has the same weight
+        names = []  # both directions use the same weights, so the towers must have equal lengths
 
     def drawn(count: int) -> list[float]:
         return [chance.choice(WEIGHTS_DRAWN) for _ in range(count)]
@@ -239,7 +239,7 @@ def _with_weights(case: Case, claim: Claim, chance: random.Random) -> Case:
 
 
 def _with_targets(case: Case, claim: Claim, chance: random.Random) -> Case:
-    """Add given positives to some batches of two towers, and weights of the directions to others.
+    """Add given positives to some batches of two towers, and weights of the directions to some.
 
     They are drawn after the batch, so that the batches of other targets do not depend on them. With given positives,
     the second tower may have more or fewer rows. Additional rows repeat its rows, first with reversed entries.
@@ -308,7 +308,10 @@ def _with_ignored(case: Case, claim: Claim, chance: random.Random) -> Case:
 
 
 def _factors(claim: Claim) -> dict[str, tuple[Any, ...]]:
-    """The options and structures that are combined, and the values that the claim accepts; likely values repeat."""
+    """The options and structures that are combined, and the values that the claim accepts; likely values repeat.
+
+    For an option that is a number, True stands for a number that is drawn later.
+    """
     entry, support = LOSSES[claim.loss], claim.support
 
     def takes(name: str) -> bool:
@@ -362,7 +365,7 @@ class _Plans:
 
     def __init__(self, factors: Mapping[str, tuple[Any, ...]], denominator: str | None, seed: int) -> None:
         self.factors, self.denominator, self.chance = factors, denominator, random.Random(f"plans {seed}")
-        # Options with many values have many combinations, which few plans would leave out.
+        # Options with many values have many combinations; a small number of plans would miss most of them.
         self.candidates = max(CANDIDATES, 2 * math.prod(sorted(map(len, factors.values()))[-2:]))
         evenly: Mapping[str, Sequence[Any]] = {
             "rows": ROWS,
@@ -438,7 +441,7 @@ class _Drawing:
     def __init__(self, claim: Claim, plan: Mapping[str, Any], chance: random.Random) -> None:
         self.claim, self.plan, self.chance, self.entry = claim, plan, chance, LOSSES[claim.loss]
         self.kind = plan["common"] if plan["classes"] == "common" else plan["classes"]
-        # Besides a class of one row, there is at least a pair; other structures have at least two classes.
+        # "single" needs a pair besides the class of one row; "common" needs two classes of two rows.
         least = {"one": 2, "distinct": 2, "single": 3}.get(self.kind, 4 if self.entry.targets else 2)
         n = max(least, chance.randint(*plan["rows"]))
         self.n = (
@@ -486,7 +489,7 @@ class _Drawing:
         return (scaled_to_logits(case) or case) if case.option("similarity") == "dot" else case
 
     def _sizes(self) -> list[int]:
-        """The sizes of the classes; at least 2, except for a class of one row."""
+        """The sizes of the classes; at least 2, except for the classes of one row in "single" and "distinct"."""
         n, chance = self.n, self.chance
         if self.kind == "one":
             return [n]
@@ -538,8 +541,8 @@ class _Drawing:
         arguments: dict[str, Any] = {}
         further: list[int] | None = None
         if self.plan["references"] != "none":
-            # Further rows have the classes of the batch, except that of a class of one row. If every class has one row,
-            # they have other classes.
+            # Further rows have the classes of the batch, except a class of one row. If every class has one row, they
+            # have other classes.
             first, last = min(classes) + (self.kind == "single"), max(classes)
             others = range(last + 1, last + 4) if self.kind == "distinct" else range(first, last + 1)
             count = chance.randint(*(chance.choice((FEW, FEW, MANY))))

@@ -240,7 +240,7 @@ class Selection:
         losses: Only this loss (repeatable or comma-separated).
         cases: Only this case, figure or claim; * and ? are wildcards (repeatable).
         implementations: Only this implementation (repeatable or comma-separated).
-        dtypes: Only this dtype: float64, float32, bfloat16 or float16.
+        dtypes: Only this dtype: float64, float32, bfloat16 or float16 (repeatable or comma-separated).
         device: The torch device on which the torch implementations run.
         required: Exit with 3 if this implementation is missing (repeatable or comma-separated).
         peers: supcontrast=PATH also runs the current SupContrast code; PATH is its repository or its losses.py.
@@ -252,7 +252,8 @@ class Selection:
             every option and every kernel.
         thorough: Also run the cases of more than 258 rows, bfloat16 and float16; without this option, they run only
             if --case, --dtype or --covering selects them. Run fast-dense, fast-tiled and fast-exact on every case;
-            without this option, each runs on a third of the cases unless --loss, --case, --dtype or --impl is given.
+            without this option, each runs on a third of the cases unless --loss, --case, --dtype, --covering or --impl
+            is given.
     """
 
     losses: Sequence[str] = option((), "--loss", "-l", metavar="LOSS", read=read_commas)
@@ -293,7 +294,7 @@ class Selection:
 
     @property
     def complete(self) -> bool:
-        """Whether large cases and narrow dtypes are run without being named."""
+        """Whether large cases, bfloat16 and float16 are run without being named."""
         return bool(self.thorough or self.cases or self.covering)
 
     def takes_case(self, case: str) -> bool:
@@ -386,13 +387,13 @@ class Request:
         deviations: TOML file that declares known, intended differences (deviations) with their reasons; a check that
             differs as declared does not fail. Default: tool.pairproof in the nearest pyproject.toml.
         cases: Only this case, random batch (fresh-SEED-3) or usage (usage/NAME); * and ? are wildcards (repeatable).
-        dtypes: float64, float32, bfloat16 or float16 (repeatable). Default: float64 and float32.
+        dtypes: float64, float32, bfloat16 or float16 (repeatable or comma-separated). Default: float64 and float32.
         fuzz: Number of random batches, drawn in addition to the stored cases. They vary sizes, classes, layouts and
             every option that the target takes.
         seed: The seed of the random batches. By default it is random, and reported; in pytest it is 0.
-        thorough: Also run the slow cases. If a temperature or an option is built into the target, the expected results
-            are proved again for its value; cases of more than 40 rows where this takes long, up to a minute each, are
-            skipped without --thorough. Proofs are stored, so that the next run is fast.
+        thorough: Also run the cases of more than 40 rows whose proof takes long, up to a minute each. This matters only
+            if a temperature or an option is built into the target: the expected results are then proved again for its
+            value. Proofs are stored, so that the next run is fast.
         level: The highest level at which the target must pass: formula (ordinary batches), policies (also batches
             without positives or negatives, duplicates and the like; the default), range (also extreme temperatures,
             norms and logits) or digits (also rounding errors). Failures above it are reported, but do not change the
@@ -440,7 +441,7 @@ class Request:
         return not self.cases and not self.dtypes
 
     def with_seed(self, seed: int) -> Self:
-        """Return the request with a seed if it has none; a case with the name of a random batch gives its seed."""
+        """Return the request. If it lacks a seed, it gets that of a random batch in ``cases``, or else this one."""
         named = (re.match(r"fresh-(\d+)-", name) for name in self.cases)
         given = (int(match[1]) for match in named if match)
         return replace(self, seed=next(given, seed)) if self.seed is None else self
@@ -492,8 +493,8 @@ class ParityRequest:
 
     Attributes:
         target: package.module:attribute or file.py:attribute: a function, an instance, or a class.
-        call: The arguments of the target, as in pairproof check. By default inferred from the parameter names, and
-            reported.
+        call: The arguments of the target, as in pairproof check, except command. By default inferred from the
+            parameter names, and reported.
         arrays: Kind of arrays passed to the target: torch, numpy or jax. By default inferred, and reported.
         init: Pass VALUE to the parameter KEY of the function, or of the constructor of the class
             (repeatable). The value is read as a Python literal if it is one.
@@ -501,7 +502,8 @@ class ParityRequest:
             reported.
         vary: An argument whose values should all give the same results, such as chunk_size=0,4 (repeatable). By
             default, arguments that are named like a chunk size.
-        temperature: The temperature to pass, if the target takes one. Default: 0.1.
+        temperature: The temperature to pass, if the target takes one. Default: 0.1, and 0.05 for batches whose positive
+            pairs are nearly equal.
         linear_memory: Require that memory grows linearly with the batch size.
         rows: Memory is measured at this batch size, at twice and at four times this size.
         only: Only this comparison: repetition, permutation, chunks, float32, bfloat16, autocast, compile or memory;
@@ -560,19 +562,20 @@ class Batch:
         id: A new name: lower-case letters, digits and hyphens.
         labels: File with [N] integers. A loss needs labels or positives, partners, positive pairs, or a second tower.
         partners: File with [N] integers, the row of each row's positive; or the word interleaved or stacked.
-        positive_pairs: File with [M, 2] row numbers, each an anchor and its positive.
-        positives: File with [N, N] booleans, instead of labels; row i marks the positives of anchor i.
+        positive_pairs: File with [P, 2] row numbers, each an anchor and its positive.
+        positives: File with [N, M] booleans, instead of labels; row i marks the positives of anchor i.
         anchors: File with [N] booleans, true for the rows that are anchors. By default all are.
         ref_embeddings: File with an [M, D] array, the rows that anchors are contrasted with instead of the batch.
-        ref_labels: File with [M] integers, the labels of the reference rows.
+        ref_labels: File with [M] integers, the labels of the reference rows or of the second tower.
         self_rows: File with [N] integers: each anchor's own row in the reference rows, or -1 if it is not among them.
-        ignored: File with [N, N] booleans ([N, M] with reference rows): the pairs that are left out.
+        ignored: File with [N, M] booleans: the pairs that are left out. For
+            multiple_negatives_ranking, the docstring of the function lists the columns.
         ignored_ids: File with [N] integers; pairs with equal ids are left out unless they are positives.
-        ref_ignored_ids: File with [M] integers, the ids of the reference rows.
-        positive_weights: File with [N, N] weights of positives ([N, M] with reference rows), at least 0.
-        negative_weights: File with [N, N] weights of negatives ([N, M] with reference rows), at least 0.
+        ref_ignored_ids: File with [M] integers, the ids of the reference rows or of the second tower.
+        positive_weights: File with [N, M] weights of positives, at least 0.
+        negative_weights: File with [N, M] weights of negatives, at least 0.
         anchor_weights: File with [N] weights of the anchors' losses, at least 0.
-        embeddings_b: File with an [N, D] array, the second tower.
+        embeddings_b: File with an [M, D] array, the second tower.
         negatives: File with a [K, D] array, the queue of info_nce.
         hard_negatives: File with an [N, H, D] array, the hard negatives of every query.
         settings: A non-default option of the loss (repeatable).
@@ -632,7 +635,7 @@ class TrainingBatch:
         embeddings_b: File with an [N, D] array, the second tower.
         class_sizes: Instead of embeddings: the number of rows of every class, such as 10,10,12; 256x2 stands for 256
             classes of 2 rows, or for 256 positive pairs.
-        dim: The number of columns of random embeddings. Default: that of the embeddings, or 128.
+        dim: With --class-sizes: the number of columns of the random embeddings. Default: 128.
         value: The value that the training loop prints. Default: that of the embeddings.
         settings: A non-default option of the loss (repeatable).
         json: Also write the diagnosis as JSON to this file.

@@ -9,8 +9,8 @@ of torch operations are multiplied by 1 + e or 1 - e at random, and the change o
 divided by e. This gives two slopes. For the first one, the rows and all arithmetic are changed. It bounds the
 difference of two evaluations in the same dtype, and of float32 and float64. For the second one, only the rows and the
 matrix products are changed. Any evaluation in bfloat16 must round these, and everything else can be computed in
-float32. So an implementation that loses more digits in bfloat16 than this differs, for example one that subtracts
-nearly equal sums.
+float32. So an implementation that loses more digits in bfloat16 is reported, for example one that subtracts nearly
+equal sums.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class _Subject:
         }
 
     def __call__(self, choice: tuple[int, str | None] | None, *request: Any) -> Any:
-        """Answer a request: choose the call if no choice is given, else ``evaluate`` or ``memory`` with a batch."""
+        """Answer a request: find out how to call the target if no choice is given, else ``evaluate`` or ``memory``."""
         if choice is None:
             try:
                 self.target.settle(limit=self.limit)
@@ -258,17 +258,17 @@ class _Answer:
 
 @dataclass
 class _Drawn:
-    """A batch with its result in float64, and the effects of rounding.
+    """A batch with its result, and the effects of rounding.
 
     Attributes:
         batch: the batch, in float64.
-        whole: its result.
+        result: its result in float64.
         slopes: the slopes of the values and of the gradient, for all arithmetic (True) and for products only (False);
             empty if they cannot be measured.
     """
 
     batch: Batch
-    whole: _Answer
+    result: _Answer
     slopes: dict[bool, tuple[float, float]] = field(default_factory=dict)
 
 
@@ -289,6 +289,8 @@ class _Parity:
             self.keywords["temperature"] = request.temperature or TEMPERATURE
         self.notes: list[str] = []
         self.memory: list[tuple[int, int, int]] = []
+        # Set by ``batches``: whether the target returns float32 values for float64 rows, and the largest norms of its
+        # values and of its gradient on the random batches.
         self.single = False
         self.scale = [0.0, 0.0]
 
@@ -317,7 +319,7 @@ class _Parity:
         if self.facts["partners"]:
             labels = partners
         passed = labels if self.facts["takes_labels"] and call in ("labels", "partners", "features") else None
-        # The views of an item are divided by the call; labels and pairs belong to single rows.
+        # Only these calls divide the rows into views; for the others, labels and pairs refer to single rows.
         divided = views if call in ("views", "features") else 1
         pairs = list(enumerate(partners)) if call == "pairs" else None
         return Batch(name, call, rows, passed, pairs, divided, self.keywords)
@@ -353,8 +355,8 @@ class _Parity:
     def batches(self) -> list[_Drawn]:
         """Draw the batches and evaluate them.
 
-        A batch on which the target raises an error, is not finite, or would be after a rounding error, is left out with
-        a note. A batch with a negligible loss is left out without one.
+        A batch is left out with a note if the target raises an error, or if its loss or gradient is not finite or
+        becomes so by a rounding error. A batch with a negligible loss is left out without a note.
 
         Raises:
             CouldNotRun: no batch can be compared.
@@ -369,26 +371,26 @@ class _Parity:
         found, reasons = [], []
         for batch in drawn:
             try:
-                whole = self.ask(batch)
+                result = self.ask(batch)
             except TargetError as error:
                 reasons.append((batch.name, str(error)))
             else:
-                if whole.finite:
-                    found.append(_Drawn(batch, whole))
+                if result.finite:
+                    found.append(_Drawn(batch, result))
                 else:
                     reasons.append((batch.name, "the loss or the gradient is not finite"))
         if not found:
             raise CouldNotRun(f"{self.request.name}: {reasons[0][1]}")
         self.notes += [f"left out: {name}: {reason}" for name, reason in reasons]
-        values = [value for one in found for value in one.whole.values]
+        values = [value for one in found for value in one.result.values]
         self.single = all(float(value.float()) == float(value) for value in values)
         if self.single:
             self.notes.append("precision: the target returns float32 values for float64 rows")
         for one in found:
             if one.batch.name.startswith("random"):
-                for k, (part, _) in enumerate(_parts(one.whole, one.whole)):
+                for k, (part, _) in enumerate(_parts(one.result, one.result)):
                     self.scale[k] = max(self.scale[k], float(part.norm()))
-        found = [one for one in found if float(one.whole.values.norm()) >= NEGLIGIBLE * self.scale[0]]
+        found = [one for one in found if float(one.result.values.norm()) >= NEGLIGIBLE * self.scale[0]]
         for one in found if self.torch else ():
             one.slopes = {every: self.slope(one, every) for every in (True, False)}
         # Any difference would be allowed on these batches.
@@ -403,7 +405,7 @@ class _Parity:
         worst = [0.0, 0.0]
         for seed in range(TRIALS):
             found = self.ask(one.batch, noise=(every, seed))
-            for k, (a, b) in enumerate(_parts(one.whole, found)):
+            for k, (a, b) in enumerate(_parts(one.result, found)):
                 change = float((a - b).norm()) / NOISE if a.shape == b.shape else 0.0
                 worst[k] = max(worst[k], change if math.isfinite(change) else math.inf)
         return worst[0], worst[1]
@@ -485,7 +487,7 @@ class _Parity:
     # The comparisons
 
     def varied(self) -> dict[str, Sequence[Any]]:
-        """The arguments that are varied with their values; "all" is the size of a whole batch."""
+        """The arguments that are varied, each with its values; "all" is the size of a whole batch."""
         names = [key for key in self.facts["parameters"] if CHUNKS.fullmatch(key) and key not in self.request.init]
         return dict(self.request.vary) or dict.fromkeys(names, ("all", 1, 3))
 
@@ -502,14 +504,14 @@ class _Parity:
 
             def other(one: _Drawn, changed: Mapping[str, Any] = changed) -> tuple[_Answer, _Answer]:
                 batch = replace(one.batch, keywords={**one.batch.keywords, **changed})
-                return one.whole, self.ask(batch, dtype, **how)
+                return one.result, self.ask(batch, dtype, **how)
 
             words = "".join(f", {key}={value}" for key, value in changed.items())
             yield self.compare(f"{name} against float64{words}", batches, other, precision)
 
     def comparisons(self, batches: Sequence[_Drawn]) -> Iterator[Comparison]:
         """Yield all comparisons that were requested, and the repetition if it does not pass."""
-        again = self.compare("repetition", batches, lambda one: (one.whole, self.ask(one.batch)))
+        again = self.compare("repetition", batches, lambda one: (one.result, self.ask(one.batch)))
         wanted = [name for name in COMPARISONS if name in self.request.only or not self.request.only]
         if "repetition" in wanted or again.status != PASSED:
             yield again
@@ -529,7 +531,7 @@ class _Parity:
         def other(one: _Drawn) -> tuple[_Answer, _Answer]:
             batch, order, rows = self.permuted(one.batch)
             values = [2 * k + view for k in order for view in (0, 1)] if self.facts["call"] == "interleaved" else rows
-            return _reordered(one.whole, order, values, rows), self.ask(batch)
+            return _reordered(one.result, order, values, rows), self.ask(batch)
 
         yield self.compare("permutation", batches, other)
 
@@ -583,7 +585,7 @@ class _Parity:
         for backend in ("aot_eager", "eager"):
 
             def other(one: _Drawn, backend: str = backend) -> tuple[_Answer, _Answer]:
-                return one.whole, self.ask(one.batch, backend=backend)
+                return one.result, self.ask(one.batch, backend=backend)
 
             found = self.compare(f"compiled ({backend}) against eager", batches, other)
             if found.status != ERRORED:
@@ -601,7 +603,7 @@ class _Parity:
         if self.request.device != "cpu":
             yield Comparison("memory", NOT_APPLICABLE, "memory is measured on the CPU only")
             return
-        if batches[0].whole.gradient is None:
+        if batches[0].result.gradient is None:
             yield Comparison("memory", NOT_APPLICABLE, "the target returns no gradient")
             return
         chunked = {key: MEMORY_CHUNK for key in self.facts["parameters"] if CHUNKS.fullmatch(key)}

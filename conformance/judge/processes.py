@@ -52,7 +52,7 @@ from .options import CouldNotRun, ParityRequest, UsageError
 Tensor = torch.Tensor
 
 EVEN, UNEVEN = (3, 5), (2, 4, 3, 5)
-"""The numbers of items per rank of the even batches, and of each rank of the uneven batch, repeated if necessary."""
+"""The number of items of every rank, for each even batch; and of each rank in turn, for the uneven batch."""
 
 MOST = 64
 """The largest number of processes."""
@@ -64,7 +64,7 @@ SPREAD = 1.5
 """Root-mean-square norm of the noise that is added to a centre of norm 1, before the row is normalised."""
 
 READING_TEMPERATURE = 0.5
-"""The temperature of the batch on which positives are read: lower ones make some coefficients negligible."""
+"""The temperature of the batch whose gradient shows the positives: lower ones make some coefficients negligible."""
 
 PATIENCE = 10.0
 """Seconds that ranks with uneven rows wait for each other, if the limit is longer."""
@@ -164,8 +164,10 @@ class Processes:
         if facts["call"] == "similarities":
             self.keywords["temperature"] = request.temperature or TEMPERATURE
         self.learned = [name for name in self.keywords if name in facts["words"]]
+        # Whether the target returns float32 values for float64 rows, and whether the second row of a pair indexes the
+        # rows of all ranks.
         self.single = self.columns_of_all = False
-        self.notes: list[str] = [*facts["notes"], _told(facts)]
+        self.notes: list[str] = [*facts["notes"], _note_on_ranks(facts)]
 
     # Batches
 
@@ -175,7 +177,8 @@ class Processes:
         Args:
             counts: the number of items of each rank: pairs of views, or with labels two rows of one class.
             name: its name in messages.
-            reading: whether the embeddings are linearly independent and equal to the inputs.
+            reading: whether the embeddings are linearly independent and equal to the inputs; then the
+                gradient shows the positives.
         """
         call, hard = self.facts["probed_as"], self.facts["hard"]
         views = 1 if call in ("labels", "similarities") else 2
@@ -194,11 +197,11 @@ class Processes:
 
         centres = torch.nn.functional.normalize(normal(2 + len(counts) + total, width), dim=-1)
         orthogonal = torch.linalg.qr(normal(width, width))[0]
-        # With several positives, the coefficient of a very similar one has the sign of a negative.
+        # With several positives, the coefficient of a very similar positive can have the sign of a negative.
         orthogonal_rows = reading and call in MASKED
         parts, used = [], 2 + len(counts)
         for rank, items in enumerate(counts):
-            # One class of each rank, and two classes of all ranks.
+            # The first item has a class of its own rank; the others have two classes that all ranks share.
             classes = [2 + rank if k == 0 else k % 2 for k in range(items)]
             given, labels, pairs = dict(keywords), None, None
             if views == 1:
@@ -364,7 +367,7 @@ class Processes:
         answers: list[list[dict[str, Any]]],
         parts: dict[str, _Difference],
     ) -> tuple[list[_Shared], list[list[dict[str, Any]]], dict[str, _Difference]]:
-        """Compare again with pairs whose second rows index the rows of all ranks; keep the results if all are equal."""
+        """Compare again with pairs whose second rows index the rows of all ranks; keep the results if none differs."""
         self.columns_of_all = True
         again = [self.shifted(shared) for shared in batches]
         try:
@@ -470,12 +473,12 @@ class Naming:
             bad = [rank for rank, known in enumerate(finite) if not known]
             where = f"the loss is not finite on rank {', '.join(map(str, bad))}"
             if finite[0]:
-                words = f"{MASK}: {where}, but it is on rank 0: the rank's own positives are masked"
+                words = f"{MASK}: {where}, but finite on rank 0: the rank's own positives are masked"
                 return dict.fromkeys(self.parts, words)
             return dict.fromkeys(self.parts, where)
         reading = self.processes.draw([EVEN[0]] * self.world, "reading", reading=True)
         rows = self.one_by_one(reading)
-        # The processes leave the group now.
+        # An evaluation in one process ends the group, so the evaluations in the group come first.
         if self.world > 1 and self.ungathered():
             gathers = ", ".join(self.processes.facts["gathers"])
             hint = f"; see its parameters {gathers} (--init)" if gathers else ""
@@ -655,7 +658,7 @@ def joined(name: str, parts: Sequence[Batch], projection: Tensor, views: int) ->
 
 
 def _mean(answers: Sequence[Mapping[str, Any]]) -> _Measured:
-    """Return the mean over ranks; a parameter without a gradient on all ranks is left out."""
+    """Return the mean over ranks; a missing gradient counts as 0, and one that is missing on every rank is left out."""
     names = dict.fromkeys(name for one in answers for name, g in one["gradients"].items() if g is not None)
     gradients = {}
     for name in names:
@@ -698,18 +701,18 @@ def _comparison(name: str, one: _Difference, batches: int, mistake: str) -> Comp
     return Comparison(name, PASSED, f"{message} (allowed {one.allowed:.1g})", one.relative, one.allowed, one.batch)
 
 
-def _told(facts: Mapping[str, Any]) -> str:
+def _note_on_ranks(facts: Mapping[str, Any]) -> str:
     """A note on what a rank is, which parameters identify it, and how the target is called in one process."""
     passed = [*facts["passed"]]
     ways = "each rank is a process with an initialised group of torch.distributed (gloo)"
     alone = "without a group" if facts["alone"] else "in a group of one process, because it fails without a group"
     passes = f", and gets the parameter{'s' * (len(passed) > 1)} {', '.join(passed)}" if passed else ""
-    return f"ranks: {ways}{passes}; the single process evaluates it {alone}"
+    return f"ranks: {ways}{passes}; the single process evaluates the loss {alone}"
 
 
 @contextmanager
 def _each_warning_once() -> Iterator[None]:
-    """Repeat each different warning of the body once, after it: every rank gives the same ones."""
+    """Repeat each distinct warning of the ``with`` block once, at its end, because every rank gives the same ones."""
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
         yield

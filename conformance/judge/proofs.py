@@ -98,7 +98,7 @@ def case_as_claimed(case: Case, claim: Claim, *, thorough: bool = False) -> Case
         return case
     found = _with(case, tuple(changed.items()))
     if len(found.row_weights()) != found.shape[0]:
-        return case  # the weights of the anchors of one direction, for towers of unequal length
+        return case  # towers of unequal length, with weights for the anchors of the old direction
     slow = case.size > PROVE_UP_TO and not thorough and closed_form(found) is None
     return case if slow else found
 
@@ -130,7 +130,7 @@ def repeated(stored: Sequence[Case], claim: Claim, *, thorough: bool = False) ->
 
 @lru_cache(maxsize=2048)
 def _with(case: Case, options: tuple[tuple[str, object], ...]) -> Case:
-    """Return a case with other values of some options; the same case if its rows cannot be scaled or have no cosine."""
+    """Return a case with other values of some options; the same case if its rows cannot be scaled, or if one is 0."""
     changed = replace(case, keywords={**case.keywords, **dict(options)})
     if changed.option("similarity") == "cosine":
         return changed if all(rows.any(axis=1).all() for rows in case.matrices.values()) else case

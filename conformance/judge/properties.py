@@ -62,8 +62,8 @@ if TYPE_CHECKING:
 Results = dict[tuple[str, int], tuple[Any, float]]
 """A subject's results on a case, each with the bound of its error.
 
-("loss", 0) is missing for reduction "none"; ("anchor", i) is the value of an anchor; ("gradient", k) is the gradient
-[D] of row k of ``_rows``.
+("loss", 0) is missing for the reductions "none" and "none_pairs"; ("anchor", i) is the value of an anchor; ("pair", k)
+is a value of "none_pairs"; ("gradient", k) is the gradient [D] of row k of ``_rows``.
 """
 
 Claim = Callable[[Loss], bool]
@@ -85,7 +85,7 @@ KINDS = ("any", "labelled", "views", "paired")
 def _within(loss: Loss) -> bool:
     """Whether the anchors and the columns are rows of the same batch.
 
-    Only such losses have views, subsets of anchors, a choice of positives, and policies for missing pairs.
+    Only such losses have views and subsets of anchors.
     """
     return not loss.two_towers
 
@@ -307,7 +307,7 @@ def batches(loss: str, kind: str = "any", fixed: Mapping[str, Any] = MappingProx
             more["hard_negatives"] = n * draw(st.integers(1, 2))
         total = n + sum(more.values())
         dim = draw(st.integers(1, 3))
-        # No row is zero, except in the property of such rows.
+        # They have an effect only with weights of pairs or rows of zeros, which only some properties add.
         left_out = ("weights_divisor", "zero_row")
         choices = {name: values for name, values in entry.choices.items() if name not in left_out}
         keywords = {name: draw(st.sampled_from(values)) for name, values in choices.items()}
@@ -453,7 +453,7 @@ def _multiplied(results: Results, factor: float) -> Results:
 
 
 def _reduced(case: Case, each: Results) -> Results:
-    """Add the loss to results that have the anchors' values, computed from them by the case's reduction."""
+    """Add the loss to results without it: the case's reduction of the anchors' values."""
     reduction, counted, positives = case.option("reduction"), case.counted(), case.positives()
     if case.separate:
         return each
@@ -675,7 +675,10 @@ def _rotation(subject: Subject, case: Case) -> None:
 
 @_property()
 def _scale(subject: Subject, case: Case) -> None:
-    """Cosine: scaling a row only divides its gradient; dot: doubled rows at 4 times the temperature, the same loss."""
+    """With cosine, scaling a row only divides its gradient.
+
+    With dot, doubling all rows and multiplying the temperature by 4 does not change the loss.
+    """
     chance, cosine = _chance(case), case.option("similarity") == "cosine"
     factors = [chance.choice((0.25, 0.5, 2.0, 3.0, 5.0)) if cosine else 2.0 for _ in _rows(case)]
     _hold_mapped(subject, case, [factor * np.eye(case.embeddings.shape[1]) for factor in factors])
@@ -702,7 +705,7 @@ def _directions(subject: Subject, case: Case) -> None:
 
 @_property(lambda loss: loss.two_towers and not {"direction", "directions"} & loss.keywords.keys())
 def _swapped_towers(subject: Subject, case: Case) -> None:
-    """Swapping towers whose pairs are all summed does not change the sum, and swaps the gradients."""
+    """If a loss sums over all pairs of two towers, swapping the towers keeps the sum and swaps the gradients."""
     order = [*range(case.n, len(_rows(case))), *range(case.n)]
     whole, swapped = _ask(subject, case, reduction="sum"), _ask_reordered(subject, case, order, reduction="sum")
     _agree(_only(whole, "loss", "gradient"), _only(swapped, "loss", "gradient"))
@@ -771,7 +774,7 @@ def _hot(subject: Subject, case: Case) -> None:
     hot = _with(case, temperature=HOT, base_temperature=None, hardness_strength=0.0)
     longest = 1.0 if case.option("similarity") == "cosine" else float(np.linalg.norm(_rows(case), axis=1).max())
     # Logits of magnitude at most S change each ratio of exponentials by a factor of at most e^(2S), each softplus by S.
-    # A sigmoid loss is a sum over pairs, a mass is divided by 1 - tau_plus, and weights multiply logits.
+    # A sigmoid loss is a sum over pairs, "mass" divides by 1 - tau_plus, and weights multiply logits.
     many = hot.entry.form == "sigmoid" or hot.entry.weights
     pairs = hot.shape[1] if many else 2 if hot.entry.form == "mass" else 1
     slack = 2 * longest**2 / HOT * pairs + 4 * ROUNDING * (1 + abs(hot.bias))
@@ -796,7 +799,7 @@ def _one_positive_each(subject: Subject, case: Case) -> None:
 
 @_property(_ordered, denominator="all", reduction="none", no_positive="zero")
 def _order(subject: Subject, case: Case) -> None:
-    """Pairwise <= supcon, supcon_in <= supcon, and only_negatives <= one_positive <= all, anchor by anchor."""
+    """nt_xent_pairwise <= supcon, supcon_in <= supcon, and only_negatives <= one_positive <= all, anchor by anchor."""
     arguments = {name: case.arguments for name, loss in LOSSES.items() if _coincides(loss) and _labelled(loss)}
     # Each denominator sums a subset of the terms of the one before it.
     rank = CHOICES["denominator"].index
@@ -860,7 +863,7 @@ def _leaving_out(case: Case, **arguments: npt.NDArray[Any]) -> Case:
 
 @_property(_leaves_out)
 def _nothing_ignored(subject: Subject, case: Case) -> None:
-    """A mask without ignored pairs and ids that all differ change nothing; neither do ignored self pairs."""
+    """A mask without ignored pairs, ids that all differ, and ignored self pairs change nothing."""
     case = _within_batch(case)
     found, mask = _ask(subject, case), np.eye(case.n, dtype=bool) & _within(case.entry)
     _agree(found, _ask(subject, _leaving_out(case, ignored=mask)))
@@ -936,7 +939,7 @@ def _anchors_of_weight_0(subject: Subject, case: Case) -> None:
 
 @_property()
 def _reductions(subject: Subject, case: Case) -> None:
-    """The sum is the sum of the anchors' values, the mean is the sum divided by their number; so are the gradients."""
+    """The sum is the sum of the anchors' values, the mean is the sum divided by their number; gradients likewise."""
     each, total, mean = (_ask(subject, case, reduction=reduction) for reduction in ("none", "sum", "mean"))
     _agree(_reduced(_with(case, reduction="sum"), each), total)
     if case.groups():

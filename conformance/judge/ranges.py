@@ -182,7 +182,7 @@ def _case(claim: Claim, similarity: str) -> Case:
     if claim.directed_here:
         keywords["direction"] = claim.settings["direction"]
     keywords |= {"similarity": similarity, "temperature": claim.temperature or ORDINARY}
-    # Under dot product, the rows have norm 1.33, so that the logits are as large as those of cosines.
+    # Under dot product, the rows have norm 1.33, so that the logits are about as large as those of cosines.
     unit = 1 if similarity == "cosine" else UNIT
     rows = ROWS / unit
     if loss.two_towers:

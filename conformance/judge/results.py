@@ -36,7 +36,7 @@ class Check:
     """The result of one check.
 
     Attributes:
-        kind: "figure", "claim", "case" or "usage".
+        kind: "figure", "claim", "case" or "usage" (a way to call the target, such as under autocast).
         implementation: name of the implementation or target; the reference for figures and claims.
         loss: short name in the catalogue; "" for a claim, and for a figure without a call of a loss.
         case: id of the case, figure, claim, usage or side effect.
@@ -49,9 +49,9 @@ class Check:
         flags: names of the flags of the case.
         ulps: the largest error of the loss in units in the last place of the accumulating dtype; else None.
         declared: names of the declared deviations that apply to this check.
-        level: the level at which the check counts; set only by ``check``. It is the level of the case, or
-            ``Level.DIGITS`` for a failure within the bounds of the lower levels.
-        rounding: whether the check is such a failure; set only by ``check``.
+        level: the level at which the check counts; set only by ``check``. It is the level of the case or of the usage,
+            unless the failure is attributed to ``Level.DIGITS`` or ``Level.RANGE`` (see :mod:`.levels`).
+        rounding: whether the check fails only by rounding errors, at ``Level.DIGITS``; set only by ``check``.
     """
 
     kind: str

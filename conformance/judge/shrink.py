@@ -124,8 +124,7 @@ def smallest_failure(
         target: the name of the target.
 
     Returns:
-        The smallest batch that was found; None if a stored case fails at the level of every batch or below, or if there
-        is no batch.
+        The smallest batch that was found; None if, for each batch, a stored case of its level or a lower one fails.
     """
     stored = [one.level for one in checks if one.status is Status.FAILED and not one.case.startswith("fresh-")]
     for golden in sorted(drawn, key=lambda golden: golden.case.n):

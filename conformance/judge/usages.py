@@ -1,4 +1,7 @@
-"""Judge a user's loss under every usage (``implementations.usages``), on ordinary cases that it computes correctly."""
+"""Judge a user's loss under every usage, on ordinary cases that it computes correctly.
+
+A *usage* is another way to call a loss, such as under autocast (see ``implementations.usages``).
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ from .results import Check, Status
 from .verify import truth_of
 
 CASES = 3
-"""Number of cases on which each usage is judged."""
+"""Largest number of cases on which each usage is judged."""
 
 CANDIDATES = 12
 """Number of ordinary cases from which ``CASES`` are chosen."""
@@ -44,10 +47,10 @@ CLAMPED = 1e-3
 """Relative difference up to which the loss of a batch with a zero row counts as that of a clamped norm."""
 
 NARROW_SLACK = 4.0
-"""Factor of the bounds if intermediate results may be rounded to a narrow dtype, because sums are then rounded too."""
+"""Factor of the bounds if intermediate results may be rounded to a 16-bit dtype, because sums are then rounded too."""
 
 LARGEST_SHARE = 0.5
-"""Largest error of a row of a gradient in a narrow dtype, as a share of the largest norm of a row."""
+"""Largest allowed error of a row of a gradient in a 16-bit dtype, as a share of the largest norm of a row."""
 
 LEAST_SHARE = 32
 """Lower limit of the allowed share, in unit roundoffs of the dtype.
@@ -261,7 +264,7 @@ def _allowed(usage: Usage, case: Case, true: Truth, dtype: str) -> Bounds:
         return replace(bounds(case, plain, dtype), rows=allowed.rows)
     if not usage.rounds:
         return allowed
-    # The bounds of float32 are widened, because those of the narrow dtype also allow the rounding of the results.
+    # The bounds of float32 are widened, because those of the 16-bit dtype also allow the rounding of the results.
     allowed = bounds(case, true, "float32")
     wider = NARROW_SLACK * unit_roundoff(usage.rounds) / unit_roundoff("float32")
     values = [wider * bound for bound in allowed.values]
@@ -276,7 +279,7 @@ def _allowed(usage: Usage, case: Case, true: Truth, dtype: str) -> Bounds:
 
 
 def _share(usage: Usage, case: Case, true: Truth) -> float:
-    """Return the largest error of a row of a gradient in a narrow dtype, as a share of the largest norm of a row."""
+    """Return the allowed error of a row of a gradient in a 16-bit dtype, as a share of the largest norm of a row."""
     with usage.around("cpu"), np.errstate(all="ignore"):
         plain = _gradients(case, plain_outcome(case, usage.dtype, single=False))
     expected = _gradients(case, true)
@@ -298,7 +301,7 @@ def _largest(gradients: Mapping[str, Matrix]) -> dict[str, float]:
 def _judged_rows(
     usage: Usage, case: Case, true: Truth, outcome: Outcome, allowed: Bounds
 ) -> tuple[Truth, Outcome, Bounds]:
-    """Return the true results, the outcome and the bounds, with the gradients that a usage has."""
+    """Return the true results, the outcome and the bounds, with the gradients that a usage produces."""
     if not usage.differentiable or outcome.gradient is None or true.gradient is None:
         return replace(true, gradient=None, other_gradients={}), outcome, allowed
     first, others = true.gradient.copy(), dict(true.other_gradients)

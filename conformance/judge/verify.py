@@ -57,12 +57,28 @@ EXPECTED_FORMAT = "pairproof-expected/1"
 PRINTED = "printed entries"
 
 MOST_ROWS = 258
-"""Largest ``Case.size`` that a run uses by default. Larger cases, for larger tiles, run with ``thorough``."""
+"""Largest ``Case.size`` that a run uses by default. Larger cases test tiles of more than 256 rows (``thorough``)."""
 
 
 @dataclass
 class Report:
-    """The results of a run."""
+    """The results of a run.
+
+    Attributes:
+        selection: what was selected.
+        checks: all checks.
+        judgements: the judged figures.
+        claims: the judged claims.
+        fixtures: the worked examples.
+        versions: the version of each implementation that is present.
+        absent: the reason why an implementation is absent, by name.
+        problems: what is wrong apart from the checks, such as an unexpected number of them.
+        cases_chosen: number of cases that were run.
+        cases_left_out: number of selected cases that only a thorough run includes.
+        dtypes_left_out: the dtypes that only a thorough run includes.
+        alternates: whether each case was judged with only one of several similar implementations.
+        cases_in_all: number of cases from which those that were run were chosen.
+    """
 
     selection: Selection
     checks: list[Check] = field(default_factory=list)
@@ -373,7 +389,7 @@ def _shared_out(
 
 
 def _ignore_interrupts() -> None:
-    """Leave an interrupt of the whole group of processes to the first one."""
+    """Ignore interrupts in this process; the process that started it handles them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -483,11 +499,11 @@ def _judge_documents(report: Report, progress: Progress | None) -> None:
 def _count_problems(
     report: Report, implementations: Sequence[Implementation], cases: Sequence[Case], left_out: Sequence[Case]
 ) -> list[str]:
-    """The differences between the counts of a whole run and those of the file, for the implementations present.
+    """The differences between the counts of a whole run and those of ``EXPECTED``, for the implementations present.
 
-    An implementation that needs a special device has no counts in the file: it must pass every case. The counts in the
-    file include the checks of ``left_out``, of the dtypes that are left out, and of implementations on the cases that
-    an alternate judges. The number of these checks is known, but not how many of them pass or deviate.
+    An implementation that needs a special device has no counts in this file: it must pass every case. The counts in the
+    file include the checks of ``left_out``, of the dtypes that are left out, and of each implementation on the cases
+    that a similar one judges instead. The number of these checks is known, but not how many of them pass or deviate.
     """
     if not (fixtures_root() / EXPECTED).is_file():
         return [f"{EXPECTED} is missing: the counts of checks cannot be asserted"]

@@ -360,7 +360,7 @@ def add(
 
 
 def _compare_slopes(case: Case, expected: Expected) -> None:
-    """Compare the proved derivative with respect to the temperature with a difference quotient of the loops.
+    """Compare the proved derivative with respect to the temperature with a difference quotient of the reference.
 
     The proof assumes that the formula depends on the temperature only in the ways that `truth.evaluate` knows.
 

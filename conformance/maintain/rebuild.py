@@ -115,7 +115,7 @@ def validate(root: Path) -> None:
 
 
 def _recorded(root: Path) -> dict[str, Any]:
-    """Return the recorded results of the peer; empty if there are none."""
+    """Return the recorded results of the peer supcontrast; empty if there are none."""
     return dict(store.read_checked(root, RECORDED, RECORDED_FORMAT)) if (root / RECORDED).is_file() else {}
 
 
@@ -218,7 +218,7 @@ def _lay_out_worked(stage: Path) -> list[str]:
 
 
 def _record(stage: Path, old: Mapping[str, Any], path: str | None, notes: list[str]) -> list[str]:
-    """Record the results of the peer at a path and return the changes; without a path, note what is kept."""
+    """Record the results of supcontrast at a path and return the changes; without a path, note what is kept."""
     with store.fixtures_at(stage):
         cases = list(verify.load_cases(load_worked()))
     if path is None:
@@ -226,7 +226,7 @@ def _record(stage: Path, old: Mapping[str, Any], path: str | None, notes: list[s
         notes.append(f"{RECORDED}: {kept}; to record it again: --peer supcontrast=PATH")
         orphans = sorted({entry["case"] for entry in old.get("records", ())} - {case.id for case in cases})
         if orphans:
-            notes.append(f"{RECORDED}: there is no case {', '.join(orphans)}")
+            notes.append(f"{RECORDED}: has results of unknown cases: {', '.join(orphans)}")
         return []
     new = record(cases, path)
     lines = [f"{RECORDED}: {line}" for line in differences(old, new)]

@@ -45,7 +45,9 @@ Failures = Sequence[tuple[tuple[str, str], Sequence[Check]]]
 
 
 def failing_cases(found: Report | CheckResult) -> Failures:
-    """Return the failing cases, and for a check also the failing usages: the lowest levels first, then the smallest.
+    """Return the failing cases. For ``check``, the lowest levels are first, then the smallest cases.
+
+    ``check`` also gives the failing usages (other ways to call the loss).
 
     Args:
         found: the results of ``verify`` or of ``check``.
@@ -181,7 +183,10 @@ def _gradients(truth: Expected, outcome: Outcome, name: str, message: str) -> It
 
 
 def _table(title: str, found: str, columns: Sequence[str], rows: Sequence[Row], message: str) -> dict[str, Any]:
-    """A table with the first difference marked: the term that the message names, or the first that differs."""
+    """A table with the first difference marked: the term that the message names, or the first that differs.
+
+    ``found`` is the heading of the found numbers; "" if there are none.
+    """
     named = next((k for k, row in enumerate(rows) if message.startswith(f"{row[0]}:")), None)
     first = next((k for k, row in enumerate(rows) if _differ(row)), None) if named is None and found else named
     start = 0 if len(rows) <= MOST_LINES else max(0, min((first or 0) - BEFORE, len(rows) - MOST_LINES))

@@ -61,10 +61,10 @@ def _terms(case: Case, calls: Sequence[str]) -> dict[str, Any]:
     result = call_reference(case)
     options = {name: value for name, value in case.keywords.items() if name not in ("temperature", "similarity")}
     ignored = [[int(i), int(j)] for i, j in np.argwhere(case.ignored_array()) if i != j]
-    said = [f"{name}={list(v) if isinstance(v, tuple) else v}" for name, v in options.items()]
-    said += [several(len(ignored), "ignored pair")] * bool(ignored)
+    described = [f"{name}={list(v) if isinstance(v, tuple) else v}" for name, v in options.items()]
+    described += [several(len(ignored), "ignored pair")] * bool(ignored)
     return {
-        "label": case.entry.function + (f" ({', '.join(said)})" if said else ""),
+        "label": case.entry.function + (f" ({', '.join(described)})" if described else ""),
         "form": case.form,
         "ignored": ignored,
         "calls": list(calls),
@@ -141,7 +141,7 @@ def _view(cases: Sequence[Case]) -> dict[str, Any]:
 
 
 def _certified(judgement: Judgement) -> str:
-    """The certified value of a figure: of its inputs, or of the formula if the figure is an artefact; "" if unknown."""
+    """The exact loss of a figure's inputs; for an artefact without it, the recorded true value; "" if unknown."""
     if judgement.value is None and judgement.verdict == "artefact" and judgement.figure.instead:
         return f"{float(judgement.figure.instead['value']):.9g}"
     return "" if judgement.value is None else repr(judgement.value)

@@ -127,8 +127,8 @@ def _constant(figure: Judgement, tutorial: Implementation) -> Finding:
         ),
     )
     proof = (
-        f"Rows of standard normal numbers, multiplied by a factor: at factor 1 the loss is {values[-1]:.4f}, and from"
-        f" factor {last:.2g} on every entry of the gradient is exactly 0."
+        f"Rows of standard normal numbers are multiplied by a factor. At factor 1, the loss is {values[-1]:.4f}. From"
+        f" factor {last:.2g} to 1, every entry of the gradient is exactly 0."
     )
     return Finding("constant", "A loss that does not move", _because(figure), proof, "", charts)
 
@@ -148,8 +148,8 @@ def _clamp(figure: Judgement) -> Finding:
         )
         clamped.append(next(x for x, y in zip(fine, _negative(fine, dtype), strict=True) if y == 100))
     proof = (
-        f"The exact loss is {figure.value}. The loss of a negative pair is 100 from a logit of {clamped[0]:.2f} on in"
-        f" float32, and from {clamped[1]:.2f} on in float64."
+        f"The exact loss is {figure.value}. The loss of a negative pair is 100 for logits of {clamped[0]:.2f} or"
+        f" more in float32, and of {clamped[1]:.2f} or more in float64."
     )
     chart = Chart("The loss of a negative pair against its logit", "logit s", "loss of the pair", lines, rules=(100,))
     return Finding("clamp", "A logarithm that is clamped at -100", _because(figure), proof, "", (chart,))

@@ -19,7 +19,7 @@ COLOURS = 7
 """The number of colours of the page: ``--c0`` to ``--c6``."""
 DASHES = ("", "6 3", "2 3", "9 3 2 3", "12 4", "4 2 1 2", "1 4")
 
-Number = Callable[[float], float]
+Function = Callable[[float], float]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Chart:
         lines: the lines.
         log_x: whether the x axis is logarithmic.
         log_y: whether the y axis is logarithmic.
-        lowest: on a logarithmic y axis, smaller values are drawn here.
+        lowest: on a logarithmic y axis, smaller values are drawn at this value.
         rules: horizontal lines at these values.
         ticks: the ticks of the x axis; None to choose them.
     """
@@ -86,7 +86,7 @@ class Chart:
         if self.log_y:
             ys = [y for y in ys if y > 0]
         across = _axis([x for line in self.lines for x, _ in line.points], LEFT, WIDTH - RIGHT, log=self.log_x)
-        upward = _axis(ys, HEIGHT - BOTTOM, TOP, log=self.log_y, room=0.06)
+        upward = _axis(ys, HEIGHT - BOTTOM, TOP, log=self.log_y, margin=0.06)
         height = HEIGHT + LEGEND_ROW * len(self.lines)
         parts = [
             f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(self.title, quote=True)}"'
@@ -143,18 +143,21 @@ class Chart:
 class _Axis:
     """An axis: a function from values to places, and the ticks."""
 
-    place: Number
+    place: Function
     ticks: Sequence[float]
 
 
-def _axis(values: Sequence[float], start: float, end: float, *, log: bool, room: float = 0.02) -> _Axis:
-    """The axis that contains these values, from one place to another."""
-    change: Number = math.log10 if log else float
+def _axis(values: Sequence[float], start: float, end: float, *, log: bool, margin: float = 0.02) -> _Axis:
+    """The axis that contains these values, from one place to another.
+
+    ``margin`` is the empty part at each end, as a fraction of the span of the values.
+    """
+    change: Function = math.log10 if log else float
     low, high = min(map(change, values)), max(map(change, values))
     if low == high:
         low, high = low - 0.5, high + 0.5
     span = high - low
-    low, high = low - room * span, high + room * span
+    low, high = low - margin * span, high + margin * span
 
     def place(value: float) -> float:
         return start + (change(value) - low) / (high - low) * (end - start)

@@ -33,7 +33,7 @@ LARGEST = 3_000_000
 BENCH = Path(__file__).resolve().parents[2] / "bench/results/cpu.json"
 """The results of the benchmark. The installed package does not contain them."""
 SMALLEST = 1e-9
-"""Smallest difference of two losses for which they are shown as the difference of an implementation."""
+"""If a loss differs from the expected one by at most this, the term that differs is shown instead of the loss."""
 NOT_FINITE = re.compile(r"got (?:nan|-?inf)")
 COLUMNS = 128
 """The number of columns of the benchmark's plots."""
@@ -56,7 +56,7 @@ def _is_test(fixture: WorkedFixture) -> bool:
 
 
 def _matrix(checks: Sequence[Check]) -> dict[str, Any]:
-    """For each implementation and loss: the number of checks by status, and whether a declared deviation is wrong."""
+    """For each implementation and loss: the number of checks by status, and whether a declared deviation is a bug."""
     mistakes = {kind.name: {one.name for one in kind.deviations if one.wrong} for kind in ALL}
     found: dict[str, Any] = {}
     for (who, loss), some in grouped(((one.implementation, one.loss), one) for one in checks).items():
@@ -99,8 +99,8 @@ def _cases(checks: Sequence[Check], fixtures: Sequence[WorkedFixture]) -> Iterat
 def _deviations(checks: Sequence[Check], versions: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """The declared deviations that occurred, those with the same reason together, each with a case that shows it.
 
-    If possible, no other deviation applies to the case, and its loss clearly differs. If the loss that is shown does
-    not differ, the term that differs is shown instead.
+    If possible, no other deviation applies to this case, and its loss clearly differs. If the loss does not differ, the
+    term that differs is shown instead.
     """
     reasons = {(kind.name, one.name): one for kind in ALL for one in kind.deviations}
     golden = {case.id: found.expected.loss for case, found in load_cases(()).items() if found}
@@ -143,7 +143,7 @@ def _term(check: Check) -> str:
 
 
 def _speed() -> Iterator[dict[str, Any]]:
-    """For each loss, a chart of the time of plain torch divided by that of pairproof.fast, a line per form."""
+    """For each loss, two charts of the time of plain torch / that of pairproof.fast, a line per form of a batch."""
     if not BENCH.is_file():
         return
     timings = json.loads(BENCH.read_text(encoding="utf-8"))["timings"]

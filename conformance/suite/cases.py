@@ -1,4 +1,8 @@
-"""Cases: a case is one evaluation of one loss on exact inputs."""
+"""Cases: a case is one evaluation of one loss on exact inputs.
+
+A(i) is the set of columns of the similarity matrix that row i is contrasted with, and P(i) the set of its positives
+among them.
+"""
 
 from __future__ import annotations
 
@@ -112,14 +116,15 @@ class Case:
 
     @property
     def size(self) -> int:
-        """The square root of the number of similarities, rounded up. The reference's time is about its square."""
+        """The square root of the number of similarities, rounded up; the reference's time grows with its square."""
         return math.ceil(math.sqrt(math.prod(self.shape)))
 
     @property
     def shape(self) -> tuple[int, int]:
         """The shape of the similarity matrix: rows that may be anchors, and rows that they are contrasted with.
 
-        If the rows of both towers are anchors and the towers differ in length, shorter rows are padded with zeros.
+        If the rows of both towers are anchors and the towers differ in length, the shorter rows of the matrix are
+        padded with zeros.
         """
         if "directions" in self.entry.keywords:
             bands = self._bands()
@@ -137,7 +142,7 @@ class Case:
 
     @once
     def groups(self) -> list[range] | None:
-        """The rows of each direction; "mean" adds the means of these groups. None without ``direction_weights``."""
+        """The rows of each direction; reduction "mean" adds the means of these. None without ``direction_weights``."""
         if self.option("direction_weights") is None:
             return None
         return [range(self.n), range(self.n, self.shape[0])]
@@ -302,14 +307,14 @@ class Case:
 
     @once
     def direction_weights(self) -> list[float]:
-        """The factor of the value of every row that its direction gives it."""
+        """For each row, the weight of its direction, by which its value is multiplied."""
         weights = self.option("direction_weights") or ()
         found = [float(weight) for rows, weight in zip(self.groups() or (), weights, strict=True) for _ in rows]
         return found or [1.0] * self.shape[0]
 
     @once
     def anchor_weights(self) -> list[float]:
-        """The factor of the value of every row: its weight, times that of its direction."""
+        """For each row, the factor of its value: its own weight times that of its direction."""
         return [own * factor for own, factor in zip(self.row_weights(), self.direction_weights(), strict=True)]
 
     @once
@@ -544,7 +549,7 @@ def reference_of_similarities(case: Case, matrix: Sequence[Sequence[Any]], **cha
     options |= {name: case.arguments.get(name) for name in WEIGHTS}
     if "anchor_weights" in case.arguments:
         options["anchor_weights"] = case.row_weights()
-    # A proof passes its own sets in ``changed``, for one anchor at a time.
+    # A proof passes the sets of one anchor at a time in ``changed``.
     if "is_positive" not in changed:
         options |= {"is_positive": case.positive_mask(), "anchors": case.anchors(), "members": case.members()}
     return evaluate_similarities(case.entry.formula, matrix, **{**options, **changed})

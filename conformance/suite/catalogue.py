@@ -76,7 +76,7 @@ REFERENCES: Mapping[str, object] = {"ref_embeddings": None, "ref_labels": None, 
 """The keywords of a loss that contrasts a batch with other rows."""
 
 IGNORED: Mapping[str, object] = {"ignored": None, "ignored_ids": None, "ref_ignored_ids": None}
-"""The keywords by which a loss leaves out pairs; the last one is that of references."""
+"""The keywords by which a loss leaves out pairs; the last one has the ids of the references."""
 
 WEIGHTS: Mapping[str, object] = {"positive_weights": None, "negative_weights": None, "anchor_weights": None}
 """The keywords by which a loss weights pairs or anchors."""
@@ -128,8 +128,8 @@ class Loss:
         lowest: the lowest possible similarity, if the formula and the baseline use its logit; they take this logit as
             the option ``lowest``.
         weights: the weights that the formula and the baseline take as the option ``weights``, if there are any.
-        unfit: of the options and matrices of a call, the options whose values do not fit the others; their defaults do.
-            By default every combination is valid.
+        unfit: function of the options and matrices of a call that returns the options whose values contradict the
+            others; the defaults of these options do not. By default every combination is valid.
         module_class: name of its ``torch.nn.Module`` in ``fast``, or "".
         own_choices: allowed values of options that differ from ``CHOICES`` or are not in it.
         variant: fields of ``diagnose.variants.Variant`` that describe the loss. If empty, ``diagnose`` evaluates the
@@ -302,10 +302,7 @@ def find_loss(name: str) -> Loss:
 
 
 def choice_of(value: object, choices: Collection[Any]) -> Any:
-    """The choice of an option that a value is, or that it names as a text; None if it is none of them.
-
-    Only the texts of flags, "True" and "False", are not themselves choices.
-    """
+    """The choice that equals a value; None if there is none. The texts "True" and "False" also mean True and False."""
     named = (choice for choice in choices if type(choice) is type(value) and choice == value)
     return next(named, next((choice for choice in choices if choice in (True, False) and value == str(choice)), None))
 
@@ -450,7 +447,7 @@ def ranking_weights_baseline(
     directions: str,
     partition: str,
 ) -> Tensor:
-    """The multiples of the similarities of the negatives from queries to documents that the mode chooses, [R, C]."""
+    """``hardness_strength`` times the similarity for the negatives that ``hardness_mode`` selects, else 0; [R, C]."""
     import torch
 
     further, columns = directions.count("+"), similarity.shape[1]
@@ -469,7 +466,7 @@ def ranking_weights_baseline(
 
 
 def unfit_for_ranking(given: Mapping[str, object]) -> list[str]:
-    """The partition if a denominator has no positive, and the scope of hard negatives that are not given."""
+    """The partition if a direction has no positive in its denominator; the scope if hard negatives are not given."""
     alike = any(name in str(given.get("directions")) for name in ("query_to_query", "doc_to_doc"))
     found = ["partition"] if alike and given.get("partition") == "per_direction" else []
     alone = given.get("hard_negatives_scope") == "own_only" and given.get("hard_negatives") is None
@@ -477,7 +474,7 @@ def unfit_for_ranking(given: Mapping[str, object]) -> list[str]:
 
 
 def dclw_weights_baseline(similarity: Tensor, member: Tensor, positive: Tensor, *, sigma: float = 0.5) -> Tensor:
-    """2 - N softmax of the similarities of all rows with their positives, divided by sigma, [R, 1]."""
+    """2 - R softmax(similarity of a row and its positive / sigma) over all R rows, [R, 1]."""
     closeness = similarity.where(positive, 0.0).sum(dim=1, keepdim=True) / sigma
     return 2 - len(closeness) * closeness.softmax(dim=0)
 

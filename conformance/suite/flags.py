@@ -30,7 +30,8 @@ class Facts:
         longest: the largest norm.
         shortest: the smallest norm of a row that is not zero; 0 if all rows are zero.
         anchors: the rows that are anchors.
-        first_views: the rows of the first view, stacked and interleaved, if the rows are two, three or four views.
+        first_views: the rows of the first view of two, three and four views, in the stacked and interleaved layouts;
+            without the numbers of views that do not divide the number of rows.
         mutual: whether the mask of positives is square and symmetric.
         labels: the labels of rows and references; a single 0 if the case has no labels.
     """

@@ -401,7 +401,7 @@ def check_arguments(path: str, loss: Loss, given: Mapping[str, Any], cosine: boo
     alike = ids and loss.two_towers and n == m  # both towers have the same ids by default
     require(alike or ("ref_ignored_ids" in given) == ids, f"{path}.arguments.ref_ignored_ids", wanted)
     for name in {*IGNORED, *TOWER_TARGETS} & given.keys() if "negatives" in given else ():
-        raise FixtureError(f"{path}.arguments.{name}: negatives take the place of the batch")
+        raise FixtureError(f"{path}.arguments.{name}: not allowed with negatives")
     for name in WEIGHTS.keys() & given.keys():
         given = {**given, name: np.array(given[name], dtype=np.float64)}
     fewest = 2 if within and loss.positives_by == "partners" else 1
@@ -445,7 +445,7 @@ def _keywords(path: str, loss: Loss, raw: Mapping[str, Any], arguments: Collecti
         require(not isinstance(value, float) or math.isfinite(value), where, "expected a finite number")
         if key == "direction_weights":
             both = raw.get("direction", loss.default("direction", arguments)) == "both"
-            require(both, where, "expected direction both with it")
+            require(both, where, "requires direction both")
     return {key: float(value) if is_number(loss, key) else value for key, value in raw.items()}
 
 

@@ -27,7 +27,8 @@ class Expected:
     """The expected results of a case, each the float64 nearest to the true value.
 
     Attributes:
-        loss: the value, or one value per counted anchor for reduction "none", or per pair for "none_pairs".
+        loss: the value, or one value per counted anchor (``Case.counted``) for reduction "none", or per pair for
+            "none_pairs".
         anchors: the value of every counted anchor, by row.
         gradient: [N, D], the gradient of the loss (of the sum of its values if it has several), or None.
         gradient_left_out: why there is no gradient, or None.

@@ -69,7 +69,7 @@ def traits_of(case: Case, golden: GoldenCase | None) -> set[Hashable]:
 
 
 def _kernels(case: Case) -> tuple[Hashable, ...]:
-    """The properties that select a kernel, such as the denominator, the form of the positives and the similarity."""
+    """The properties that select a kernel, such as the denominator, the kind of targets and the similarity."""
     cosine = case.option("similarity") == "cosine"
     largest = 1 / float(case.option("temperature")) + math.log(max(case.shape))
     moderate = cosine and largest <= UNSHIFTED[torch.float32]

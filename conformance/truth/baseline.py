@@ -121,7 +121,10 @@ def similarities(case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def pair_values(case: Case, s: torch.Tensor) -> torch.Tensor:
-    """The value of every pair from the logits ``s``: that of its anchor with no other pair."""
+    """The value of every pair from the logits ``s``: that of its anchor with no other positive.
+
+    In the sigmoid loss, it is that of its anchor with no other pair.
+    """
     rows, columns = (list(part) for part in zip(*case.pairs(), strict=True)) if case.pairs() else ([], [])
     alone = torch.zeros((len(rows), case.shape[1]), dtype=torch.bool)
     alone[range(len(rows)), columns] = True
@@ -136,7 +139,10 @@ def pair_values(case: Case, s: torch.Tensor) -> torch.Tensor:
 
 
 def anchor_values(case: Case, s: torch.Tensor, similarity: torch.Tensor) -> torch.Tensor:
-    """The value of every row from the logits ``s`` and, if the loss has weights, the similarities; 0 without terms."""
+    """The value of every row from the logits ``s`` and, if the loss has weights, the similarities.
+
+    It is 0 for a row without terms.
+    """
     member = case.member_array()
     positive = case.positive_array() & member
     masks = torch.from_numpy(member), torch.from_numpy(positive)

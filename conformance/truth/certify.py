@@ -32,7 +32,7 @@ LOOPS_UP_TO = 258
 """The largest ``Case.size`` for which the reference's loops are evaluated although the loss has a closed form."""
 
 ZERO = -1076
-"""A number below 2^ZERO rounds to 0, because half of the smallest positive float64 is 2^-1075."""
+"""A number of magnitude at most 2^ZERO rounds to 0, because half of the smallest positive float64 is 2^-1075."""
 
 
 def certify(case: Case, *, gradient: bool = True) -> Expected:
@@ -102,9 +102,9 @@ def maximum_is_tied(case: Case) -> bool:
 def floor_is_reached(case: Case) -> bool:
     """Whether the mass of an anchor's negatives is equal to its floor.
 
-    By the theorem of Lindemann and Weierstrass, sums of exponentials of algebraic numbers with rational factors are
-    equal only if they have the same terms. So all negatives are opposite to the anchor, and either tau_plus is 0 or the
-    positive is opposite too.
+    By the Lindemann-Weierstrass theorem, sums of exponentials of algebraic numbers with rational factors are equal only
+    if they have the same terms. The mass is therefore equal to its floor only if all negatives are opposite to the
+    anchor, and either tau_plus is 0 or the positive is opposite to it too.
     """
 
     def exact(matrix: Matrix) -> list[list[Fraction]]:

@@ -30,7 +30,7 @@ def closed_form(case: Case) -> Form | None:
 
     Returns:
         The closed form; None if the loss has none, the value of an anchor is NaN, a row has no negatives, the reduction
-        is over pairs, or there are weights.
+        is over pairs, or there are weights (of pairs, anchors or directions, or by hardness).
     """
     entry, options = case.entry, case.formula_options()
     sets = zip(case.positives(), case.members(), strict=True)
@@ -143,7 +143,7 @@ def _sigmoid(s: Sequence[arb], members: Columns, positives: Columns) -> Closed:
 
 
 def _with_epsilon(s: Sequence[arb], members: Columns, positives: Columns, epsilon: float, own: int) -> Closed:
-    """L = Σ_P (log Σ_A e - log e_p) / (|P| + ε), where e = e^(s - top) + ε, and top is the largest of A and ``own``."""
+    """L = Σ_P (log Σ_A x - log x_p) / (|P| + ε), where x = e^(s - top) + ε; top is the largest s of A and ``own``."""
     largest = max(sorted([own, *members]), key=lambda k: float(s[k]))
     e = {a: (s[a] - s[largest]).exp() for a in members}
     total = _sum(e.values()) + arb(epsilon) * len(members)

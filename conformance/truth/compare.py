@@ -15,7 +15,7 @@ from ..suite.records import Bounds, Matrix, Outcome, Truth
 from .tolerances import accumulating, unit_roundoff
 
 PAIR_ULPS = 16
-"""Bound on the errors of recorded terms of a pair, in units of u times 1 plus their sizes: a few roundings each."""
+"""Bound on the errors of the recorded terms of a pair, in units of u (1 + their sizes): a few roundings each."""
 
 NORMAL = 1e-300
 """Recorded numerators and denominators below this are not compared, because underflow may have rounded them."""
@@ -114,7 +114,7 @@ def _pairs(terms: Terms) -> Iterator[tuple[str, float, float, float]]:
 
 
 def _gradient(what: str, expected: Matrix, found: Matrix | None, rows: Matrix) -> tuple[float, str]:
-    """Return the largest ratio of a row's error to its bound, and a message about the first row beyond it, or ""."""
+    """Return the largest ratio of a row's error to its bound, and a message about the first ratio above 1, or ""."""
     if found is None or found.shape != expected.shape:
         got = "none" if found is None else list(found.shape)
         return math.inf, f"{what}: expected shape {list(expected.shape)}, got {got}"

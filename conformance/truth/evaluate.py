@@ -22,7 +22,8 @@ from .closed import Form, evaluated
 from .intervals import PRECISION, precision
 
 PROVE_UP_TO = 40
-"""The largest ``Case.size`` for which every run computes terms, complex steps, similarities and weights in loops."""
+"""The largest ``Case.size`` for which every run uses the slow loops: for the similarities and the weights of a truth,
+and for gradients by the complex step."""
 
 NARROW = 2.0**-100
 """Largest radius of a result that :func:`truth` returns, relative to the size of the terms it is computed from."""
@@ -42,8 +43,8 @@ class Enclosures:
     Attributes:
         values: a list with the loss, or with one value per counted anchor or per pair for "none" or "none_pairs".
         anchors: the value of every anchor, by row.
-        gradients: the gradient of the sum of ``values`` with respect to every float matrix, of its shape, by name;
-            empty if gradients were not requested.
+        gradients: the gradient of the sum of ``values`` with respect to every float matrix, by the matrix's name and in
+            its shape; empty if gradients were not requested.
         similarity: the similarity matrix, of the case's ``shape``.
         temperature_gradient: the derivative of the sum of ``values`` with respect to the temperature; valid only if
             gradients were requested.
@@ -257,7 +258,8 @@ def _pull_back(
         if cosine and all(b == 0 for b in y):  # a row of zeros, whose gradient is 0 by convention
             return [arb(0)] * len(y)
         along = _dot(g, y) if cosine else arb(0)
-        # The gradient is orthogonal to the row: exactly 0 along the only axis of a row, which no precision would prove.
+        # The gradient is orthogonal to the row. If the row has a single nonzero entry, the gradient of this entry is
+        # exactly 0, which no precision would prove.
         axis = cosine and sum(b != 0 for b in y) == 1
         return [arb(0) if axis and b != 0 else (a - along * b) / (norm * divisor) for a, b in zip(g, y, strict=True)]
 

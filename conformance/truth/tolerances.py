@@ -32,19 +32,20 @@ A loss that is the sum of n such terms, with the logits z = s / T + b, has only 
 positive and has a small relative error, so the error of the sum is (LOSS_ULPS + sqrt(n)) u times the sum. The bias b
 counts as one more product of the dot product, of size T |b| in units of a similarity.
 
-The loss whose mass of negatives has a floor contains the logarithms of two sums, at the logits (1 + beta) s and beta s,
-which may be computed from separate products. The weight of a negative is the difference of its shares in both sums.
-The bounds use their sum, the *gross* weight. The mass is the difference e^q - tau_plus, whose relative error is
+The loss whose mass of negatives has a floor (``hard_negative``) contains the logarithms of two sums over the negatives,
+of e^((1 + beta) z) and of e^(beta z), which may be computed from separate products. The weight of a negative is the
+difference of its shares in both sums. The bounds use their sum, the *gross* weight. Let q be the difference of the two
+logarithms minus the logit of the positive. The mass is a multiple of e^q - tau_plus, whose relative error is
 e^q / (e^q - tau_plus) times the error of q. This *growth* and 1 + 2 beta multiply the errors of the weights. At the
 floor, the value depends only on the positive, and there is no growth. The bounds do not cover a mass so close to its
 floor that rounding may change which of the two is larger; the golden cases contain no such mass, except for masses that
 are equal to the floor. The gradients of those cases are not compared.
 
-The loss with weights 2 - m, where m is R times a softmax of R similarities divided by sigma, has the gross weight
-(2 + m) / T for the similarity of a positive. The value also changes through the weights, and so does the gradient if
-the weights are not constants. Their derivative adds m |s| / (T sigma) of the anchor, and m / (T sigma) times the mean
-of m |s| over all rows. An error of a similarity changes m by that error times 2 m / sigma, and the derivative of m by
-twice as much. The growth is therefore 1 + 4 T / sigma.
+Let s be the similarity of a row and its positive. The loss with weights 2 - m (``dclw``), where m is R times the
+softmax of s / sigma over all R rows, has the gross weight (2 + m) / T for s. The value also changes through the
+weights, and so does the gradient if the weights are not constants. Their derivative adds m / (T sigma) times the sum of
+the row's |s| and the mean of m |s| over all rows. An error of a similarity changes m by that error times 2 m / sigma,
+and the derivative of m by twice as much. The growth is therefore 1 + 4 T / sigma.
 
 Allowing these errors hides few mistakes. This was measured when 138 faults were known, against bounds of only 2u per
 anchor. 130 faults were caught by the same number of cases. The other eight were caught by one to five cases fewer, but
@@ -88,6 +89,8 @@ bound is not a rounding error (a norm overflows, for example), and widens no bou
 Peers are judged by the derived bounds. The bounds for ``fast`` are tighter: at most twice the error of the
 straightforward implementation in the same dtype, with a minimum of a few units in the last place. ``pairproof verify
 --show bounds`` prints the distribution of the ratio of error to bound, which shows how tight the bounds are.
+
+In the shapes of arrays, R is the number of rows of the similarity matrix.
 """
 
 from __future__ import annotations
@@ -209,9 +212,10 @@ def temperature_bound(case: Case, truth: Truth, dtype: str) -> float:
     """The bound on ``truth.temperature_gradient``, the derivative with respect to the temperature.
 
     The derivative is a sum of W_ij s_ij / T. The bound adds |s_ij| / T times the error of each weight W_ij, which is
-    that in the gradients of rows, and |W_ij| / T times the error of each similarity. With a base temperature, the
-    derivative also contains the value divided by T, and the bound its error. In a loss with an epsilon, the logits are
-    relative to the largest of the row, including the anchor's with itself, and so are the s_ij of errors.
+    the same as in the gradients of rows, and |W_ij| / T times the error of each similarity. With a base temperature,
+    the derivative also contains the value divided by T, so the bound contains the error of the value. In a loss with an
+    epsilon, the bound takes each s_ij relative to the largest similarity of the row, self pair included, as the loss
+    does.
 
     Args:
         case: the case, of a size for which the similarities are known.
@@ -228,7 +232,7 @@ def temperature_bound(case: Case, truth: Truth, dtype: str) -> float:
     for i in case.anchors():
         if case.entry.epsilon:
             sizes[i] += abs(truth.similarity[i, [i, *members[i]]].max())
-        if case.form == "mass":  # the floor is the logit of similarity -1, weighted as the positive
+        if case.form == "mass":  # the floor, the logit of similarity -1, has the weight of the positive
             sizes[i, positives[i]] += 1
         elif case.form not in ("sigmoid", "weighted"):  # other weights are a softmax entry minus a share of 1/|P|
             errors[i] += _scale(case) / temperature * shares[i] * factors[i] * parts[i]
@@ -243,7 +247,7 @@ def temperature_bound(case: Case, truth: Truth, dtype: str) -> float:
 
 @np.errstate(over="ignore")
 def bias_bound(case: Case, truth: Truth, dtype: str) -> float:
-    """The bound on ``truth.bias_gradient``, T times the sum of the weights W_ij, each with its error as for rows."""
+    """The bound on ``truth.bias_gradient``, T times the sum of the weights W_ij; their errors are those for rows."""
     u, dim = unit_roundoff(accumulating(dtype)), case.embeddings.shape[1]
     per_weight = 2 * GRADIENT_ULPS + (SIMILARITY_ULPS + math.sqrt(dim)) * _products(case).max() / case.temperature
     summed = math.sqrt(truth.weights.size)
@@ -258,13 +262,15 @@ def _gross_weights(
     Args:
         case: the case.
         truth: its certified results.
-        value: whether to include the derivative through the weights of the loss, even if the gradient does not.
-        temperature: whether to exclude the derivative through the weights of the loss, as the temperature's does.
+        value: whether the bounds are on values, which change through the weights of the loss even if the weights are
+            detached.
+        temperature: whether the bound is on the derivative with respect to the temperature, on which the weights of the
+            loss do not depend.
     """
     gross, growth = np.abs(truth.weights), np.ones(case.shape[0])
     if case.form == "weighted":
-        found, held = _Weighted(case, truth), temperature or (case.detaches_weights and not value)
-        gross[found.positive] = found.direct + (0 if held else found.through)
+        found, constant = _Weighted(case, truth), temperature or (case.detaches_weights and not value)
+        gross[found.positive] = found.direct + (0 if constant else found.through)
         return gross, growth * (1 + 4 * case.temperature / float(case.option("sigma")))
     if case.form != "mass":
         return gross, growth
@@ -312,7 +318,8 @@ class _Masses:
 
     Attributes:
         positive: bool, of the case's ``shape``.
-        shares: of the case's ``shape``, the softmax over the negatives at the logits (1 + beta) s and beta s.
+        shares: two matrices of the case's ``shape``, the softmax of (1 + beta) z and that of beta z over the negatives,
+            where z are the logits.
         above: bool [R], the rows whose mass is above its floor.
         growth: [R], e^q / (e^q - tau_plus).
     """
@@ -455,12 +462,13 @@ def with_narrowed_weights(allowed: Bounds, case: Case, truth: Truth, dtype: str)
     narrowed = _gross_weights(case, truth)[0] if case.form in ("mass", "weighted") else truth.weights
     lengths, more = _lengths(case), {name: np.zeros(len(matrix)) for name, matrix in case.matrices.items()}
     for name, weights, other in _by_matrix(case, narrowed):
-        # The rows that weights multiply. Under cosine a row is scaled by a power of two to a norm of about 1, and the
-        # rest of its norm is part of the weight.
-        met = case.matrices[other]
+        # The rows that weights multiply. Under cosine a row is scaled by a power of two, so that its largest entry is
+        # between 1 and 2, and the rest of its norm is part of the weight.
+        multiplied = case.matrices[other]
         if cosine:
-            met = np.ldexp(met, 1 - np.frexp(np.abs(met).max(axis=1, keepdims=True))[1])
-        more[name] += u * np.abs(weights) @ lengths[other] + least * _norms(met).sum()
+            exponents = np.frexp(np.abs(multiplied).max(axis=1, keepdims=True))[1]
+            multiplied = np.ldexp(multiplied, 1 - exponents)
+        more[name] += u * np.abs(weights) @ lengths[other] + least * _norms(multiplied).sum()
     if cosine:
         more = {name: found / _divisors(case.matrices[name]) for name, found in more.items()}
     return replace(allowed, rows={name: rows + more[name] for name, rows in allowed.rows.items()})
@@ -544,12 +552,13 @@ def _amplified(case: Case, truth: Truth, shares: Matrix, amplified: Matrix, dtyp
     Args:
         case: the case.
         truth: its certified results.
-        shares: [R], the factor from the derivative of each row's value by a logit to that of the loss by a similarity.
+        shares: [R], the factor that turns the derivative of a row's value with respect to a logit into the derivative
+            of the loss with respect to the similarity.
         amplified: [R], the growth of the errors of each row's weights.
         dtype: the accumulating dtype.
     """
     lengths, positives, anchors, parts = _lengths(case), case.positives(), case.anchors(), _parts(case)
-    # The growth of errors differs between anchors.
+    # In these two forms the growth of errors differs between anchors, so it is applied to each anchor's weights.
     within = len(case.matrices) == 1 and case.form not in ("mass", "weighted")
     errors, _ = _gross_weights(case, truth)
     # The rounding error of a subnormal exponential is absolute, and its result may be 0.
@@ -566,7 +575,7 @@ def _amplified(case: Case, truth: Truth, shares: Matrix, amplified: Matrix, dtyp
     for name, part, other in _by_matrix(case, errors):
         sums[name] += part @ lengths[other]
     if within:
-        # A row has its own shares as an anchor, and those of its anchors as a positive.
+        # The weights of a row contain its own share, as an anchor, and those of the anchors whose positive it is.
         own = shares * np.isin(range(case.n), anchors)
         longest, as_positive = lengths[case.first].max(), own @ parts
         sums[case.first] = amplified * (sums[case.first] + (own + as_positive) * longest)
@@ -653,7 +662,10 @@ def _parts(case: Case) -> Matrix:
 
 
 def _factors(case: Case) -> Matrix:
-    """[R], the factor of each anchor's value: its weight, times the mean weight of its positives under "count"."""
+    """[R], the factor of each anchor's value: its weight.
+
+    If the option ``weights_divisor`` is "count", it is multiplied by the mean weight of the anchor's positives.
+    """
     found, weights = np.array(case.anchor_weights()), case.weights("positive_weights")
     if weights is not None and case.option("weights_divisor") == "count":
         totals = weights.sum(axis=1, where=case.member_array() & case.positive_array())

@@ -1,11 +1,16 @@
 """The engine: per-anchor values of a loss, and their gradient.
 
 A loss checks its arguments, and describes its pairs (`Targets`, `References`) and its formula (`Rule`) as a `Batch`.
-`loss_of` computes the `anchor_values` of the batch, and applies the loss's policies and reduction to them. Under
-"auto", `small` evaluates the plain mean or sum of a small batch with moderate logits on a CPU; `odds` and `blocks` do
-so for losses that combine several sums of exponentials. `direct` evaluates that of a large batch of two towers in one
-direction, together with its gradient. For all other batches, except under "exact", `plan` chooses how they are
-evaluated:
+`loss_of` computes the `anchor_values` of the batch, and applies the loss's policies and reduction to them.
+
+A *tile* is a block of the matrix of logits; a *panel* is a tile that has all columns. Exponentials are *unshifted* if
+no maximum is subtracted from the logits. Logits are *moderate* if sums of unshifted exponentials neither overflow nor
+underflow; panels also use quotients of these sums, so their bound is lower.
+
+Under "auto", `small` evaluates the plain mean or sum of a small batch with moderate logits on a CPU; `odds` and
+`blocks` do so for losses that combine several sums of exponentials. `direct` evaluates the plain mean or sum of a large
+batch of two towers in one direction, together with its gradient. All other batches, except under "exact", are evaluated
+in one of these ways, which `plan` chooses for the batches of one process:
 
 - in symmetric tiles of unshifted exponentials, mostly in larger batches where logits are known to be moderate and rows
   can be sorted by label or by partner;
@@ -21,17 +26,17 @@ The backends:
 
 - "auto" evaluates a batch as a whole up to 512 rows and columns, or up to 1024 for some losses of two towers, and a
   larger one in tiles or panels. (A few small batches are evaluated in tiles too: those whose logits are moderate in
-  tiles but not in a panel.) On CUDA devices it uses the fused kernels if they support the embeddings.
+  tiles but not in a panel.) On CUDA devices it uses the fused kernels if they support the batch.
 - "dense" evaluates the whole batch as one tile or one panel.
 - "tiled" bounds the size of tiles and panels, so that memory is linear in the number of rows.
 - "triton" uses the fused kernels of `pairproof.fast.kernels`.
 - "exact" computes in float64 on whole matrices for every dtype. It is also accurate for extreme norms. With weights of
   pairs, it evaluates the shifted panels in float64.
 
-float64 embeddings are computed in float64, all others in float32. Except under "triton", they too are computed in
-float64 where it is known that float32 is not sufficient: at temperatures outside 1e-3 to 1e3, and for very large dot
-products. Values and gradients are within the bounds of the conformance suite at temperatures from 1e-3 to 1e3. A pair
-weight that underflows in the computing dtype counts as zero; only "exact" keeps it.
+The computing dtype is float64 for float64 embeddings, and float32 for all others. Except under "triton", it is also
+float64 where float32 is known to be insufficient: at temperatures outside 1e-3 to 1e3, and for very large dot products.
+Values and gradients are within the bounds of the conformance suite at temperatures from 1e-3 to 1e3. A pair weight that
+underflows in the computing dtype counts as zero; only "exact" keeps it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The anchored form: panels of unshifted exponentials of the anchors, if these are at most half of the rows.
 
-The form `symmetric` would also visit the pairs of two rows that are no anchors. Here, anchors and columns are both
+The form `symmetric` would also visit the pairs of two rows that are not anchors. Here, anchors and columns are both
 sorted by label, so that the positives of the anchors of a panel lie in one band of columns; only the band is masked.
 Rows are scaled, and sums are combined, as in `symmetric`. Exponentials are kept for the backward pass; `plan` chooses
 this form only if there are few enough.
@@ -141,7 +141,7 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
 
 
 def _spread(part: Tensor, places: Tensor, count: int) -> Tensor:
-    """Return numbers of all rows, those of rows that are no anchors 0, from those of the anchors."""
+    """Return one number per row: those of the anchors, ``part``, at their ``places``, and 0 for all other rows."""
     return part.new_zeros(count).scatter_(0, places, part)
 
 

@@ -45,7 +45,7 @@ def loss_of(batch: Batch, policy: Policy, backend: Backend, hardened: Hardened |
 
 
 def hardened_loss(batch: Batch, policy: Policy, hardened: Hardened) -> Tensor | None:
-    """Return the loss of a batch whose negatives are weighted by their similarity; None if `direct` does not suit it.
+    """Return the loss of a batch whose negatives are weighted by their similarity; None if `direct` cannot evaluate it.
 
     Args:
         batch: two towers. The temperature of the rule is that of the weighted negatives.
@@ -67,7 +67,7 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
         Values in the computing dtype and the sizes of P(i) and N(i): ``[N]``, or ``[2N]`` with mutual references.
 
     Raises:
-        ValueError: ``backend="triton"`` does not support these embeddings, or dot products exceed the range of float64.
+        ValueError: ``backend="triton"`` does not support this batch, or dot products exceed the range of float64.
     """
     compiling = device.traced(batch.embeddings)
     transformed = compiling or torch._C._are_functorch_transforms_active()
@@ -312,7 +312,7 @@ class _Loss(Reverse):
         gradients: Sequence[Tensor | None]
         again = torch.is_grad_enabled()
         if again or not device.may_read(grad):
-            # What was saved cannot be differentiated. Views separate the inputs, which may depend on each other.
+            # What was saved cannot be differentiated. Views make inputs that depend on each other independent.
             with torch.enable_grad():
                 views = [None if tensor is None else tensor.view_as(tensor) for tensor in inputs]
                 rows, others, learned, bias = (*views, None, None, None)[:4]

@@ -1,9 +1,9 @@
 """Small batches of a ranking loss: all directions in one panel of unshifted exponentials, as in `small`.
 
 The rows of the panel are the queries, followed by the documents if these are contrasted with documents. Its columns are
-the documents and the hard negatives, preceded by the queries if these are contrasted with queries. The pairs of
-documents with queries are rows of the panel if there are both; otherwise they are the columns of the pairs of queries
-with documents.
+the documents and the hard negatives, preceded by the queries if these are contrasted with queries. If the panel has
+both rows of documents and columns of queries, these hold the pairs of documents with queries; otherwise the transpose
+of the block of queries with documents does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TARGETS = Targets("partners", torch.empty(0, dtype=torch.int64))
 
 
 def together(sizes: Sequence[Sizes | None]) -> Sizes | None:
-    """Return the sizes of rows one below the other; None if some are not known."""
+    """Return the sizes of concatenated rows; None if some are not known."""
     known = [size for size in sizes if size]
     if len(known) < len(sizes):
         return None
@@ -152,7 +152,7 @@ def _value(panel: _Panel, directions: Directions) -> Tensor:
         assert across is not None
         return torch.cat((neg / pos, across / pos)).log1p_().view(-1)
     odds = (neg if across is None else neg + across) / pos
-    # Documents are contrasted with their queries too.
+    # With doc_to_query, the denominator contains the positive twice.
     return (odds.add_(1) if directions.doc_to_query else odds).log1p_().view(-1)
 
 
@@ -222,7 +222,7 @@ def _differentiate(
 
 
 class _Small(Reverse):
-    """The loss under a policy, or without one the values, in plain eager execution."""
+    """The loss, or without a policy the values, in plain eager execution."""
 
     @staticmethod
     def forward(ctx: Any, given: _Given, *inputs: Tensor | None) -> Tensor:
@@ -240,7 +240,7 @@ class _Small(Reverse):
         needed = ctx.needs_input_grad[1:]
         again = torch.is_grad_enabled()
         if again or not may_read(grad):
-            # What was saved cannot be differentiated. Views separate the inputs, which may depend on each other.
+            # What was saved cannot be differentiated. Views make inputs that depend on each other independent.
             with torch.enable_grad():
                 views = [None if tensor is None else tensor.view_as(tensor) for tensor in inputs]
                 loss = composed(*views)

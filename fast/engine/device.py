@@ -2,8 +2,8 @@
 
 On a CPU, the first access to new memory costs more than computing on it, so some buffers are kept between calls; an
 accelerator's allocator caches memory by itself. Each thread has its own buffers, one for each of three uses and two
-dtypes. Two of them have one or two megabytes; the third has the exponentials that a forward pass keeps. None has more
-than `MOST_ENTRIES` entries, 16 MiB in float32.
+dtypes. For two of the uses, they have a few megabytes; for the third, they hold what a forward pass keeps. No idle
+buffer has more than `MOST_ENTRIES` entries, 16 MiB in float32.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ exponentials are summed. They are multiplied with the rows and the columns while
 the products is kept for the backward pass, so memory is linear, and no product of rows and columns is computed twice.
 
 Exponentials are not shifted, so logits must be known to be moderate. With E = e^s for the logits s without the bias,
+and p the positive of the row,
 
     "out"      value = log(1 + neg / pos), neg = sum over N of E, pos = E_p
                weights = (E, and -neg at p) / (neg + pos)
@@ -40,10 +41,10 @@ MOST_HALVED = 3
 class Hardened(NamedTuple):
     """Hardness weights, which multiply the exponentials of negatives, and through which no gradient flows.
 
-    A negative's exponential and its weight are together an exponential at a lower temperature, that of the batch.
+    A negative's exponential times its weight is an exponential at a lower temperature, that of the batch's `Rule`.
 
     Attributes:
-        share: that temperature, divided by the temperature of the loss. The gradient is multiplied by it.
+        share: the lower temperature, divided by the temperature of the loss. The gradient is multiplied by it.
         again: the loss of rows and columns in operations that autograd can differentiate repeatedly.
     """
 
@@ -193,7 +194,7 @@ class _Pairs:
             self.by_bias = total if self.by_bias is NONE else self.by_bias.add_(total)
 
     def finish(self, values: Tensor) -> Tensor:
-        """Return the values ``[N]`` of all rows, and give memory back."""
+        """Return the sums over negatives ``[N]`` plus the terms of the positives, and give memory back."""
         give_back("weights", self.scratch)
         return values if self.partners is None else values.sub_(F.logsigmoid(self.positive.add_(self.bias)).squeeze(1))
 
@@ -209,7 +210,7 @@ def differentiate(size: float, batch: Batch, saved: Saved) -> Gradients:
     rule, dtype, (pull, pull_columns, total) = batch.rule, batch.embeddings.dtype, saved.stats
     size = size * math.exp(_bias(batch)) if rule.terms == "sigmoid" else size
     learned = by_temperature(pull, saved.scaled.rows, size, rule)
-    # A logit is homogeneous of degree 1 in the rows and of degree 1 in the columns: each adds the same half.
+    # A logit is homogeneous of degree 1 in the rows and of degree 1 in the columns: both contribute equally.
     learned = None if learned is None else learned + learned
     by_bias = (total * size).to(rule.bias.dtype) if isinstance(rule.bias, Tensor) else None
     more = to_embeddings(pull_columns, saved.classes, rule, size, dtype) if pull_columns is not NONE else None

@@ -191,7 +191,7 @@ def _softplus(x: Tensor) -> Tensor:
 
 
 def _log_mean_above(logarithms: Tensor, over: _LogSum, mask: Tensor, count: Tensor) -> Tensor:
-    """Return log(mean of e^(logarithms - top)) over the mask, ``[N, 1]``."""
+    """Return log(mean of e^(logarithms - over.top)) over the mask, ``[N, 1]``."""
     excess = torch.where(mask, logarithms - over.top, 0.0).expm1()
     mean = excess.sum(1, keepdim=True) / count.clamp(min=1)
     return torch.where(mean > -0.5, mean.clamp(min=-0.5).log1p(), over.log - count.clamp(min=1).log())

@@ -79,7 +79,7 @@ class Row(Protocol):
         """Odds, plus log n if ``inside`` is "mean": log(sum over N of e^s / mean over P of e^s)."""
 
     def missed(self) -> Tensor:
-        """sigmoid(odds), the negatives' share of the sum over P and N; its logarithm in rows of logarithmic weights."""
+        """sigmoid(odds), the negatives' share of the sum over P and N; in `exact`, its logarithm."""
 
     def own_log_missed(self) -> Tensor:
         """Log sigmoid(o) of each positive, ``[N, M]``."""
@@ -107,7 +107,7 @@ class Row(Protocol):
 
 
 def value(rule: Rule, row: Row) -> Tensor:
-    """Return the value of each row. Where the row's sums are empty under the rule, it is meaningless."""
+    """Return the value of each row; meaningless if a row lacks the positives or negatives that the rule needs."""
     if rule.terms == "lse":
         return row.log_negatives()
     if rule.terms == "binary":
@@ -210,7 +210,7 @@ def weights(
 
     Args:
         rule: the formula.
-        grad: ``[N]``, 0 for every row that is not an anchor or whose sums are empty.
+        grad: ``[N]``, 0 for every row that `counted` leaves out.
         sums: the sums of each row.
         number: n in the computing dtype, or None if each row has at most one positive.
         negatives: m, which only "binary" and "epsilon" need.
@@ -268,7 +268,7 @@ def rest_over(exponentials: Tensor, guard: Tensor, neg: Tensor, pos: Tensor) -> 
 
 
 def counted(batch: Batch, positives: Tensor, negatives: Tensor | int, *, all_positive: bool = False) -> Tensor | None:
-    """Return which rows are anchors with non-empty sums, bool ``[N]``, or None if all are known to be.
+    """Return which rows are anchors with the positives and negatives that the rule needs, bool ``[N]``; None: all rows.
 
     Args:
         batch: the batch.
@@ -303,7 +303,8 @@ def reduced(found: AnchorValues, batch: Batch, policy: Policy) -> Tensor:
     """Apply the policies for anchors without positives or negatives, the reduction and the base temperature.
 
     Returns:
-        A scalar, or one value per counted anchor under "none". If no anchor counts, mean and sum are 0 with gradient 0.
+        A scalar; under "none", one value per anchor, without anchors that "drop" leaves out. If no anchor is left, mean
+        and sum are 0 with gradient 0.
     """
     values, positives, negatives = found
     rule, rows = batch.rule, batch.anchors

@@ -2,11 +2,11 @@
 
 The derivative of log(sum over j of E_ij), with E_ij = e^s_ij, is the mean of the columns y_j with the weights E_ij,
 divided by their sum. Both sums are computed in the forward pass, from the same tile: the backward pass only divides
-one by the other. So each exponential is computed once, there are two matrix products for any size of the batch, and
-what is kept for the backward pass is one matrix of the size of the rows.
+one by the other. So each exponential is computed once, each tile takes two matrix products, and what is kept for the
+backward pass is one matrix of the size of the rows.
 
-Logits are known to be moderate, as in `unshifted`, and columns are neither long nor short (`plan`), so that no sum
-overflows or underflows.
+Logits are known to be moderate, as in `unshifted`, and so is the largest norm of a column (`plan.LONGEST`), so that no
+sum overflows or underflows.
 """
 
 from __future__ import annotations
@@ -72,6 +72,6 @@ def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, 
     weights = formulas.weights(rule, grad, Sums(neg, neg, *[NONE] * 3), None)
     pull = pull * weights.negative.unsqueeze(1)
     learned = by_temperature(pull, scaled.rows, size, rule, LN2)
-    # A logit is homogeneous of degree 1 in the rows and of degree 1 in the columns: each adds the same half.
+    # A logit is homogeneous of degree 1 in the rows and of degree 1 in the columns: both contribute equally.
     learned = None if learned is None else learned + learned
     return to_embeddings(pull, scaled, rule, size, batch.embeddings.dtype, LN2), None, learned, None

@@ -50,7 +50,7 @@ class Formula(Protocol):
         """
 
     def slopes(self, grad: Tensor, kept: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Return the gradients of the logits and of each odds, if the temperature is a number.
+        """Return the gradients of the logits and of each odds. Not called if the temperature is a tensor.
 
         Args:
             grad: the gradient of the values.
@@ -79,7 +79,7 @@ def _combined(batch: Batch, factors: Sequence[float], formula: Formula, policy: 
     columns, own = batch.references.embeddings, batch.references.own
     number = batch.embeddings.shape[0] - 2 if columns is None else columns.shape[0] - 1
     usual = backend == "auto" and own is None and not isinstance(batch.rule.temperature, Tensor)
-    # The slopes of a formula whose values depend on the rows of all ranks are known to autograd only.
+    # `slopes` does not support values that depend on the rows of all ranks; autograd differentiates these.
     usual = usual and policy.ranks is None
     if usual and suits(batch, PLAIN, factors[0]) and number > 0:
         wanted = batch.embeddings.requires_grad or (columns is not None and columns.requires_grad)
@@ -109,7 +109,10 @@ def _parts(batch: Batch, factors: Sequence[float], backend: Backend) -> Odds:
 
 
 def _evaluate(batch: Batch, factors: Sequence[float], number: int) -> tuple[Odds, Saved]:
-    """Return the parts ``[N, 1]`` in one panel; the sums and the exponentials of each factor are saved."""
+    """Return the parts ``[N, 1]``, from one panel, and what is saved: the sums and the exponentials of each factor.
+
+    ``number`` is the number of each row's negatives.
+    """
     scaled, columns = scale_both(batch, LN2)
     logits, column = torch.mm(scaled.rows, columns.rows.T), batch.targets.given.unsqueeze(1)
     of_positives = logits.gather(1, column)
@@ -131,7 +134,7 @@ def _evaluate(batch: Batch, factors: Sequence[float], number: int) -> tuple[Odds
 
 
 class _Small(Reverse):
-    """The values of a small batch, in plain eager execution."""
+    """The loss of a small batch, or without a policy the values, in plain eager execution."""
 
     @staticmethod
     def forward(
@@ -155,7 +158,7 @@ class _Small(Reverse):
         again = torch.is_grad_enabled()
         gradients: Sequence[Tensor | None]
         if again or not may_read(grad):
-            # What was saved cannot be differentiated. Views separate the inputs, which may depend on each other.
+            # What was saved cannot be differentiated. Views make inputs that depend on each other independent.
             with torch.enable_grad():
                 views = [None if tensor is None else tensor.view_as(tensor) for tensor in (rows, others)]
                 references = replace(batch.references, embeddings=views[1])

@@ -34,8 +34,8 @@ class _Pairs(NamedTuple):
     """Pairs of a row and a column in row-major order.
 
     Attributes:
-        rows: int64 ``[P]``; empty if the pairs are all pairs, ``every``.
-        columns: int64 ``[P]``, or empty.
+        rows: int64 ``[P]``; empty if ``every``.
+        columns: int64 ``[P]``; empty if ``every``.
         ends: for each panel, the number of pairs of its rows and of the rows before.
         height: the rows of a panel.
         every: whether these are all pairs.
@@ -49,7 +49,7 @@ class _Pairs(NamedTuple):
 
 
 def pair_values(batch: Batch, policy: Policy, backend: Backend) -> Tensor:
-    """Return the value of every pair, times temperature / base_temperature, in row-major order.
+    """Return the value of every pair in row-major order, scaled by temperature / base_temperature as in `Policy`.
 
     Under the terms "sigmoid", these are all pairs that are not ignored. Otherwise they are the positive pairs of the
     anchors. The value of a positive pair is -log(e^s / (e^s + sum over N of e^s)), times the weights of the pair and of
@@ -64,7 +64,7 @@ def pair_values(batch: Batch, policy: Policy, backend: Backend) -> Tensor:
         ``[P]``, float64 for float64 embeddings, else float32.
 
     Raises:
-        ValueError: ``backend="triton"`` does not support these embeddings, or dot products exceed the range of float64.
+        ValueError: ``backend="triton"`` does not support this batch, or dot products exceed the range of float64.
     """
     rows, others = batch.embeddings, batch.references.embeddings
     if not device.traced(rows) and rows.shape[0] == 0:

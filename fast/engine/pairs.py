@@ -22,7 +22,7 @@ from .spec import AnchorValues, Batch, Gradients, Plan
 from .unshifted import NONE, Products, positives_of, ranks_of
 
 LOWEST_LOG = {torch.float64: -700.0, torch.float32: -87.0}
-"""The smallest x of which e^x is a normal number, rounded up."""
+"""The smallest x for which e^x is a normal number, rounded up."""
 LINEAR_ABOVE = 40.0
 """Above this, the difference between softplus(x) and x is less than the rounding error of float64."""
 FEW = 2**14

@@ -26,9 +26,9 @@ def _of_mutual(rows: Tensor, partners: Tensor) -> Tensor:
 
 
 class _Partners(torch.autograd.Function):
-    """The rows of mutual partners, whose gradient is selected too.
+    """The rows of mutual partners: `index_select`, whose backward pass is `index_select` too.
 
-    The derivative of a plain selection is an addition, which on an accelerator has no fixed order.
+    Autograd would add the gradient of each selected row, in no fixed order on an accelerator.
     """
 
     @staticmethod

@@ -20,7 +20,7 @@ __all__ = ["UNSHIFTED", "choose", "precision", "tile_size", "tiles_of"]
 DENSE_UP_TO = 512
 """Largest number of rows, and of columns, for which "auto" evaluates the batch as one panel."""
 SMALL_TOWERS = 1024
-"""The same for two towers whose rows are partners, if the loss is a plain mean or sum: fewer calls in `small`."""
+"""The same for two towers whose rows are partners, if the loss is a plain mean or sum, which `small` evaluates."""
 NARROW_UP_TO = 1024
 """Largest number of rows of a batch with wide tiles, which extend from the diagonal to the last column."""
 NARROW_ROWS = 256
@@ -42,13 +42,13 @@ KEPT_ELEMENTS = 2**22
 
 
 LONGEST = 1e3
-"""Largest norm of the longest reference for sums of references weighted by exponentials, and its smallest inverse."""
+"""The frozen form sums the references themselves, so their largest norm must be from 1 / LONGEST to LONGEST."""
 LOWEST_OF_FLOAT32 = 1e-3
 """Lowest temperature at which logits are computed in float32; the highest is its reciprocal."""
 LARGEST_OF_FLOAT32 = 1e30
-"""Largest bound on dot products, divided by the temperature, with which they are computed in float32."""
+"""Largest bound on dot products, divided by the temperature, for which they are computed in float32."""
 LARGEST_LOGIT = 1e300
-"""Largest bound on dot products, divided by the temperature, with which rows need no scaling in float64."""
+"""Largest bound on dot products, divided by the temperature, for which float64 needs no scaling as in `exact`."""
 OMITS = (
     "the kernels support ignored pairs by ids only, and not with a mask of positives or in supcon_epsilon_loss;"
     ' backend="auto" evaluates such batches without them'
@@ -91,7 +91,7 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True, fixed: bool
         The plan and the batch. Labels that form pairs may have been replaced by partners.
 
     Raises:
-        ValueError: ``backend="triton"`` does not support these embeddings.
+        ValueError: ``backend="triton"`` does not support this batch.
     """
     embeddings, rule, targets = batch.embeddings, batch.rule, batch.targets
     omits = targets.omits

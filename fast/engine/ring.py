@@ -65,7 +65,7 @@ class Share(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Blocks(References):
-    """The columns of all ranks, of which ``embeddings`` are the block of this rank; None: the rows are the columns.
+    """The columns of all ranks. ``embeddings`` are the block of this rank, or None if the columns are the rows.
 
     The targets have an entry for each column of all ranks.
 
@@ -149,9 +149,9 @@ def differentiate(
         grad: ``[n]``, the gradient of the values.
         batch: the batch that was evaluated.
         backend: how it was evaluated.
-        scaled: the result of `evaluate`, as also ``columns`` and ``sums``.
-        columns: the scaled columns.
-        sums: the sums of each row.
+        scaled: the scaled rows, a result of `evaluate`.
+        columns: the scaled columns, likewise.
+        sums: the sums of each row, likewise.
     """
     rule, share, rows = batch.rule, cast(Blocks, batch.references).share, scaled.rows
     world, valid = len(share.counts), formulas.counted(batch, sums.positives[:, 0], sums.negatives[:, 0])
@@ -183,7 +183,7 @@ def differentiate(
     if one:
         learned = by_temperature(pull, rows, 1.0, rule)
         return to_embeddings(pull, scaled, rule, 1.0, dtype), None, learned
-    # A logit is homogeneous of degree 1 in the rows and of degree 1 in the columns: each adds the same half.
+    # A logit is homogeneous of degree 1 in the rows and of degree 1 in the columns: both contribute equally.
     learned = by_temperature(pull, rows, 2.0, rule)
     of_columns = to_embeddings(home, columns, rule, 1.0, dtype)
     return to_embeddings(pull, scaled, rule, 1.0, dtype), of_columns, learned

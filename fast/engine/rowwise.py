@@ -33,13 +33,14 @@ from .unshifted import NONE, marked
 class PairWeights(NamedTuple):
     """The weights of the pairs of a panel, in the computing dtype.
 
-    A positive of weight 0 is in no mask of the panel, except that with denominator "all", to which its exponential
-    belongs, it is a negative of weight 1.
+    The panel's masks contain a positive of weight 0 neither as a positive nor as a negative. Only the denominator "all"
+    contains its exponential; there, it is masked as a negative of weight 1.
 
     Attributes:
-        share: ``[b, M]``, the weights of positives divided by their sum, else 0; None if all weights are 1.
-        factor: ``[b, 1]``, the factor of a row's value: the mean weight of its positives, or 1.
-        shift: ``[b, M]``, what is added to the logits of negatives: the logarithms of their weights; else 0.
+        share: ``[b, M]``, the weights of positives divided by their sum, else 0; None if positives have no weights.
+        factor: ``[b, 1]``, the factor of a row's value: the mean weight of its positives; None: 1.
+        shift: ``[b, M]``, what is added to the logits of negatives: the logarithms of their weights; else 0. None if
+            negatives have no weights.
         sizes: the numbers of positives and of negatives, ``[b]`` each, as in `AnchorValues`.
     """
 
@@ -56,7 +57,7 @@ class Panel(NamedTuple):
         rows: the anchors' rows.
         positive: bool ``[b, M]``, True where the column is a positive of the row.
         negative: bool ``[b, M]``, True where the column is a negative of the row.
-        own: bool ``[b, M]``, True where the column is the row itself, or the pair is ignored.
+        own: bool ``[b, M]``, True for all other pairs: self pairs, and pairs that are ignored or left out by weight 0.
         some_negative: bool ``[b, 1]``, whether the row has a negative.
         number: ``[b, 1]``, positives per row in the computing dtype, at least 1.
         weights: the weights of pairs; None if there are none.
@@ -78,7 +79,7 @@ class Panel(NamedTuple):
         return (self.positive.sum(1), self.negative.sum(1)) if self.weights is None else self.weights.sizes
 
     def mean(self, values: Tensor) -> Tensor:
-        """Return the mean of ``values`` over positives, by their weights, ``[b, 1]``."""
+        """Return the mean of ``values`` over positives, weighted if they have weights, ``[b, 1]``."""
         share = None if self.weights is None else self.weights.share
         if share is None:
             return torch.where(self.positive, values, 0.0).sum(1, keepdim=True) / self.number
@@ -484,7 +485,7 @@ class _LoneRow:
 def values(logits: Tensor, panel: Panel | LonePanel, rule: Rule) -> Tensor:
     """Return each row's value ``[b]``, differentiable with respect to the logits ``[b, M]``.
 
-    Where the row's sums are empty under the rule, its value is finite, but meaningless.
+    If a row lacks the positives or negatives that the rule needs, its value is finite, but meaningless.
     """
     if isinstance(panel, LonePanel):
         return formulas.value(rule, cast(Row, _LoneRow(logits, panel)))[:, 0]
@@ -520,9 +521,9 @@ def weights(logits: Tensor, panel: Panel | LonePanel, rule: Rule, grad: Tensor, 
 
     Args:
         logits: ``[b, M]``.
-        panel: the positives of each row.
+        panel: the panel of these logits.
         rule: the formula.
-        grad: ``[b]``, 0 for every row that is not an anchor or whose sums are empty.
+        grad: ``[b]``, 0 for every row that `formulas.counted` leaves out.
         sums: the sums over all columns; None: the panel has all columns.
     """
     up = grad[:, None]
@@ -558,7 +559,7 @@ def weights(logits: Tensor, panel: Panel | LonePanel, rule: Rule, grad: Tensor, 
 
 
 def _guarded_weights(row: _Row, up: Tensor) -> Tensor:
-    """Return the weights of the epsilon terms; the column of the maximum adds the derivative through the maximum."""
+    """Return the weights of the epsilon terms; the largest logit's weight includes the derivative by the maximum."""
     logits, number = row.logits, row.number
     star = logits.argmax(1, keepdim=True)
     exponentials, guarded = row.guarded(star)

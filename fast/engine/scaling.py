@@ -49,11 +49,11 @@ class Saved(NamedTuple):
 
     Attributes:
         scaled: the scaled rows; sorted in the symmetric form.
-        stats: sums per row, ``[N]`` each, as defined by the form.
-        kept: the exponentials, flat or ``[N, M]``, or a list of panels; None or empty if they are not kept.
+        stats: sums per row, ``[N]`` each, and other results that the backward pass of the form needs.
+        kept: the exponentials, or in `pairs` the logits: flat, ``[N, M]`` or a list; None or empty if not kept.
         classes: the sorted order of the rows, or the scaled columns; None if it is to be computed again.
         frozen: whether the references need no gradient.
-        valid: bool ``[N]``, the rows that are anchors with non-empty sums; None: all are.
+        valid: bool ``[N]``, the rows that count, see `formulas.counted`; None: all do.
         pull: ``[N, D]``, the sums of the columns, weighted by their exponentials; only in the frozen form.
     """
 
@@ -229,7 +229,7 @@ def pulled(
     assert pull is not None
     learned = by_temperature(pull, rows, size, rule, unit)
     if learned is not None and not itself:
-        # A logit is homogeneous of degree 1 in the rows and of degree 1 in the columns: each adds the same half.
+        # A logit is homogeneous of degree 1 in the rows and of degree 1 in the columns: both contribute equally.
         learned = learned + learned
     dtype = batch.embeddings.dtype
     more = None if pull_columns is None else to_embeddings(pull_columns, columns, rule, size, dtype, unit)
@@ -288,7 +288,7 @@ def pair_logits(
 
 
 def _products(rows: Tensor, others: Tensor) -> Tensor:
-    # Autocast does not apply to this product, as it does to torch.linalg.vecdot.
+    # Autocast applies to torch.linalg.vecdot, but not to this product.
     return (rows * others).sum(-1)
 
 

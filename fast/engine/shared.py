@@ -2,10 +2,10 @@
 
 A rank has n of the N rows. In the forward pass it sums the exponentials of its own anchors in panels ``[b, N]``, as the
 form `unshifted` does. The gradient of a row is the sum of two parts: that of its own loss, and that of the losses of
-all other anchors. For the pair of row i and row j, both are products of the same exponential and of coefficients of i
-and of j. So the ranks exchange only the coefficients in the backward pass, at most three numbers per row, and each rank
-computes the whole gradient of its own rows with one product per panel. No gradient of other ranks' rows is computed or
-sent.
+all other anchors. For a pair of rows i and j, both parts contain the same exponential, multiplied by coefficients of
+i in one part, and of j in the other. So the ranks exchange only the coefficients in the backward pass, at most three
+numbers per row, and each rank computes the whole gradient of its own rows with one product per panel. No gradient of
+other ranks' rows is computed or sent.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def suits(batch: Batch, backend: Backend) -> bool:
 
 
 def planned(batch: Batch, backend: Backend) -> tuple[Plan, Batch] | None:
-    """Return the plan of a batch that has the rows of all ranks as references; None if its logits are too large."""
+    """Return the plan of a batch that has the rows of all ranks as references; None if logits may be too large."""
     temperature = batch.rule.temperature
     if isinstance(temperature, Tensor) and not device.may_read(temperature):
         return None

@@ -1,4 +1,4 @@
-"""The loss of a small batch, in one panel, with few operations and few Python calls, which take most of the time.
+"""The loss of a small batch, in one panel, with few operations and Python calls, because these take most of the time.
 
 The module evaluates the mean or the sum over all anchors, in eager mode on a CPU, if the logits are known to be
 moderate. The panel is that of `unshifted`. The operations for partners are written out here, because their formula is
@@ -59,13 +59,13 @@ def suits(batch: Batch, policy: Policy, factor: float = 1, *, large: bool = Fals
 
 
 def _written_out(batch: Batch) -> bool:
-    """Return whether the batch has partners, whose operations are written out here."""
+    """Return whether the batch has partners and a formula whose operations are written out here."""
     rule, plain = batch.rule, batch.targets.kind == "partners" and batch.references.own is None
     return plain and rule.terms != "sigmoid" and rule.denominator != "only_negatives"
 
 
 def is_direct(batch: Batch) -> bool:
-    """Return whether `direct` evaluates a batch of two towers that is suitable."""
+    """Return whether `direct` evaluates a batch of two towers for which `suits` returned True."""
     rows, others = batch.embeddings, cast(Tensor, batch.references.embeddings)
     return not batch.references.mutual and max(len(rows), len(others)) > DENSE_UP_TO
 
@@ -73,7 +73,7 @@ def is_direct(batch: Batch) -> bool:
 def evaluate(batch: Batch, *, backward: bool, hardened: direct.Hardened | None = None) -> tuple[AnchorValues, Saved]:
     """Return the values, those of mutual references last, and what is saved for `differentiate`.
 
-    The numbers of positives and negatives are left empty. Only `direct` evaluates a batch that is ``hardened``.
+    The numbers of positives and negatives are left empty. Only `direct` uses ``hardened``.
     """
     targets, references = batch.targets, batch.references
     if references.embeddings is not None and is_direct(batch):
@@ -142,8 +142,8 @@ def of_each(grad: Tensor, policy: Policy | None, count: int) -> tuple[float | Te
     """Return a factor, and the gradient of each value divided by it.
 
     Args:
-        grad: the gradient of the mean or the sum of the values, or without a policy that of the values.
-        policy: the mean or the sum.
+        grad: the gradient of the loss; without a policy, that of the values.
+        policy: its reduction is the mean or the sum; None: the values are not reduced.
         count: the number of values.
     """
     if policy is None:

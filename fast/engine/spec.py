@@ -25,7 +25,7 @@ Kind = Literal["labels", "mask", "partners", "pairs", "none"]
 Form = Literal["unshifted", "symmetric", "rowwise", "pairs", "frozen", "anchored", "triton"]
 
 EPSILON = 1e-8
-"""The constant of the ``"epsilon"`` terms, part of that published formula."""
+"""The constant of the ``"epsilon"`` terms, part of the published formula of `supcon_epsilon_loss`."""
 LN2 = math.log(2)
 UNSHIFTED = {torch.float64: 600.0, torch.float32: 80.0}
 """Largest value of max |logit| + log N for which exponentials need no shift.
@@ -121,7 +121,8 @@ class References:
 
     Args:
         embeddings: floating ``[M, D]``; None: the batch itself.
-        own: int64 ``[N]``, the reference that is the anchor itself, or -1; None: no anchor is among its references.
+        own: int64 ``[N]``, the reference that is the anchor itself, or -1; None: no anchor is among the references, or
+            ``embeddings`` is None.
         mutual: whether the references are anchors too, each contrasted with the rows. Then ``M == N``, row i and
             reference i are each other's positive, and the values of the references follow those of the rows.
         sizes: the sizes of the references; None if they are not known.
@@ -140,8 +141,9 @@ class Rule:
     Args:
         terms: ``"out"``: the mean over the positives of -log of their ratios. ``"in"``: -log of the mean or of the sum
             of the ratios. ``"binary"``: the binary cross-entropies of all pairs, averaged over positives and over
-            negatives (see `formulas`). ``"sigmoid"``: their sum. ``"epsilon"``: "out" with the batch tutorial's
-            epsilon. ``"lse"``: the logarithm of the sum of the negatives' exponentials, a part of other losses.
+            negatives (see `formulas`). ``"sigmoid"``: their sum. ``"epsilon"``: "out" with the epsilon of
+            `supcon_epsilon_loss`. ``"lse"``: the logarithm of the sum of the negatives' exponentials, a part of other
+            losses.
         similarity: ``"cosine"`` or ``"dot"``.
         temperature: the positive number that similarities are divided by, or a 0-dimensional tensor.
         denominator: the denominator of each positive's ratio; used only by ``"out"`` and ``"in"``.
@@ -168,7 +170,14 @@ class Ranks(Protocol):
     """The processes that a batch is distributed over."""
 
     def reduced(self, values: Tensor, weights: Tensor | int, *, mean: bool, dtype: torch.dtype | None) -> Tensor:
-        """Return the sum of the values of all ranks, divided by that of the weights if ``mean``."""
+        """Return the sum of the values of all ranks, or their mean.
+
+        Args:
+            values: this rank's values, already multiplied by their weights.
+            weights: the sum of this rank's weights.
+            mean: whether the sum of the values is divided by the sum of all weights.
+            dtype: the dtype of sums.
+        """
 
     def anchor_values(self, batch: Batch, backend: Backend) -> AnchorValues:
         """Return the values of this rank's anchors."""
@@ -228,9 +237,9 @@ class Plan:
             unshifted exponentials, each used for its rows and for its columns; "rowwise": panels of whole rows, shifted
             by their maxima; "pairs": panels of whole rows, with a binary cross-entropy for each pair; "frozen": tiles
             of unshifted exponentials of references that need no gradient; "anchored": panels of unshifted exponentials
-            of the rows that are anchors; "triton": fused kernels, which choose their own tiles. The name of a backend:
-            the form is chosen when the operator runs, because a compiled graph must not depend on the values or on the
-            size of the batch.
+            of the rows that are anchors; "triton": fused kernels, which choose their own tiles. If it is the name of a
+            backend, the form is chosen when the operator of `autograd` runs, because a compiled graph must not depend
+            on the values or on the size of the batch.
         rows: the number of rows of a tile or a panel.
         columns: the number of columns of a tile; a panel has all columns.
         keep: whether the forward pass keeps the exponentials; in the frozen form, the sums of weighted columns.
@@ -252,11 +261,11 @@ class AnchorValues(NamedTuple):
     """The result of an evaluation, one entry per row.
 
     Attributes:
-        values: ``[N]`` in the computing dtype. A row that is not an anchor, or whose sums are empty under the rule, has
-            the value 0 and no gradient. The policies of the loss decide what such a row contributes.
-        positives: int64 ``[N]``, the size of each row's P(i). If values are divided by the sum of the weights of P(i),
-            it is that sum, in the wide dtype. Empty if `Plan.sized` is False.
-        negatives: int64 ``[N]``, the size of each row's N(i); empty if `Plan.sized` is False.
+        values: ``[N]`` in the computing dtype. A row that is not an anchor, or lacks the positives or negatives that
+            the rule needs, has the value 0 and no gradient. The policies of the loss decide what it contributes.
+        positives: int64 ``[N]``, the size of P(i), the set of each row's positives. If values are divided by the sum of
+            the weights of P(i), it is that sum, in the wide dtype (`device.dtypes_of`). Empty if `Plan.sized` is False.
+        negatives: int64 ``[N]``, the size of N(i), the set of each row's negatives; empty if `Plan.sized` is False.
     """
 
     values: Tensor

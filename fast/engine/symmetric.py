@@ -33,12 +33,12 @@ class Classes(NamedTuple):
     Attributes:
         order: int64 ``[N]``, the row at each sorted position.
         back: int64 ``[N]``, the sorted position of each row.
-        labels: ``[N]``, equal numbers for equal labels, in sorted order; in the computing dtype. Unused for pairs.
+        labels: ``[N]``, equal numbers for equal labels, in sorted order; in the computing dtype. Unused if ``paired``.
         positives: int64 ``[N]``, the size of P(i), in sorted order.
         paired: whether the rows are known to form pairs; sorted positions 2k and 2k + 1 are then each other's only
             positive.
-        ends: for each block of rows, the position after the last row that has the label of the block's last row, where
-            the columns that may hold positives end; None for pairs, and if values may not be read.
+        ends: for each block of rows, the end of the columns that may hold positives: the position after the last row
+            that has the label of the block's last row. None if ``paired``, and if values may not be read.
     """
 
     order: Tensor
@@ -101,7 +101,7 @@ class _Tile(NamedTuple):
 
 
 def _tiles(count: int, plan: Plan, classes: Classes) -> Iterator[_Tile]:
-    """Yield the tiles; one in which the columns that may hold positives end is split there, except for pairs."""
+    """Yield the tiles. Unless rows form pairs, a tile is split where the columns that may hold positives end."""
     place = 0
     for block, start in enumerate(range(0, count, plan.rows)):
         stop = min(start + plan.rows, count)
@@ -281,7 +281,7 @@ def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, 
     """Return the gradients with respect to embeddings and temperature.
 
     Args:
-        grad: ``[N]``, 0 for every row that is not an anchor or whose sums are empty.
+        grad: ``[N]``, 0 for every row that `formulas.counted` leaves out.
         size: factor by which the result is multiplied.
         batch: the batch that was evaluated.
         plan: the size of the tiles.
@@ -327,7 +327,7 @@ def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, 
         pull[0::2].addcmul_(both, rows[1::2])
         pull[1::2].addcmul_(both, rows[0::2])
     if rule.terms == "epsilon" and isinstance(rule.temperature, Tensor):
-        # The largest logit of a row is its own, which depends only on the temperature.
+        # The largest logit of a row is that of its self pair, which depends only on the temperature.
         pull.addcmul_((2 * weights.slope).unsqueeze(1), rows)
     learned = by_temperature(pull, rows, size, rule, LN2)
     gradient = to_embeddings(pull, saved.scaled, rule, size, batch.embeddings.dtype, LN2)

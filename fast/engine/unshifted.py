@@ -74,8 +74,8 @@ class Panel(NamedTuple):
     Attributes:
         negative: the exponentials of negatives, else 0; under "binary", those of s for a negative and of -s for a
             positive.
-        own: for positives the exponentials, or under "one_positive" and "epsilon" what `formulas.Weights` multiplies;
-            else 0. Unused under "binary" and for rows with at most one positive.
+        own: for positives the exponentials, or under "one_positive" and "epsilon" the factor of ``level`` in
+            `formulas.Weights`; else 0. Unused under "binary" and for rows with at most one positive.
         positive: 1 for positives, else 0. For partners: int64 ``[b, 1]``, the column of the positive. Unused if there
             are no positives.
         lone: True if each row has one positive, False if each has at least two, None if neither is known.

@@ -1,7 +1,7 @@
 """Fused Triton kernels: tiles of logits stay in registers, device memory holds rows and a few numbers per row.
 
-`pairproof.fast.engine` uses them under ``backend="triton"``, and by default on CUDA devices if they support the
-embeddings, which this module decides. Of its functions, only `evaluation` imports triton.
+`pairproof.fast.engine` uses them under ``backend="triton"``, and by default on CUDA devices, for batches that they
+support. This module decides which embeddings they support. Of its functions, only `evaluation` imports triton.
 
 Modules:
 
@@ -9,7 +9,7 @@ Modules:
 - `sums` and `positives` are the forward pass.
 - `anchors` computes values from sums, and the coefficients of the backward pass from upstream gradients.
 - `gradient` is the backward pass.
-- `tile` holds what the kernels share.
+- `tile` holds what the kernels share, and explains their compile-time constants.
 - `launch` queues the kernels.
 - `table` lists the tile sizes, and `tune` searches for faster ones on a device.
 """

@@ -74,11 +74,11 @@ def combine(
 
     ``averaged`` is 1 if the ratios of the "in" terms are averaged, and 0 if they are summed.
 
-    The lines of the stats: 0 to 4 are FIRST, SECOND, NUMBER, FIRST_TOP and SECOND_TOP. 5 and 6, for `positives`, are
-    the logarithm of the sum over negatives and the boost (epsilon: the sum of guarded exponentials and the largest
-    logit); under "binary", 5 is the number of negatives, or under SUMMED the sum of BELOW. 7 to 10 are the lines of
-    `positives`. 11 is 1 for rows that count and 0 for others; only this line has the rows in their given order, all
-    other lines have them in sorted order.
+    The lines of the stats: 0 to 4 are FIRST, SECOND, NUMBER, FIRST_TOP and SECOND_TOP of `sums`. 5 and 6, for
+    `positives`, are the logarithm of the sum over negatives and the boost (epsilon: the sum of guarded exponentials and
+    the largest logit); under "binary", 5 is the number of negatives, or under SUMMED the sum of BELOW. 7 to 10 are the
+    lines of `positives`. 11 is 1 for rows that count and 0 for others; only this line has the rows in their given
+    order, all other lines have them in sorted order. `tile` explains SUMMED, FIXED and IDS.
     """
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     real = rows < n

@@ -16,7 +16,7 @@ from the numbers that `coefficients` computes per anchor:
 
 Weights of both directions are added before they are rounded to a narrower dtype and multiplied with the rows. As in the
 forward pass, `gradient_plain` processes tiles that hold only negatives, and `gradient_marked` the other tiles, or all
-tiles if labels do not show which tiles hold a positive, and under "binary" and "epsilon".
+tiles if labels do not show which tiles hold a positive, with ids, and under "binary" and "epsilon".
 """
 
 from __future__ import annotations

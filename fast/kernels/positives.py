@@ -3,12 +3,13 @@
 Where each positive has its own denominator, r = e^t / (e^t + sum over negatives) is its ratio. The epsilon terms
 compare each positive with the sum of all columns. Each share of the columns stores, per anchor:
 
-    LOGS      sum of -log r;                  epsilon: of log(1 + rest / own), exponentials guarded by epsilon
+    LOGS      sum of -log r;                  epsilon: of log(total / (e + epsilon))
     MISSED    sum of 1 - r;                   epsilon: of e / (e + epsilon)
     HIT       sum of r e^boost
     CURVED    sum of r (1 - r) e^boost
 
-The factor e^boost keeps ratios in range for a row whose positives are all far below its negatives.
+The factor e^boost keeps ratios in range for a row whose positives are all far below its negatives. Under "epsilon", e
+is e^(t - the largest logit of the row), and total is the sum of e + epsilon over all columns but the row itself.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Two kernels share the work. `sums_plain` treats every tile as if it held only negatives, and hides the other tiles by
 shifting their logits to -inf; it needs no mask and few registers. `sums_marked` visits the tiles that may hold a
-positive or a self pair, or that reach past the last column. If labels do not show which tiles these are, and under
-"binary" and "epsilon", it visits all tiles, and `sums_plain` does not run. Each share of the columns stores, per
-anchor, with t the logits:
+positive or a self pair, or that reach past the last column. If labels do not show which tiles these are, with ids, and
+under "binary" and "epsilon", it visits all tiles, and `sums_plain` does not run. Each share of the columns stores, per
+anchor, with t the logits (`tile` explains SUMMED, FIXED and IDS):
 
     FIRST        sum over negatives of e^(t - FIRST_TOP);   binary: of softplus(t)
                  epsilon: sum over all columns but the row itself of e^(t - FIRST_TOP)
@@ -14,8 +14,8 @@ anchor, with t the logits:
     FIRST_TOP    the largest t of a negative, in `sums_plain` 0 under FIXED;   epsilon: the largest t of any column
     SECOND_TOP   the largest t of a positive;   epsilon: the first column with the largest t, as the bits of an int32
 
-Under IDS, a pair of rows with equal ids is not a negative. `omitted` counts these pairs, because the sums would need
-more registers for it.
+Under IDS, a pair of rows with equal ids is not a negative. `omitted` counts these pairs, because the other kernels
+would need more registers to do so.
 """
 
 from __future__ import annotations

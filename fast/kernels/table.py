@@ -10,10 +10,10 @@ estimate counts
   reads less per product;
 - exponentials and other work per pair, which a gradient computed in several parts of the row length repeats.
 
-The longest of the three hides the others, and better so with more programs per multiprocessor, because one program's
-exponentials overlap another's products. Loads in three stages hide best, loads in two stages nearly as well. Tiles
-close to the register limit were ranked below tiles with registers to spare. `tools/compile_kernels.py` checks every
-line against these criteria with the installed compiler.
+The longest of the three hides the others. It hides more of them with more programs per multiprocessor, because one
+program's exponentials overlap another's products. Loads in three stages hide best, loads in two stages nearly as
+well. Tiles close to the register limit were ranked below tiles with registers to spare. `tools/compile_kernels.py`
+checks every line against these criteria with the installed compiler.
 
 With ``PAIRPROOF_KERNEL_TABLE=PATH``, tiles from a file replace those of the table; `pairproof.fast.kernels.tune` times
 tiles on a device and writes such a file. The file is read once. A file that is malformed, or that breaks a rule of
@@ -40,7 +40,7 @@ PLAIN: Mapping[Kernel, Kernel] = {
     "positives": "sums_plain",
     "gradient_marked": "gradient_plain",
 }
-"""The plain kernel of each kernel that visits the tiles hidden by a plain kernel, and whose own tiles divide these."""
+"""The kernels that visit tiles hidden by a plain kernel; each maps to this plain kernel, whose tiles its own divide."""
 VARIABLE = "PAIRPROOF_KERNEL_TABLE"
 FORMAT = 1
 """Version of the file format."""
@@ -79,7 +79,8 @@ class Key(NamedTuple):
     capability: int
 
 
-# Each cell is rows x columns / part / out / warps / stages.
+# Each line has an architecture, a kind, a row length, and a cell for each of KERNELS. Each cell is
+# rows x columns / part / out / warps / stages.
 _TABLE = """
 80  pieces   64  64x64/64/64/4/3     64x32/64/64/8/1     64x32/64/64/8/1     128x32/64/64/8/3    64x32/32/64/8/1
 80  pieces   128 128x64/32/32/4/3    64x32/64/64/8/1     64x32/64/64/8/1     64x32/128/64/4/3    32x32/64/128/8/1

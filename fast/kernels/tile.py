@@ -7,6 +7,15 @@ Rows are multiplied in one of three ways:
     RAW          bfloat16 and float16 rows as given, up to a power of two; the products are divided by the norms
     PIECES == 3  float32 rows as the sum of three bfloat16 rows: six products of pieces give a float32 product
     else         float32 rows, multiplied in TF32
+
+Other compile-time constants:
+
+    TERMS        the terms of the loss. Where their difference does not matter, "out", "in" and "lse" are "softmax", or
+                 "own" if each positive has its own denominator
+    SUMMED       whether the "binary" terms of a row are summed, as in the sigmoid loss, instead of averaged
+    FIXED        whether no maximum is subtracted from logits; the plain kernels then use logits in units of log 2
+    IDS          whether rows have ids; a pair of rows with equal ids is not a negative
+    MARKS        how positives are given: "labels", "mask" or "pairs"
 """
 
 from __future__ import annotations
@@ -16,7 +25,7 @@ import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 EPSILON = tl.constexpr(1e-8)
-"""The constant of the epsilon terms, part of that published formula."""
+"""The constant of the epsilon terms, part of the published formula of `supcon_epsilon_loss`."""
 NEVER = tl.constexpr(2147483647)
 """Marks the end of a list; larger than every row number and tile number."""
 CHUNK = tl.constexpr(256)

@@ -1,9 +1,9 @@
 """pairproof: a verification suite for contrastive losses.
 
-The parts of this package are folders at the top of the repository: ``pairproof.reference`` in
-``reference/``, ``pairproof.fast`` in ``fast/``, ``pairproof.conformance`` in ``conformance/`` and
+The parts of this package are folders at the top of the repository: ``pairproof.reference`` in ``reference/``,
+``pairproof.fast`` in ``fast/``, ``pairproof.compat`` in ``compat/``, ``pairproof.conformance`` in ``conformance/`` and
 ``pairproof.fixtures`` in ``fixtures/``. ``pyproject.toml`` maps them; importing this module does not import them.
-``pairproof.diagnose`` says which value of a loss is plausible for a batch.
+``pairproof.diagnose`` reports which value of a loss is plausible for a batch.
 """
 
 from __future__ import annotations
