@@ -277,7 +277,8 @@ class MultipleNegativesRankingLoss(nn.Module):
         Args:
             queries: ``[N, D]``, those of this process.
             answers: ``[N, D]``, their documents.
-            others: ``[W, D]``, the queries of all processes; W is the number of their rows.
+            others: ``[W, D]``, the queries of all processes; W is the number of their rows. The single direction
+                "query_to_doc" does not use them.
             documents: the documents and the hard negatives of all processes, each ``[W, D]``.
             first: the index of the first query of this process among the W rows.
             hardness: the negatives with weights, or None.
@@ -285,7 +286,7 @@ class MultipleNegativesRankingLoss(nn.Module):
         alike, candidates = self.similarity_fct, torch.cat(documents)
         rows = torch.arange(queries.shape[0], device=queries.device)
         place = rows + first
-        itself = torch.arange(others.shape[0], device=queries.device) == place[:, None]
+        itself = torch.arange(documents[0].shape[0], device=queries.device) == place[:, None]
         scores = alike(queries, candidates)
         logits = scores * self.scale
         if hardness:

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 try:
@@ -771,7 +772,12 @@ def main(arguments: list[str] | None = None) -> Any:
         words, code = _message(error)
         if isinstance(error, OSError):
             _discard_output()
-    typer.echo(f"pairproof: {words}", err=True)
+    text = f"pairproof: {words}"
+    if sys.stderr.isatty():  # a terminal would break the message inside words
+        width = shutil.get_terminal_size().columns - 2
+        lines = (wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in text.splitlines())
+        text = "\n".join(map("\n  ".join, lines))
+    typer.echo(text, err=True)
     sys.exit(code)
 
 

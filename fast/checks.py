@@ -605,7 +605,9 @@ def check_partners(embeddings: Tensor, partners: object, references: References,
 def _are_mutual(partners: Tensor, own: Tensor) -> bool:
     """Return whether partners ``[N]`` are valid, in as few operations as possible: they nearly always are."""
     try:
-        # On a CPU, a partner out of range raises an IndexError, also if it is negative.
+        # On a CPU, a partner out of range raises an IndexError, also if it is negative; on CUDA it ends the process.
+        if partners.device.type != "cpu" and bool(((partners < 0) | (partners >= len(own))).any()):
+            return False
         return torch.equal(partners.index_select(0, partners), own) and not torch.eq(partners, own).any().item()
     except IndexError:
         return False
@@ -712,7 +714,7 @@ def check_no_queue(given: Sequence[str]) -> None:
         ValueError: one is given.
     """
     if given:
-        raise ValueError(f"{given[0]}: expected no negatives with it, which take the place of the other tower")
+        raise ValueError(f"{given[0]}: expected no negatives with it: negatives take the place of the other tower")
 
 
 def check_positive_pairs(

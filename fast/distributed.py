@@ -652,7 +652,7 @@ def _to_the_next(tensors: Sequence[Tensor], found: Sequence[Tensor], group: Any)
 
     def wait() -> None:
         with _naming("ring", group):
-            while works:  # a work that is done would keep its tensor
+            while works:  # popped, because a finished work keeps its tensor alive
                 works.pop().wait()
 
     return wait

@@ -136,7 +136,7 @@ def check_equal_towers(name: str, direction: str, n: int, m: int) -> None:
 def check_no_queue(given: Sequence[str]) -> None:
     """Raise an error if one of these arguments, which describe pairs of the towers, is given with negatives."""
     if given:
-        raise ValueError(f"{given[0]}: expected no negatives with it, which take the place of the other tower")
+        raise ValueError(f"{given[0]}: expected no negatives with it: negatives take the place of the other tower")
 
 
 def check_embeddings(embeddings: npt.ArrayLike, similarity: str, *, name: str = "embeddings", least: int = 2) -> Matrix:

@@ -450,6 +450,7 @@ RANKING = [
     for directions, partition, mode, strength in (
         (("query_to_doc",), "joint", None, 0.0),
         (("query_to_doc", "doc_to_query"), "per_direction", None, 0.0),
+        (("query_to_doc",), "joint", "all_negatives", 2.0),
         (DIRECTIONS[-1], "joint", None, 0.0),
         (DIRECTIONS[-1], "joint", "all_negatives", 2.0),
     )

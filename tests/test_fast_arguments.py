@@ -47,7 +47,7 @@ def refused(loss: Loss, rows: Tensor, **arguments: Any) -> str:
 def test_kernels_report_which_embeddings_they_reject(loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
     """For every loss the error is a ValueError that names the embeddings that the kernels accept."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    expected = "it needs embeddings on a CUDA device, got cpu (with TRITON_INTERPRET=1 its interpreter takes those)"
+    expected = "it needs embeddings on a CUDA device, got cpu (TRITON_INTERPRET=1 runs the kernels on a CPU)"
     assert refused(loss, Z, **GOOD[loss]) == expected
     assert "take float32, bfloat16 and float16, not float64" in refused(loss, Z.double(), **GOOD[loss])
     assert "take at most 1024 columns, got 1025" in refused(loss, torch.ones(4, 1025), **GOOD[loss])

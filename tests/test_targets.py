@@ -707,9 +707,10 @@ def test_command_returns_values_and_gradients() -> None:
         assert found.refuses(with_options(SUPCON, reduction="sum")) == "needs reduction=sum"
     finally:
         found.close()
-    found = command("right", loss="info_nce", settings={"direction": "*", "reduction": "*"})
+    found = command("right", loss="info_nce", settings={"direction": "*", "reduction": "*", "direction_weights": "*"})
     try:
         assert ratio(found, with_options(INFO_NCE, reduction="none")) <= 1
+        assert ratio(found, with_options(INFO_NCE, direction="both", direction_weights=[0.25, 0.75])) <= 1
     finally:
         found.close()
 

@@ -824,8 +824,10 @@ class External(Implementation):
     def _ask(self, case: Case, dtype: str, given: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the command's values, and the gradients of the case's loss; {} if the answer does not give them."""
         assert self.command is not None
-        options = (*case.entry.scalars, "temperature")
-        request = {"loss": case.loss, "dtype": dtype, "options": {name: case.option(name) for name in options}}
+        options = {name: case.option(name) for name in (*case.entry.scalars, "temperature")}
+        if "direction_weights" in case.entry.keywords:
+            options["direction_weights"] = case.option("direction_weights")
+        request = {"loss": case.loss, "dtype": dtype, "options": options}
         for key, arrays in (("matrices", given), ("arguments", self.arrays(case))):
             request[key] = {name: array.tolist() for name, array in arrays.items()}
         values_of_case = case.counted() if self.claim.reduced_here else case.undefined_values()

@@ -41,7 +41,7 @@ from .levels import Level, level_of, level_of_case, reviewed
 from .options import CannotBeCalled, CouldNotRun, Request, Selection, UsageError, takes, unknown
 from .proofs import as_claimed, case_as_claimed, repeated
 from .ranges import Limit, find_limits
-from .results import BAD, Check, Status, counted, grouped, phrase, unused
+from .results import BAD, Check, Status, counted, grouped, phrase, several, unused
 from .shrink import Shrunk, smallest_failure
 from .tried import Tried
 from .usages import UsageJudge, Watch
@@ -229,7 +229,7 @@ class CheckResult:
         counts -= counted(above)
         ends = [phrase(status, counts[status]) for status in Status if counts[status]]
         ends += [f"{len(above)} failed above {self.level}"] if above else []
-        idle = f"; {len(self.unused)} declarations match no check" if self.unused else ""
+        idle = f"; {several(len(self.unused), 'declaration')} without a matching check" if self.unused else ""
         why = f"{self.diagnosis.short}; " if self.diagnosis.short else ""
         return f"{self.verdict} at {self.level}: {self.request.name} as {loss}{values}: {why}{', '.join(ends)}{idle}"
 

@@ -51,12 +51,12 @@ LARGEST_LOGIT = 1e300
 """Largest bound on dot products, divided by the temperature, for which float64 needs no scaling as in `exact`."""
 OMITS = (
     "the kernels support ignored pairs by ids only, and not with a mask of positives or in supcon_epsilon_loss;"
-    ' backend="auto" evaluates such batches without them'
+    ' backend="auto" evaluates such batches without the kernels'
 )
 """Why ``backend="triton"`` refuses some batches with ignored pairs."""
-WEIGHTED = 'the kernels do not support weights of pairs; backend="auto" evaluates such batches without them'
+WEIGHTED = 'the kernels do not support weights of pairs; backend="auto" evaluates such batches without the kernels'
 """Why ``backend="triton"`` refuses a batch whose pairs have weights."""
-ZERO_ROWS = 'the kernels do not support zero_row="zero"; backend="auto" evaluates such batches without them'
+ZERO_ROWS = 'the kernels do not support zero_row="zero"; backend="auto" evaluates such batches without the kernels'
 """Why ``backend="triton"`` refuses a batch in which rows of zeros are valid."""
 
 

@@ -164,7 +164,7 @@ def differentiate(
         travelling, owners = [], []
         if step < world - 1:
             travelling, owners = [block], [(rank - 1) % world]
-        if step > 1:  # the gradient of this block, or last that of this rank's own, with the parts of the ranks before
+        if step > 1:  # send the gradient of the previous block; receive that of this one, with the other ranks' parts
             travelling, owners = [*travelling, carried], [*owners, rank]
         received, wait = share.pass_on(travelling, owners)
         if step < world:

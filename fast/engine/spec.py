@@ -152,7 +152,7 @@ class Rule:
             ``"sigmoid"``.
         weights_divisor: whether the weighted sum over the positives is divided by their number, ``"count"``, or by the
             sum of their weights, ``"weight"``.
-        zero_row: what a row of zeros is under ``"cosine"``. ``"error"``: invalid; if values were not checked, its
+        zero_row: how ``"cosine"`` treats a row of zeros. ``"error"``: invalid; if values were not checked, its
             logits are NaN. ``"zero"``: its cosines are 0, and its gradient is 0.
     """
 

@@ -52,14 +52,14 @@ def refusal(embeddings: Tensor) -> str | None:
     if embeddings.shape[1] > LONGEST:
         return f"its kernels take at most {LONGEST} columns, got {embeddings.shape[1]}"
     if embeddings.device.type == "cpu" and not interpreting():
-        return "it needs embeddings on a CUDA device, got cpu (with TRITON_INTERPRET=1 its interpreter takes those)"
+        return "it needs embeddings on a CUDA device, got cpu (TRITON_INTERPRET=1 runs the kernels on a CPU)"
     if embeddings.device.type not in ("cpu", "cuda"):
         return f"it needs embeddings on a CUDA device, got {embeddings.device.type}"
     if not _importable():
         return "triton is not installed: pip install triton"
     if embeddings.device.type == "cuda":
         if torch.version.hip is not None:
-            return "its kernels were made for NVIDIA's devices"
+            return "its kernels support only NVIDIA devices"
         if torch.cuda.get_device_capability(embeddings.device) < OLDEST:
             return f"it needs a device of compute capability {OLDEST[0]}.{OLDEST[1]} or newer"
     return None

@@ -284,7 +284,7 @@ def read(path: Path) -> dict[Key, Launch]:
         raise error(f'expected an object with "format": {FORMAT}')
     entries = content.get("tiles")
     if not isinstance(entries, list) or not entries:
-        raise error('expected "tiles", a list of at least one')
+        raise error('expected "tiles", a list of at least one tile')
     found: dict[Key, Launch] = {}
     for number, entry in enumerate(entries):
         try:
@@ -292,7 +292,7 @@ def read(path: Path) -> dict[Key, Launch]:
         except ValueError as reason:
             raise error(f"tile {number}: {reason}") from reason
         if key in found:
-            raise error(f"tile {number}: {_name(key)} has one already")
+            raise error(f"tile {number}: {_name(key)} already has a tile")
         found[key] = launch
     wrong = []
     for key, launch in found.items():

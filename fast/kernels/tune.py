@@ -216,9 +216,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--columns", type=int, default=128, help="D (default: %(default)s)")
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="bfloat16", help="default: %(default)s")
     parser.add_argument("--tf32", action="store_true", help="float32 rows are multiplied in TF32")
-    parser.add_argument("--kernel", choices=KERNELS, action="append", help="only this one (repeatable)")
-    parser.add_argument("--rounds", type=int, default=15, help="turns of every candidate (default: %(default)s)")
-    parser.add_argument("--output", type=Path, help="JSON to write, or to extend")
+    parser.add_argument("--kernel", choices=KERNELS, action="append", help="tune only this kernel (repeatable)")
+    parser.add_argument("--rounds", type=int, default=15, help="timed runs of each candidate (default: %(default)s)")
+    parser.add_argument("--output", type=Path, help="JSON file to write or extend")
     return parser
 
 
