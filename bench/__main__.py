@@ -135,7 +135,7 @@ OUTPUT = typer.Option(help="Folder for the JSON and the plot. Default: bench/res
 QUICK = typer.Option(
     "--quick", help="Only N = 64, 256 and 1024, the default allocator, fewer rounds and peers; writes nothing."
 )
-RECORD = typer.Option("--record", help="With --quick: write the figures of missed goals to bench/missed.json.")
+RECORD = typer.Option("--record", help="A quick run that writes the figures of missed goals to bench/missed.json.")
 
 
 @app.command(epilog="Exit codes: 0 measured; 1 a floor is missed; 2 wrong command line; 3 could not run.")

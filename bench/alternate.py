@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from .measure import Clock
 
 SECONDS = 1.0
-"""Duration of the samples of one comparison."""
+"""Total duration of the samples of one comparison, in seconds; slow steps take longer."""
 LEAST = 7
 """The smallest number of samples of each implementation."""
 SAMPLE = 0.01
-"""The shortest sample, in seconds; a quicker step is repeated."""
+"""Approximate duration of a sample of the slower step, in seconds; quicker steps are repeated."""
 
 
 def alternated(steps: Mapping[str, Callable[[], object]]) -> dict[str, float]:

@@ -37,7 +37,7 @@ ALL = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 
 
 def of_clip(name: str) -> Callable[[Any, Any], Loss]:
-    """Return a function from both libraries to the loss of open_clip: of images, texts, logit scale and logit bias."""
+    """Return a function that takes the modules of both libraries, and returns a loss of open_clip."""
 
     def made(clip: Any, ranking: Any) -> Loss:
         module = getattr(clip, name)()
@@ -49,7 +49,10 @@ def of_clip(name: str) -> Callable[[Any, Any], Loss]:
 
 
 def of_ranking(columns: int = 2, **options: Any) -> Callable[[Any, Any], Loss]:
-    """Return a function from both libraries to the ranking loss of 2 towers, or of 3 with a hard negative."""
+    """Return a function that takes the modules of both libraries, and returns the ranking loss of 2 or 3 towers.
+
+    The third tower has the hard negatives.
+    """
 
     def made(clip: Any, ranking: Any) -> Loss:
         given = {"similarity_fct": sentence_transformers.cos_sim, **options}

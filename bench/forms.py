@@ -29,7 +29,7 @@ DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfl
 """Names in the report, with the dtype of the embeddings. With "tf32", products may round to TF32."""
 
 Step = Callable[..., Tensor]
-"""From the inputs of a form to the loss, a scalar."""
+"""Function from the inputs of a form to the loss, a scalar."""
 
 _LABELS = ("two views", "10 classes", "8 per class")
 _MASKS = ("mask classes", "mask symmetric", "mask asymmetric")

@@ -220,7 +220,7 @@ def _forks() -> subprocess.Popen[str]:
 
 
 def _run_in_fork(job: Job) -> tuple[int, Any, str]:
-    """Run a job in a fork of a process that has imported torch, which takes longer than measuring a small batch.
+    """Run a job in a fork of a process that has imported torch: the import takes longer than measuring a small batch.
 
     Returns:
         The exit status, the rows and the last line on stderr.

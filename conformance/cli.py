@@ -133,7 +133,7 @@ def with_options(
         until: end each help text before this phrase.
 
     Returns:
-        A decorator. The command takes the options by keyword, with the values that the tables' fields have.
+        A decorator. It calls the command with each option by keyword, converted to the type of its field.
     """
     chosen = [one for kind in kinds for name, one in tables.options_of(kind).items() if name in only or not only]
 
@@ -595,7 +595,7 @@ def new_loss(
     from .maintain import new_loss as writing
 
     made = writing.new_loss(name, tables.loss_named(like), source)
-    _print([*(f"written: {path}" for path in made.written), *(f"left: {line}" for line in made.left)])
+    _print([*(f"written: {path}" for path in made.written), *(f"to do: {line}" for line in made.left)])
 
 
 @_command(app)
@@ -636,7 +636,8 @@ def _rebuild(peers: dict[str, str], *, keep: bool) -> None:
         typer.echo(f"fixtures: a rebuild would {f'make {changes} changes' if changes else 'change nothing'}")
     if found.failed:
         advice = "correct the implementations or declare the deviations, then run this command again"
-        typer.echo(f"fixtures: {len(found.failed)} checks failed, counted as passed or declared deviations; {advice}")
+        counted = "the counts include them as passed or as declared deviations"
+        typer.echo(f"fixtures: {len(found.failed)} checks failed; {counted}; {advice}")
     if found.failed or (changes and not keep):
         raise typer.Exit(NOT_CONFORMING)
 

@@ -180,7 +180,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _from_command_line(config: pytest.Config, mark: Mark) -> dict[str, Any]:
-    """Return the fields that the command line sets in a mark without a target: the target and all other options."""
+    """Return the fields that the command line sets in a mark without a target: the target and all other options.
+
+    Empty if the mark has a target, or a loss for which the command line gives no target.
+    """
     given = _given(config)
     target, loss = given.get("target"), given.get("loss", mark.loss)
     if mark.target is not None or (mark.loss and (target is None or loss != mark.loss)):
@@ -328,7 +331,7 @@ class Group:
         record: the common part of its tests' reports: the number of checks, the asserted number of judged checks,
             whether the command line changed the mark, and its title.
         file: file of the declared deviations.
-        entries: declarations in that file, by place.
+        entries: declarations in that file, by place, such as "pyproject.toml, tool.pairproof.deviations 1".
         cases: the cases that the mark selects, without the random batches.
         loaded: the targets that are loaded only once, by name: the mark's own, and those given as text.
         usages: the judge of each loaded target's usages, by name of the target.
@@ -382,7 +385,7 @@ class Group:
         return self.loaded[request.name]
 
     def usage_judge(self, request: Request, judged: External) -> UsageJudge:
-        """Return the judge of a target's usages; that of a target that is loaded only once is kept."""
+        """Return the judge of a target's usages; it is kept if the target is loaded only once."""
         from .judge.proofs import as_claimed
         from .judge.usages import UsageJudge
 

@@ -36,7 +36,7 @@ FORMAT = "pairproof-report/1"
 CHECK_FORMAT = "pairproof-check/2"
 
 NOT_WRITTEN = ("ulps", "declared", "level", "rounding")
-"""Fields of a check that are not written for every check. The level and ``rounding`` are written by ``check``."""
+"""Fields of a check that the JSON leaves out; that of ``check`` contains the level and ``rounding``."""
 
 COLUMNS = {"fast": "fast", "pml": "PML", "supcontrast": "original"}
 """Implementations whose values are shown beside the printed losses, and the titles of their columns."""
@@ -499,7 +499,7 @@ def _target(result: CheckResult) -> Iterator[Part]:
 
 
 def _judged(result: CheckResult) -> Iterator[Part]:
-    """The cases that were judged and skipped, and the checks in tables."""
+    """The numbers of judged and of skipped cases, and the checks in tables."""
     request = result.request
     yield f"{result.report.cases_chosen} of {result.cases} {request.loss} cases apply to this target"
     reasons = result.left_out.most_common()
@@ -616,7 +616,7 @@ def _as_xml(text: str) -> str:
 
 
 def _skipped_above(found: CheckResult) -> Iterator[Check]:
-    """The checks, in which failures above the required level count as skipped."""
+    """The checks; those that fail above the required level are replaced by skipped ones."""
     for check in found.checks:
         if check.status in BAD and is_above(check, found.level):
             message = f"fails at the level {check.level}, above {found.level}: {check.message}"

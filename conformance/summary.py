@@ -31,7 +31,7 @@ def _plain(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """Return a text as inline code, outside tables: between more backticks than it has in a row."""
+    """Return a text as inline code, between more backticks than it has in a row. Not for tables: bars are kept."""
     ticks = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     space = " " * (text[:1] == "`" or text[-1:] == "`")
     return f"{ticks}{space}{text}{space}{ticks}"

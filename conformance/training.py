@@ -33,7 +33,7 @@ SOLVED = 0.01
 DIM = 128
 """Number of columns of random embeddings if no embeddings are given."""
 SATURATED = 1e-6
-"""The softmax counts as saturated if the norm of the gradient is less than this part of that at random embeddings."""
+"""The softmax counts as saturated if the gradient's norm is below this fraction of its norm at random embeddings."""
 PUBLISHED_BASE = 0.07
 """The base temperature of the original SupCon code."""
 

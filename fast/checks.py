@@ -3,6 +3,8 @@
 Types, dtypes, shapes, devices and options are always checked. Checks that read values would synchronise with an
 accelerator, so they run on the CPU, and on other devices if ``validate`` is True; never while a graph is compiled, nor
 under `torch.func.vmap`. In a compiled graph, row numbers such as partners are checked when the graph runs.
+
+The argument ``shared`` is True if the rows of all ranks are contrasted with each other (see `distributed`).
 """
 
 from __future__ import annotations
@@ -76,7 +78,10 @@ R = TypeVar("R")
 
 
 def across_ranks(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a loss whose argument ``group`` is a process group; the function itself gets `Ranks` or None."""
+    """Return a loss whose ``group`` is a process group, "world", a `Ring` or None.
+
+    The decorated function gets `Ranks` or None instead.
+    """
     names = tuple(inspect.signature(function).parameters)
 
     @wraps(function)
@@ -493,7 +498,7 @@ def check_ignored(
     validate: bool,
     shared: bool = False,
 ) -> Targets:
-    """Return targets with ignored pairs: bool ``[N, M]``, and ids, integers ``[N]`` and of the references ``[M]``.
+    """Check ignored pairs, bool ``[N, M]``, and ids, integers ``[N]`` and ``[M]``; return targets that contain them.
 
     If each row has exactly one positive, this pair must not be ignored, which is checked if values are read. If
     ``shared``, the columns of ignored are the rows of all ranks; their number and their positives are checked later.
@@ -544,8 +549,8 @@ def check_weights(
         embeddings: floating ``[N, D]``.
         name: the argument's name.
         weights: the argument; None: no weights.
-        references: the columns of the pairs, also if these are the rows of the batch; None: the weights are those of
-            anchors.
+        references: the references, without embeddings if the rows of the batch take their place; None: the weights are
+            those of anchors.
         validate: whether to read values on an accelerator too.
         shared: whether the columns of pairs are the rows of all ranks, whose number is checked later.
 
@@ -605,7 +610,8 @@ def check_partners(embeddings: Tensor, partners: object, references: References,
 def _are_mutual(partners: Tensor, own: Tensor) -> bool:
     """Return whether partners ``[N]`` are valid, in as few operations as possible: they nearly always are."""
     try:
-        # On a CPU, a partner out of range raises an IndexError, also if it is negative; on CUDA it ends the process.
+        # In index_select, a partner out of range (or negative) raises an IndexError on a CPU. On CUDA it would make all
+        # later operations of the process fail.
         if partners.device.type != "cpu" and bool(((partners < 0) | (partners >= len(own))).any()):
             return False
         return torch.equal(partners.index_select(0, partners), own) and not torch.eq(partners, own).any().item()
@@ -734,7 +740,7 @@ def check_positive_pairs(
 
 
 def _checked(kind: str, rows: Tensor, own: Tensor | None, columns: int, validate: bool) -> Tensor:
-    """Check rows if their values may be read; in a compiled graph an operator checks them when the graph runs."""
+    """Return row numbers, checked if values may be read; in a compiled graph an operator checks them when it runs."""
     if device.may_read(rows, validate):
         _refuse(kind, rows, own, columns)
     elif device.traced(rows):
@@ -743,15 +749,15 @@ def _checked(kind: str, rows: Tensor, own: Tensor | None, columns: int, validate
 
 
 def _refuse(kind: str, rows: Tensor, own: Tensor | None, columns: int) -> None:
-    """Raise an error that describes what is wrong with rows, if anything is.
+    """Raise an error that describes what is wrong with row numbers, if anything is.
 
     Args:
         kind: "partners", "mutual" (partners without references), "ignored" (pairs of rows and partners), "self_rows" or
             "positive_pairs".
-        rows: int64 ``[N]``; ``[M, 2]`` for "positive_pairs".
-        own: int64 ``[N]``, the row itself or the reference that is the anchor; None: no reference is. For "ignored", 1
-            if the pair is ignored.
-        columns: the number of rows to choose from.
+        rows: int64 ``[N]``, the row numbers; ``[M, 2]`` for "positive_pairs".
+        own: int64 ``[N]``. For "partners" and "mutual", the number of the row itself, which is not allowed as its
+            partner, or -1; None: all -1. For "ignored", 1 if the pair is ignored, else 0.
+        columns: the number of rows that may be referred to.
     """
     if kind == "mutual" and own is not None and _are_mutual(rows, own):
         return

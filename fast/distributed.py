@@ -119,7 +119,7 @@ eagerly._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def _together(function: Callable[..., Any], names: Sequence[str], args: Any, kwargs: dict[str, Any]) -> Any:
-    """Call a loss with the other ranks. An error on one rank before the ranks have met is raised on all of them."""
+    """Call a loss with the other ranks. An error on one rank before `Ranks.meet` is raised on all ranks."""
     given = dict(zip(names, args, strict=False)) | {name: kwargs[name] for name in kwargs if name != "group"}
     group = kwargs["group"]
     ranks = Ranks(find_group(group), function.__name__, given, ring=isinstance(group, Ring))
@@ -254,7 +254,7 @@ class Share(NamedTuple):
         return found
 
     def with_gradient(self, tensor: Tensor, gathered: Tensor) -> Tensor:
-        """Return the result of `rows` for rows that have been gathered."""
+        """Return the result of `rows` for a tensor; ``gathered`` is the result of `gather` for it."""
         found: Tensor = _Gather.apply(tensor, self, gathered)  # type: ignore[no-untyped-call]
         return found
 
@@ -417,7 +417,7 @@ class Ranks:
         Args:
             batch: the rows of this rank.
             policy: how its values are reduced.
-            backend: how they are evaluated; None: by a composition of several evaluations.
+            backend: the backend of the loss; None: the loss combines several evaluations.
         """
         policy, own = replace(policy, ranks=self), batch.references.embeddings is None
         self.meet(batch.embeddings, least=2 if own and batch.targets.kind == "partners" else 1)

@@ -114,7 +114,7 @@ def nt_xent_loss(
     ranks = None if group is None else ranks_of(group)
     shared = ranks is not None and ref_embeddings is None
     least = 0 if ranks is not None else 2 if ref_embeddings is None else 1
-    # As for dot products, rows of zeros are then valid.
+    # With zero_row="zero", rows of zeros are valid, as for dot products.
     checked = "dot" if rule.zero_row == "zero" else rule.similarity
     sizes = check_embeddings(embeddings, similarity=checked, validate=validate, least=least)
     references = check_references(embeddings, ref_embeddings, None, self_rows, similarity=checked, validate=validate)

@@ -357,7 +357,7 @@ def labelled_loss(
     ref_embeddings, ref_labels, _ = references
     ranks = None if group is None else ranks_of(group)
     shared = ranks is not None and ref_embeddings is None
-    # As for dot products, rows of zeros are then valid.
+    # With zero_row="zero", rows of zeros are valid, as for dot products.
     similarity = "dot" if rule.zero_row == "zero" else rule.similarity
     least = 1 if ranks is None else 0
     sizes = check_embeddings(embeddings, similarity=similarity, validate=validate, least=least)

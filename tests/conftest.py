@@ -18,14 +18,15 @@ LEFT_OUT = pytest.StashKey[int]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEFT_OUT] = 0
-    # Nothing that collection allocates is garbage.
+    # Nothing that pytest allocates while it collects tests is garbage.
     gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Collect garbage less often, and exclude modules and tests from it: runs of pytest inside tests collect often.
+    """Exclude modules and tests from garbage collection, and collect garbage less often.
 
-    Proofs and references allocate many small objects, none of them garbage.
+    Runs of pytest inside tests collect garbage often. Proofs and references allocate many small objects, none of them
+    garbage.
     """
     gc.enable()
     gc.freeze()

@@ -87,9 +87,10 @@ def train(steps: Sequence[Step], ddp: bool) -> list[Any]:
 
 
 def end_early(rank: int, seconds: float, in_a_ring: bool) -> tuple[str, float]:
-    """Evaluate a loss twice; rank 1 ends, or waits, before the second time. Return the error and when it was raised.
+    """Evaluate a loss twice; rank 1 waits ``seconds`` and ends before the second time, in a ring before its backward pass.
 
-    In a ring, it ends in the second backward pass.
+    Returns:
+        On the other ranks, the error of the second time, or "", and the seconds until it was raised.
     """
     rows = torch.randn(3, 2, generator=torch.Generator().manual_seed(rank)).requires_grad_()
     labels = torch.tensor([0, 0, 1])
@@ -137,7 +138,7 @@ def record(calls: Sequence[tuple[str, dict[str, Any], Sequence[str]]]) -> list[A
 
 
 def memory(calls: Sequence[tuple[str, dict[str, Any], Sequence[str]]]) -> list[int]:
-    """Return the largest size of all tensors, in bytes, that each call allocates in its forward and backward pass."""
+    """Return the peak memory of the tensors that each call allocates in its forward and backward pass, in bytes."""
     found = []
     for name, given, leaves in calls:
         given = {**given, **{leaf: given[leaf].clone().requires_grad_() for leaf in leaves}}

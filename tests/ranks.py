@@ -32,11 +32,11 @@ def run_ranks(folder: Path, world: int, function: Callable[..., Any], arguments:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch.distributed.nn", "pairproof.fast"])
     timeout = options.get("timeout", 60)
+    # Arguments are pickled here, because multiprocessing would pass each tensor by a file descriptor.
     processes = [
         context.Process(target=_run, args=(folder, rank, world, timeout, function, pickle.dumps(arguments[rank])))
         for rank in range(world)
     ]
-    # Pickled here, because multiprocessing would pass each tensor by a file descriptor.
     for process in processes:
         process.start()
     end = time.monotonic() + options.get("limit", LIMIT)

@@ -37,7 +37,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[Any]:
         patch.setattr(module, "ContrastiveLoss", loss)
         patch.setattr(module, "mp", SimpleNamespace(spawn=spawn))
         if item.name != "test_single_proc":
-            # The test compares its device with torch.device("cpu"), which the string is not.
+            # The test returns at once if its device equals torch.device("cpu"); the string does not.
             patch.setattr(module, "TEST_DEVICE", "cpu")
             patch.setattr(torch.cuda, "device_count", lambda: PROCESSES)
         return (yield)

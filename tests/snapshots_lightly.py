@@ -111,5 +111,5 @@ stand_in("lightly.data", LightlyDataset=None)
 stand_in("lightly.transforms")
 stand_in("lightly.transforms.torchvision_v2_compatibility", torchvision_transforms=None)
 stand_in("tests.utils.benchmarking.test_benchmark_module", _DummyModel=None)
-# The package has no `__init__.py`, so that this class is imported here.
+# `snapshots_packages` does not execute the package's `__init__.py`, so this class is imported here.
 sys.modules["lightly.loss"].NTXentLoss = importlib.import_module("lightly.loss.ntx_ent_loss").NTXentLoss  # type: ignore[attr-defined]

@@ -229,7 +229,7 @@ def test_engine_is_used_from_its_size_on() -> None:
 def test_invalid_options_are_reported() -> None:
     wrong = {
         "scale: expected a positive number, got 0": {"scale": 0},
-        r"directions: expected query_to_doc, .* got \(\)": {"directions": ()},
+        r"directions: expected query_to_doc and any of .*, got \(\)": {"directions": ()},
         r"directions: .* got \('query_to_doc', 'all'\)": {"directions": ("query_to_doc", "all")},
         "directions: .* got .'doc_to_query'": {"directions": ("doc_to_query",)},
         "partition_mode: expected one of joint, per_direction, got 'none'": {"partition_mode": "none"},

@@ -6,7 +6,7 @@ loop that is skipped. A mutant is judged by these checks:
 - every golden and worked case of a size up to ``MOST_ROWS``, with every adapter of the package, in every dtype that
   both support;
 - the error cases, which are calls with invalid inputs;
-- for ``reference/``, the recorded terms;
+- for ``reference/``, the terms that it records: positives, negatives and anchors;
 - for ``fast/``, first and second derivatives with respect to embeddings and temperature, compared with finite
   differences. These run only on small *covering cases*, a selection of cases that has every trait of the whole set.
 

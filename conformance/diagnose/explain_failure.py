@@ -158,7 +158,10 @@ class Failure:
         self._evaluations: dict[tuple[Setting, str, float], Evaluation | None] = {}
 
     def value(self, suspect: Suspect) -> Tensor:
-        """[K], the suspect's values; NaN if its way to read the positives does not apply, or if it has not K values."""
+        """[K], the suspect's values.
+
+        They are NaN if its way to read the positives does not apply, or if it gives another number of values.
+        """
         variant, temperature = suspect.variant, suspect.temperature or self.temperature
         key = suspect.setting, variant.positives, temperature
         if key not in self._evaluations:
@@ -339,7 +342,7 @@ def _reweighted(case: Case) -> Iterator[tuple[str, Case, float]]:
             yield f"the weights of {names[name]} are read by columns", changed(name, weights.T), 1.0
     if "negative_weights" in given:
         once = (given["negative_weights"] > 0).astype(float)
-        yield "the weights of negatives count once, whatever their size", changed("negative_weights", once), 1.0
+        yield "negatives with a weight above 0 count once, whatever it is", changed("negative_weights", once), 1.0
     if "positive_weights" in given:
         divisor = case.option("weights_divisor")
         other, by = ("weight", "sum of weights") if divisor == "count" else ("count", "number")

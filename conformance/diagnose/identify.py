@@ -279,7 +279,7 @@ OTHER_NEGATIVES: Mapping[tuple[str, str], str] = {
     (HARD, "queue a_to_b"): "the negatives are all hard negatives of the batch, without the other documents",
     (QUEUE, QUEUE_ADDED): "multiple_negatives_ranking has these negatives, if they are passed as its hard negatives",
 }
-"""Remarks on negatives that another loss has, by the call and the reading of the positives."""
+"""Remarks on targets whose negatives are those of another loss, by the call and the reading of the positives."""
 
 
 def _report_match(found: Identification, search: Search, good: list[Match]) -> None:
@@ -593,7 +593,7 @@ def name_faults(found: Identification, search: Search, faults: Sequence[Any]) ->
 
 
 def _is_right(search: Search, fault: Any, found: Identification, close: float) -> bool:
-    """Whether the correct loss has the target's answers, and accepts the same batches in ``broken`` as the fault."""
+    """Whether the correct loss has the target's answers, and accepts the same ``search.broken`` batches as the fault."""
     with suppress(Exception):
         refused = [_refused(search, function, found) for function in (fault.function, fault.right)]
         return refused[0] == refused[1] and _same_answers(search, fault.right, found, close)

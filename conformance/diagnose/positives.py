@@ -23,8 +23,8 @@ Tensor = torch.Tensor
 
 LABELS, FEATURES, VIEWS, PAIRS, CASE = "labels", "features", "views", "pairs", "case"
 PARTNERS, QUEUE, HARD = "partners", "queue", "hard"
-"""The calls: which arguments a target takes. "case" stands for a golden case. With "queue" and "hard", two views and
-negatives, or hard negatives, are passed."""
+"""The calls: which arguments a target takes. "case" stands for a golden case. With "queue", two views and negatives are
+passed; with "hard", two views and hard negatives."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,7 +220,10 @@ def _towers(direction: str, *calls: str) -> Positives:
 
 
 def _queue(direction: str, *calls: str, queue: bool = True, keys: bool = False) -> Positives:
-    """Contrast the rows of one of two views with their positive, the queue, and the other rows of the other view."""
+    """Contrast the rows of one view, or of both, with their positive and with other rows.
+
+    With ``queue``, these include the queue; with ``keys``, the other rows of the other view.
+    """
 
     def change(s: Setting) -> Setting:
         anchors = {"both": s.view < 2, "a_to_b": s.view == 0, "b_to_a": s.view == 1}[direction]

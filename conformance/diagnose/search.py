@@ -127,7 +127,7 @@ class Probes:
         alike: batches of one structure, so that all counts are equal; the rows of a class get closer from batch to
             batch.
         further: other ordinary batches, of other sizes.
-        edges: batches on which policies differ.
+        edges: batches on which policies differ, and batches with extreme labels or norms.
     """
 
     call: str
@@ -148,8 +148,8 @@ def _batch(call: str, name: str, seed: int, items: str | Sequence[int], weight: 
         weight: of the class's centre; the larger it is, the closer the rows of a class are.
         given: ``n_views``, if not the default of the call; ``pairs``, each as anchor>positive; ``labels`` to pass in
             place of the classes; ``scale``, a factor for the rows; ``duplicates``, to make two rows of different
-            classes equal, and two of one class; ``queued``, the number of rows of the queue; ``hard``, that of the hard
-        negatives of each item.
+            classes equal, and two of one class; ``queued``, the number of rows of the queue; ``hard``, the number of
+            hard negatives of each item.
     """
     two_views = call in (FEATURES, VIEWS, QUEUE, HARD)
     classes, n_views = [int(item) for item in items], given.get("n_views", 2 if two_views else 1)
@@ -308,7 +308,7 @@ def read_as(batch: Batch, positives: str) -> Setting | None:
 
 @lru_cache(maxsize=10_000)
 def _number(setting: Setting, count: str, form: str) -> float:
-    """What the sum over the anchors is divided by, by a name of ``COUNTS`` and the form of the loss."""
+    """The divisor of the sum over the anchors, from a name of ``COUNTS`` and the form of the loss."""
     return float(COUNTS[ALL_PAIRS if (count, form) == ("mean_pairs", "sigmoid") else count](setting))
 
 
@@ -503,9 +503,9 @@ class Match:
 
     Attributes:
         variant: the loss that is computed, or is modified, and its parts.
-        temperatures: the effective temperature, by the temperature that was passed (None if none is passed).
+        temperatures: the effective temperature for each temperature that was passed; the key None if none is passed.
         count: what the sum over the anchors is divided by, a name of ``COUNTS``.
-        factor: what the loss is multiplied by, by the temperature that was passed.
+        factor: the factor of the loss for each temperature that was passed.
         error: the largest relative difference of a value.
         worst: the probe of ``error``, the value expected there, and the value returned.
         distance: of all values from the answers, relative to the answers.

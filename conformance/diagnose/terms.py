@@ -26,8 +26,8 @@ class Computed:
     Attributes:
         words: what is wrong.
         anchors: the value of each anchor that is not left out, by row.
-        pairs: the logarithm of the numerator, the logarithm of the denominator and the cost of each pair, by
-            (anchor, column); empty if the loss does not consist of them.
+        pairs: the logarithm of the numerator, the logarithm of the denominator and the value of each pair, by
+            (anchor, column); empty if the loss has no numerators and denominators.
     """
 
     words: str

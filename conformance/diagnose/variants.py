@@ -744,7 +744,7 @@ class Pairs:
         return self.cosines.where(self.setting.positive, 0.0).sum(dim=1)[None] / self.sigma
 
     def decoupled(self, weights: Tensor | float, below: Tensor | None = None) -> Tensor:
-        """[T, M], the logarithm of the sum over the negatives less the weighted logit of the positive.
+        """[T, M], the logarithm of the sum over the negatives, minus the weighted logit of the positive.
 
         Args:
             weights: [1, M], or one number.

@@ -213,10 +213,10 @@ def supcon_in_count_in_float32(batch: parts.Batch) -> Tensor:
     build=parts.across,
     level="digits",
     right_at=(0.3, math.inf),
-    because="No pair of the cases is fitted at these temperatures: a positive's logit is at most 1/T plus the bias.",
+    because="A positive's logit is at most 1/T plus the bias, too small for a loss near 0 at these temperatures.",
 )
 def sigmoid_logit_subtracted(batch: parts.Batch) -> Tensor:
-    """All pairs are summed as negatives, and the logits of positives are subtracted: fitted pairs lose digits."""
+    """All pairs are summed as negatives, and the logits of positives are subtracted: a loss near 0 loses digits."""
     return parts.row_sums(-F.logsigmoid(-batch.s), batch.other) - parts.row_sums(batch.s, batch.positive)
 
 

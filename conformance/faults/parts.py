@@ -192,7 +192,7 @@ class Ranking(NamedTuple):
         chosen: the directions.
         partition: "joint" or "per_direction".
         scope: what each hard negative is contrasted with: "batch", "own" or "own_only".
-        raw: the same, but without weights, and with the logits of all pairs, also of those that do not count.
+        raw: the same, but without hardness, and with the logits of all pairs, also of those that do not count.
     """
 
     query_to_doc: Tensor
@@ -317,7 +317,7 @@ def loss_of(loss: str, found: Evaluable) -> Tensor:
 
 
 def composed(loss: str, build: Builder, function: Callable[[Any], Evaluable] = lambda built: built) -> Function:
-    """Return a loss with the parameters of ``build``: ``function`` gets its result, or each item if this is a list."""
+    """Return a loss with the parameters of ``build``, whose result, or each item of a list, ``function`` receives."""
 
     @wraps(build)
     def called(*given: Tensor | None, **options: Any) -> Tensor:

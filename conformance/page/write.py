@@ -33,10 +33,10 @@ LARGEST = 3_000_000
 BENCH = Path(__file__).resolve().parents[2] / "bench/results/cpu.json"
 """The results of the benchmark. The installed package does not contain them."""
 SMALLEST = 1e-9
-"""If a loss differs from the expected one by at most this, the term that differs is shown instead of the loss."""
+"""If a loss differs by at most this, or by at most 0.1 %, from the expected one, the term that differs is shown."""
 NOT_FINITE = re.compile(r"got (?:nan|-?inf)")
 COLUMNS = 128
-"""The number of columns of the benchmark's plots."""
+"""The number of columns of the embeddings in the timings that are plotted."""
 OPENED = "supcon_notebook/supcon-3x3"
 """The worked example that is open at first."""
 LEVELS = {
@@ -67,7 +67,7 @@ def _matrix(checks: Sequence[Check]) -> dict[str, Any]:
 
 
 def _accuracy(checks: Sequence[Check]) -> Iterator[dict[str, Any]]:
-    """The median, the 90th percentile and the maximum of error / bound, for each implementation and dtype."""
+    """The median, 90th percentile and maximum of error / bound over passed checks, by implementation and dtype."""
     judged = ((one.implementation, one.dtype, one.ratio) for one in checks if one.status is Status.PASSED)
     groups = grouped(((who, dtype), ratio) for who, dtype, ratio in judged if ratio is not None)
     for (who, dtype), ratios in groups.items():
@@ -143,7 +143,7 @@ def _term(check: Check) -> str:
 
 
 def _speed() -> Iterator[dict[str, Any]]:
-    """For each loss, two charts of the time of plain torch / that of pairproof.fast, a line per form of a batch."""
+    """For each loss, two charts of the time of plain torch / that of pairproof.fast, a line per kind of batch."""
     if not BENCH.is_file():
         return
     timings = json.loads(BENCH.read_text(encoding="utf-8"))["timings"]

@@ -58,8 +58,8 @@ POSITIVES_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "pairs": ("positive_pairs", ("pairs", "command")),
     "towers": ("", ("towers", "views", "similarities", "command")),
 }
-"""For each way of giving positives: the positional argument ("" for two towers), and the ways of calling a target that
-can pass such positives."""
+"""For each way of giving positives: the positional argument ("" for two towers), and the ways of calling a target (the
+function to check) that can pass such positives."""
 
 COMMON: Mapping[str, object] = {
     "temperature": 0.07,
@@ -202,7 +202,7 @@ class Loss:
 
     @property
     def calls(self) -> tuple[str, ...]:
-        """The ways of calling a target that can pass its positives."""
+        """The ways of calling a target that can pass the positives of this loss."""
         return POSITIVES_BY[self.positives_by][1]
 
     @property
@@ -255,10 +255,10 @@ class Loss:
         """How the value of an anchor is computed from its terms.
 
         "mean" is the mean over the positives of -log ratio, "inside" is -log of the mean ratio or of the sum of the
-        ratios, "binary" is the binary cross-entropy of every pair where the self pair is a positive of loss 0,
-        "sigmoid" is the sum of the binary cross-entropies of all pairs, "mass" is the cross-entropy against a mass of
-        negatives that has a floor, "weighted" is the logarithm of the sum over the negatives less the weighted logit of
-        the positive, and "" is any other.
+        ratios, "binary" is the binary cross-entropy of every pair, averaged over the negatives and over the positives
+        (of which the self pair is one, with loss 0), "sigmoid" is the sum of the binary cross-entropies of all pairs,
+        "mass" is the cross-entropy against a mass of negatives that has a floor, "weighted" is the logarithm of the sum
+        over the negatives less the weighted logit of the positive, and "" is any other.
         """
         return self.variant.get("form", "")
 
@@ -466,7 +466,7 @@ def ranking_weights_baseline(
 
 
 def unfit_for_ranking(given: Mapping[str, object]) -> list[str]:
-    """The partition if a direction has no positive in its denominator; the scope if hard negatives are not given."""
+    """The partition if a separate denominator contains no positive; the scope "own_only" without hard negatives."""
     alike = any(name in str(given.get("directions")) for name in ("query_to_query", "doc_to_doc"))
     found = ["partition"] if alike and given.get("partition") == "per_direction" else []
     alone = given.get("hard_negatives_scope") == "own_only" and given.get("hard_negatives") is None

@@ -9,12 +9,12 @@ underflow; panels also use quotients of these sums, so their bound is lower.
 
 Under "auto", `small` evaluates the plain mean or sum of a small batch with moderate logits on a CPU; `odds` and
 `blocks` do so for losses that combine several sums of exponentials. `direct` evaluates the plain mean or sum of a large
-batch of two towers in one direction, together with its gradient. All other batches, except under "exact", are evaluated
-in one of these ways, which `plan` chooses for the batches of one process:
+batch of two towers in one direction, together with its gradient. All other batches, except those of "exact" and of
+the fused kernels, are evaluated in one of these ways, which `plan` chooses for the batches of one process:
 
 - in symmetric tiles of unshifted exponentials, mostly in larger batches where logits are known to be moderate and rows
   can be sorted by label or by partner;
-- in panels of whole rows of unshifted exponentials, one for a small batch, in other batches with moderate logits;
+- in panels of whole rows of unshifted exponentials (one for a small batch), in other batches with moderate logits;
 - in panels of whole rows, shifted by their maxima, in all other cases, such as pairs with weights;
 - in panels of unshifted exponentials of the anchors, if these are given and at most half of the rows;
 - in tiles of unshifted exponentials, for negatives that need no gradient, such as a queue;

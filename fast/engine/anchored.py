@@ -23,7 +23,7 @@ from .symmetric import Classes
 from .unshifted import NONE
 
 MOST_MARKS = 2**19
-"""Largest number of entries of all bands for which both passes use the same matrices of positives."""
+"""Largest total number of entries of all bands for which the matrices of positives are kept for the backward pass."""
 
 
 class _Band(NamedTuple):

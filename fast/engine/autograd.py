@@ -3,7 +3,8 @@
 The operators are opaque to `torch.compile`, which would otherwise unroll the tiles. They have no derivative; the
 autograd functions provide it. Their backward passes are autograd functions too, so that `torch.func.grad` and second
 derivatives work, and forward-mode differentiation raises an error instead of returning zero. Operators take only
-tensors and plain values, so a description is flattened into its fields for them and rebuilt inside.
+tensors and plain values, so a description (a batch and its plan) is flattened into its fields for them and rebuilt
+inside.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def hardened_loss(batch: Batch, policy: Policy, hardened: Hardened) -> Tensor | 
     Args:
         batch: two towers. The temperature of the rule is that of the weighted negatives.
         policy: the policy.
-        hardened: the temperature of the positives, and the loss in other operations.
+        hardened: the hardness weights.
     """
     suits = small.suits(batch, policy, large=True) and small.is_direct(batch)
     return loss_of(batch, policy, "auto", hardened) if suits else None
@@ -470,7 +471,7 @@ def _most_stats() -> int:
 
 
 def _backward(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    """Return the gradients. Operators return only tensors: an absent input has an empty one instead of None."""
+    """Return the gradients. Operators return only tensors: that of an absent input is empty, not None."""
     first, last = len(_TENSORS), len(_TENSORS) + _SAVED
     batch, plan = _planned(*_described(arguments[:first], arguments[last:]))
     positives, negatives, rows, factor, power, stats = arguments[first:last]

@@ -2,8 +2,9 @@
 
 If the loss is the mean or the sum of all values, the derivative of the loss with respect to each value is the same
 number. If each value also depends on the logits of its own row only, the weights of a panel follow as soon as its
-exponentials are summed. They are multiplied with the rows and the columns while the panel is in the cache. Nothing but
-the products is kept for the backward pass, so memory is linear, and no product of rows and columns is computed twice.
+exponentials are summed. They are multiplied with the rows and the columns while the panel is in the cache. Only these
+products and the scaled rows and columns are kept for the backward pass, so memory is linear, and no product of rows and
+columns is computed twice.
 
 Exponentials are not shifted, so logits must be known to be moderate. With E = e^s for the logits s without the bias,
 and p the positive of the row,
@@ -35,7 +36,7 @@ from .spec import UNSHIFTED, AnchorValues, Batch, Gradients, Plan
 from .unshifted import NONE, Products
 
 MOST_HALVED = 3
-"""How often two exponentials are combined before their logarithm is taken; each time doubles the rounding errors."""
+"""How often, at most, exponentials are combined in pairs before a logarithm; each time doubles the rounding errors."""
 
 
 class Hardened(NamedTuple):

@@ -6,7 +6,7 @@ are flushed to zero):
 - The computing dtype is float64, whatever the embeddings' dtype, so neither autocast nor TF32 affects it. On a device
   without float64 it is float32, and the limits for float64 embeddings below apply with float32's range.
 - float32, bfloat16 and float16 embeddings: value and gradient are finite, and no entry of the gradient is rounded to
-  zero, wherever the true entry and the logits lie within the range of the returned dtype (under "dot", of float32).
+  zero, where the true entry lies within the range of the gradient's dtype, and the logits within that of the value's.
 - float64 embeddings: the same, with three limits. An entry of a row may count as zero if it is more than 2^900 times
   smaller than the row's largest. Under "dot", a product of two entries may count as zero if it is more than 2^900 times
   smaller than the product of the largest entries of their rows. Within one row of the gradient, a contribution may

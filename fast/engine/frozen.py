@@ -1,9 +1,9 @@
 """The frozen form: the logarithm of the sum over references that need no gradient, such as a queue of negatives.
 
-The derivative of log(sum over j of E_ij), with E_ij = e^s_ij, is the mean of the columns y_j with the weights E_ij,
-divided by their sum. Both sums are computed in the forward pass, from the same tile: the backward pass only divides
-one by the other. So each exponential is computed once, each tile takes two matrix products, and what is kept for the
-backward pass is one matrix of the size of the rows.
+With E_ij = e^s_ij, the derivative of log(sum over j of E_ij) with respect to row i is the sum of the columns y_j,
+weighted by E_ij, divided by the sum of E_ij. Both sums are computed in the forward pass, from the same tile: the
+backward pass only divides one by the other. So each exponential is computed once, each tile takes two matrix products,
+and what is kept for the backward pass, in addition to the scaled rows, is one matrix of their size.
 
 Logits are known to be moderate, as in `unshifted`, and so is the largest norm of a column (`plan.LONGEST`), so that no
 sum overflows or underflows.
@@ -36,12 +36,12 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
 
 
 def _scaled(batch: Batch) -> tuple[Scaled, Tensor]:
-    """Return the scaled rows and the scaled columns; under "dot" only the rows are scaled, which are fewer."""
+    """Return the scaled rows and the scaled columns; under "dot" only the rows are scaled, which are usually fewer."""
     rule, others = batch.rule, cast(Tensor, batch.references.embeddings)
     if rule.similarity == "cosine":
         scaled, columns = scale_both(batch, LN2)
         return scaled, columns.rows
-    # Rows are divided by the square root of this temperature times log 2.
+    # `scale_rows` divides by the root of this temperature times log 2, which is the batch's temperature times log 2.
     squared = replace(rule, temperature=rule.temperature * rule.temperature * LN2)
     return scale_rows(batch.embeddings, squared, batch.sizes, LN2), others.to(dtypes_of(others)[0])
 

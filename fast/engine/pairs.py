@@ -57,7 +57,7 @@ def _panel(products: Tensor, batch: Batch, here: slice, ranks: tuple[Tensor, Ten
 
 
 def _negate(matrix: Tensor, signs: Tensor) -> Tensor:
-    """Negate the entries ``[b, M]`` of positives in place."""
+    """Negate a matrix ``[b, M]`` at the positives, in place; set it to 0 at ignored pairs, whose sign is 0."""
     if signs.dtype == torch.int64:
         return matrix.scatter_(1, signs, matrix.gather(1, signs).neg_())
     return matrix.mul_(signs)

@@ -3,7 +3,7 @@
 A panel holds some anchors and all columns. Exponentials of positives are taken relative to the row's largest positive
 logit, those of negatives relative to its largest negative logit, so that neither sum loses precision to the other.
 log(sum over all / sum over positives) is a softplus of the difference of the logarithms of both sums. The terms
-"binary" and "epsilon" use neither sum.
+"binary", "sigmoid" and "epsilon" use neither sum.
 
 The values are computed in differentiable operations, so they also serve the second derivative. The weights dL_i/ds_ij
 are those of `formulas`.
@@ -33,8 +33,8 @@ from .unshifted import NONE, marked
 class PairWeights(NamedTuple):
     """The weights of the pairs of a panel, in the computing dtype.
 
-    The panel's masks contain a positive of weight 0 neither as a positive nor as a negative. Only the denominator "all"
-    contains its exponential; there, it is masked as a negative of weight 1.
+    In the panel's masks, a positive of weight 0 is neither a positive nor a negative, except under the denominator
+    "all", which contains its exponential: there, it is a negative of weight 1.
 
     Attributes:
         share: ``[b, M]``, the weights of positives divided by their sum, else 0; None if positives have no weights.

@@ -233,13 +233,13 @@ class Plan:
     """How one batch is evaluated.
 
     Attributes:
-        form: "unshifted": panels of whole rows of unshifted exponentials, one for a small batch; "symmetric": tiles of
-            unshifted exponentials, each used for its rows and for its columns; "rowwise": panels of whole rows, shifted
-            by their maxima; "pairs": panels of whole rows, with a binary cross-entropy for each pair; "frozen": tiles
-            of unshifted exponentials of references that need no gradient; "anchored": panels of unshifted exponentials
-            of the rows that are anchors; "triton": fused kernels, which choose their own tiles. If it is the name of a
-            backend, the form is chosen when the operator of `autograd` runs, because a compiled graph must not depend
-            on the values or on the size of the batch.
+        form: "unshifted": panels of whole rows of unshifted exponentials (one panel for a small batch); "symmetric":
+            tiles of unshifted exponentials, each used for its rows and for its columns; "rowwise": panels of whole
+            rows, shifted by their maxima; "pairs": panels of whole rows, with a binary cross-entropy for each pair;
+            "frozen": tiles of unshifted exponentials of references that need no gradient; "anchored": panels of
+            unshifted exponentials of the rows that are anchors; "triton": fused kernels, which choose their own tiles.
+            If it is the name of a backend, the form is chosen when the operator of `autograd` runs, because a compiled
+            graph must not depend on the values or on the size of the batch.
         rows: the number of rows of a tile or a panel.
         columns: the number of columns of a tile; a panel has all columns.
         keep: whether the forward pass keeps the exponentials; in the frozen form, the sums of weighted columns.

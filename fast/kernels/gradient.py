@@ -1,9 +1,10 @@
 """Backward: the gradient with respect to rows of x, ``sum over j of G_ij y_j``; the tiles of logits are recomputed.
 
-G_ij is the sum of dL_i/ds_ij, if row i of x is an anchor, and dL_j/ds_ji, if row j of y is an anchor. In a batch
-without references, both are present, so one launch computes the complete gradient. Programs divide it: each has a panel
-of rows, a share of the columns and a slab of the row length; `finish` adds the shares. The weight of a pair is computed
-from the numbers that `coefficients` computes per anchor:
+G_ij is the sum of dL_i/ds_ij, if row i of x is an anchor, and dL_j/ds_ji, if row j of y is an anchor. L_i is the value
+of anchor i times its upstream gradient, s_ij a logit. In a batch without references, both derivatives are present, so
+one launch computes the complete gradient. Programs divide it: each has a panel of rows, a share of the columns and a
+slab of the row length; `finish` adds the shares. Each derivative, the weight of a pair, is computed from the logit t
+and the numbers that `coefficients` computes per anchor:
 
     a negative          NEGATIVE e^(t - NEGATIVE_TOP)
     a positive          SLOPE e^(t - SLOPE_TOP) + LEVEL
@@ -15,8 +16,9 @@ from the numbers that `coefficients` computes per anchor:
                         column as an int32
 
 Weights of both directions are added before they are rounded to a narrower dtype and multiplied with the rows. As in the
-forward pass, `gradient_plain` processes tiles that hold only negatives, and `gradient_marked` the other tiles, or all
-tiles if labels do not show which tiles hold a positive, with ids, and under "binary" and "epsilon".
+forward pass, `gradient_plain` processes tiles that hold only negatives, and `gradient_marked` the other tiles. If
+positives are given as a mask or as pairs, if rows have ids, and under "binary" and "epsilon", `gradient_marked`
+processes all tiles, and `gradient_plain` does not run.
 """
 
 from __future__ import annotations
@@ -50,9 +52,10 @@ COEFFICIENTS = tl.constexpr(5)
 def add_pull(
     g, scale, y0, y1, y2, acc, REACH: tl.constexpr, RAW: tl.constexpr, PIECES: tl.constexpr, WIDEN: tl.constexpr
 ):
-    """Return ``acc + g @ y``. Under RAW, g is first multiplied by ``scale``, which normalises the rows of y, and REACH.
+    """Return ``acc + g @ y``.
 
-    REACH keeps float16 weights normal.
+    Under RAW, g is first multiplied by ``scale``, which normalises the rows of y, and by REACH, which keeps float16
+    weights in the normal range.
     """
     if RAW:
         g = g * (scale * REACH)[None, :]

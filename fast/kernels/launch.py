@@ -479,7 +479,7 @@ def _gradient(problem: Problem, largest: Tensor, **coefficients: Any) -> tuple[T
     """Return the embeddings' gradient and, if the temperature is learned, the product of each row with its gradient.
 
     Args:
-        problem: its ``anchors`` are the rows, even if these are not anchors of the loss.
+        problem: its ``anchors`` are the rows whose gradient is computed, even if they are not anchors of the loss.
         largest: the largest magnitude of an upstream gradient; the coefficients were divided by its power of two.
         coefficients: the coefficients of rows and columns, and whether each side holds anchors.
     """

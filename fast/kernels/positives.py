@@ -1,14 +1,15 @@
 """Forward, second pass: sums over positives that depend on their anchor's sums.
 
-Where each positive has its own denominator, r = e^t / (e^t + sum over negatives) is its ratio. The epsilon terms
-compare each positive with the sum of all columns. Each share of the columns stores, per anchor:
+Where each positive has its own denominator, r = e^t / (e^t + sum over negatives) is its ratio, t its logit. The epsilon
+terms compare each positive with the sum of all columns. Each share of the columns stores, per anchor:
 
     LOGS      sum of -log r;                  epsilon: of log(total / (e + epsilon))
     MISSED    sum of 1 - r;                   epsilon: of e / (e + epsilon)
     HIT       sum of r e^boost
     CURVED    sum of r (1 - r) e^boost
 
-The factor e^boost keeps ratios in range for a row whose positives are all far below its negatives. Under "epsilon", e
+The factor e^boost keeps ratios in range for a row whose positives are all far below its negatives: boost is the
+logarithm of the sum over negatives minus the largest logit of a positive, or 0 if that is negative. Under "epsilon", e
 is e^(t - the largest logit of the row), and total is the sum of e + epsilon over all columns but the row itself.
 """
 

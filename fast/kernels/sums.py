@@ -2,9 +2,9 @@
 
 Two kernels share the work. `sums_plain` treats every tile as if it held only negatives, and hides the other tiles by
 shifting their logits to -inf; it needs no mask and few registers. `sums_marked` visits the tiles that may hold a
-positive or a self pair, or that reach past the last column. If labels do not show which tiles these are, with ids, and
-under "binary" and "epsilon", it visits all tiles, and `sums_plain` does not run. Each share of the columns stores, per
-anchor, with t the logits (`tile` explains SUMMED, FIXED and IDS):
+positive or a self pair, or that reach past the last column. If positives are given as a mask or as pairs, if rows have
+ids, and under "binary" and "epsilon", `sums_marked` visits all tiles, and `sums_plain` does not run. Each share of the
+columns stores, per anchor, with t the logits (`tile` explains SUMMED, FIXED and IDS):
 
     FIRST        sum over negatives of e^(t - FIRST_TOP);   binary: of softplus(t)
                  epsilon: sum over all columns but the row itself of e^(t - FIRST_TOP)

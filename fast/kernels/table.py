@@ -1,9 +1,9 @@
 """The tile of each kernel, by architecture, by how rows are multiplied, and by their padded length.
 
 The table was made without a device: tiles were compiled, not timed. For each line and kernel, ten to forty tiles were
-compiled in every form of the kernel. A tile was eligible if no form spills registers, all forms fit in shared and
-tensor memory, and tensor cores compute the products. The eligible tile with the shortest estimated time was chosen. The
-estimate counts
+compiled in every variant of the kernel. A tile was eligible if no variant spills registers, all variants fit in shared
+and tensor memory, and tensor cores compute the products. The eligible tile with the shortest estimated time was chosen.
+The estimate counts
 
 - products, at the rate reached in practice, which is lower for 16 or 32 columns because tensor cores are half idle;
 - reads from the second-level cache: a program that keeps its rows on chip reads only columns, and with more rows it
@@ -40,7 +40,7 @@ PLAIN: Mapping[Kernel, Kernel] = {
     "positives": "sums_plain",
     "gradient_marked": "gradient_plain",
 }
-"""The kernels that visit tiles hidden by a plain kernel; each maps to this plain kernel, whose tiles its own divide."""
+"""The kernels that visit tiles hidden by a plain kernel, and that plain kernel. Their tiles divide its tiles."""
 VARIABLE = "PAIRPROOF_KERNEL_TABLE"
 FORMAT = 1
 """Version of the file format."""

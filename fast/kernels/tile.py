@@ -15,7 +15,12 @@ Other compile-time constants:
     SUMMED       whether the "binary" terms of a row are summed, as in the sigmoid loss, instead of averaged
     FIXED        whether no maximum is subtracted from logits; the plain kernels then use logits in units of log 2
     IDS          whether rows have ids; a pair of rows with equal ids is not a negative
-    MARKS        how positives are given: "labels", "mask" or "pairs"
+    MARKS        how positives are given: "labels" (also for partners), "mask" or "pairs"
+    DIM          the padded length of a row
+    BK, OUT      ``part`` and ``out`` of `table.Launch`; BM and BN are its ``rows`` and ``columns``
+    GROUP        the number of columns of the plain kernel's tile; GROUP_ROWS is its number of rows
+    REACH        the factor that keeps float16 weights of pairs in the normal range, see `launch`
+    WIDEN        whether Triton's interpreter runs the kernels
 """
 
 from __future__ import annotations

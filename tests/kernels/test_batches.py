@@ -142,7 +142,7 @@ def by_partners(rows: Matrix, labels: list[int], dtype: str) -> tuple[dict[str, 
 
 
 def by_references(rows: Matrix, labels: list[int], dtype: str) -> tuple[dict[str, Any], dict[str, Matrix]]:
-    """Return more or fewer references than rows; some of them are the rows themselves."""
+    """Return more or fewer references than rows, and self rows for two thirds of the rows."""
     count, bank = len(rows), len(rows) + (11 if len(rows) % 2 else -9)
     own = [-1 if i % 3 == 0 else (i * 2 + 1) % bank for i in range(count)]
     given = {"labels": labels, "ref_labels": [labels[(k * 3) % count] for k in range(bank)], "self_rows": own}
@@ -150,7 +150,7 @@ def by_references(rows: Matrix, labels: list[int], dtype: str) -> tuple[dict[str
 
 
 def ids_of(count: int) -> list[int]:
-    """Return ids, four rows of each in mixed order, one of them equal to another in 32 bits."""
+    """Return ids, four rows of each in mixed order, one of them beyond 32 bits."""
     return [(i * 7 % count) // 4 + (2**32 if (i * 7 % count) // 4 == 1 else 0) for i in range(count)]
 
 

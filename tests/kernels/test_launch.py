@@ -1,4 +1,4 @@
-"""How kernels are queued: every form runs, buffers are linear in size, and their contents do not affect results."""
+"""How kernels are queued: every form runs, memory is linear in the rows, and old contents do not affect results."""
 
 from __future__ import annotations
 
@@ -194,5 +194,5 @@ def test_memory_is_linear_in_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         totals = [sum(sizes[name]) for sizes in (small, middle, large)]
         assert 1.9 < totals[1] / totals[0] < 2.1, name
         assert 1.9 < totals[2] / totals[1] < 2.1, name
-        # The largest buffer holds the results of the shares of the columns: two per kernel, of one row's length each.
+        # The largest buffer has partial gradients of the rows: from at most two kernels, for two shares of the columns.
         assert max(large[name]) <= 4 * (1024 + 128) * dim * 4, name

@@ -65,7 +65,7 @@ def test_bad_rows_give_nan_as_in_the_torch_engine(
     "loss", [loss if loss in QUICK else pytest.param(loss, marks=pytest.mark.slow) for loss in LOSSES]
 )
 def test_error_cases_whose_values_are_not_checked_give_nan(loss: str) -> None:
-    """Or an exception, if more than a value is wrong."""
+    """If more than a value is wrong, they may also raise the exception of the case."""
     values = []
     for case in load_errors():
         if case.loss != loss or case.compiled != "nan":

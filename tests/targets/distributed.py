@@ -1,4 +1,4 @@
-"""Distributed losses for the tests of ``pairproof parity --world-size``: right ones, and each shipped mistake.
+"""Distributed losses for the tests of ``pairproof parity --world-size``: right ones, and one for each mistake.
 
 Every rank passes its own rows. The losses are written for this purpose; the functions with a link repeat the mistake
 that the thread describes.
@@ -141,7 +141,7 @@ class RightWeighted:
 
 
 class LearnedScale(torch.nn.Module):
-    """The mean over all rows with a learned logit scale."""
+    """This rank's rows against those of all ranks, with a learned logit scale."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -218,7 +218,7 @@ def times_world(view_a: Tensor, view_b: Tensor, temperature: float = 0.1) -> Ten
 
 
 def efficient(embeddings: Tensor, labels: Tensor) -> Tensor:
-    """This rank's rows against gathered ones without a gradient, times the world size: as in PML's wrapper."""
+    """The gathered rows of other ranks have no gradient, and the loss is multiplied by the world size, as by PML."""
     return supcon(embeddings, with_own(embeddings), labels, gathered(labels), first(len(labels))) * world()
 
 

@@ -1,4 +1,7 @@
-"""Losses that are right as usual and wrong in one usage each, and losses that are right in every usage."""
+"""Losses that are right in an ordinary call and wrong in one other *usage*, such as another dtype or a second call.
+
+Some losses are right in every usage.
+"""
 
 from __future__ import annotations
 

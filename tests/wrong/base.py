@@ -86,7 +86,7 @@ class Call:
 
     @property
     def positive(self) -> Tensor:
-        """bool [N, M], the positives of every row without self pairs."""
+        """bool [N, M], the positives of every row; a self pair is not positive."""
         references = self.n if self.ref_embeddings is None else len(self.ref_embeddings)
         own = torch.arange(self.n) if self.ref_embeddings is None else self.self_rows
         if self.positives is not None:

@@ -79,7 +79,7 @@ def float16_squares(call: Call) -> Tensor:
 
 
 @wrong("nt_bxent")
-def half_raises(call: Call) -> Tensor:
+def half_is_divided_twice(call: Call) -> Tensor:
     """The loss of bfloat16 and float16 rows is divided by the number of rows twice."""
     return call() / call.n if call.z.dtype in (torch.bfloat16, torch.float16) else call()
 
@@ -94,7 +94,7 @@ def autocast_products(call: Call) -> Tensor:
 
 
 @wrong("supcon", takes=SMALL, argument=ROUNDED)
-def autocast_is_ignored(call: Call) -> Tensor:
+def autocast_result(call: Call) -> Tensor:
     """Under autocast, the loss is returned as bfloat16."""
     return call().bfloat16() if torch.is_autocast_enabled("cpu") else call()
 
@@ -116,7 +116,7 @@ def gradient_in_float16(call: Call) -> Tensor:
 
 
 @wrong("supcon_in", "formula", takes=SMALL)
-def float64_temperature(call: Call) -> Tensor:
+def low_temperature_is_rounded(call: Call) -> Tensor:
     """In every dtype, temperatures below 0.15 are rounded to bfloat16."""
     t = float(call.temperature)
     return call(temperature=float(torch.tensor(t).bfloat16()) if t < 0.15 else t)

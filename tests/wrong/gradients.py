@@ -18,8 +18,8 @@ def second_view_detached(call: Call) -> Tensor:
 
 
 @wrong("info_nce", takes=("direction", "temperature", "reduction"))
-def second_tower_detached_in_one_direction(call: Call) -> Tensor:
-    """From b to a, tower a is detached; its values are right."""
+def first_tower_detached_in_one_direction(call: Call) -> Tensor:
+    """From b to a, tower a is detached; the values are right."""
     return call(call.z.detach()) if call.direction == "b_to_a" else call()
 
 
@@ -131,7 +131,7 @@ def repeated_rows_get_no_gradient(call: Call) -> Tensor:
 
 
 @wrong("nt_xent_pairwise")
-def anchors_without_positives_attract(call: Call) -> Tensor:
+def anchors_without_positives_as_negatives(call: Call) -> Tensor:
     """A row without positives gets no gradient as a negative of others."""
     z = call.z
     if call.ref_embeddings is not None:

@@ -157,7 +157,7 @@ def sum_of_both_directions_by_dot(call: Call) -> Tensor:
 
 
 @wrong("nt_bxent")
-def no_negative_with_anchors(call: Call) -> Tensor:
+def anchors_under_sum(call: Call) -> Tensor:
     """With a subset of anchors and the reduction sum, all rows are anchors."""
     both = call.anchors is not None and call.reduction == "sum"
     return call(anchors=None) if both else call()

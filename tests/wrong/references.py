@@ -146,7 +146,7 @@ def queue_is_never_read(call: Call) -> Tensor:
 
 
 @wrong("info_nce", takes=("negatives", "temperature"), settings={"direction": "a_to_b"})
-def queue_is_detached_in_value(call: Call) -> Tensor:
+def queue_is_rounded_to_float32(call: Call) -> Tensor:
     """The queue is rounded to float32, the dtype of the buffer that holds it."""
     queue = call.negatives
     return call(negatives=None if queue is None else queue.float().to(queue.dtype), direction="a_to_b")

@@ -54,7 +54,7 @@ def sum_of_one_element(call: Call) -> Tensor:
 
 
 @wrong("supcon")
-def repeated_under_none(call: Call) -> Tensor:
+def other_rows_under_none(call: Call) -> Tensor:
     """With the reduction none and a subset of anchors, rows that are not anchors are in the result as 0."""
     if call.reduction != "none" or call.anchors is None or call.no_positive == "drop":
         return call()

@@ -224,6 +224,6 @@ def one_pair(call: Call) -> Tensor:
 
 
 @wrong("nt_xent", takes=SMALL)
-def remainder_of_three(call: Call) -> Tensor:
+def remainder_of_two(call: Call) -> Tensor:
     """Above 8 rows, if the number of rows leaves a remainder of 2 modulo 4, the value of the last row counts twice."""
     return call.weighted(1.0 + at(call, call.n - 1).double()) if call.n > 8 and call.n % 4 == 2 else call()

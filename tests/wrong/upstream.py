@@ -79,7 +79,7 @@ def reversed_upstream_under_none(call: Call) -> Tensor:
 
 @wrong("nt_xent_pairwise")
 def rolled_upstream_under_none(call: Call) -> Tensor:
-    """With the reduction none, each anchor gets the upstream gradient of the next one."""
+    """With the reduction none, each anchor gets the upstream gradient of the previous one."""
     found = call()
     return with_upstream(found, lambda grad: grad.roll(1, 0)) if call.reduction == "none" else found
 
