@@ -30,7 +30,8 @@
                 the interpreter, its libraries and the inputs; on a GPU as reported by the allocator) and once_ms (time
                 of this step, with page faults; not on a GPU), or reason
     accuracy    one row per form, d, dtype, temperature, kind ("random", "trained") and implementation: loss_error and
-                gradient_error, the medians of the relative errors over the batches; smallest_loss, the smallest true loss
+                gradient_error, the medians of the relative errors over the batches; smallest_loss, the smallest true
+                loss
     large       null, or pairproof at 65536 rows in 10 classes: bytes, once_ms, worst_anchor_error, anchors_compared
     goals       the result of `bench.goals.judge`, on a GPU of `bench.goals.judge_device`
 """

@@ -36,7 +36,7 @@ FORMAT = "pairproof-report/1"
 CHECK_FORMAT = "pairproof-check/2"
 
 NOT_WRITTEN = ("ulps", "declared", "level", "rounding")
-"""Fields of a check that the JSON leaves out; that of ``check`` contains the level and ``rounding``."""
+"""Fields of a check that the JSON report leaves out. The report of ``check`` has the level and ``rounding``."""
 
 COLUMNS = {"fast": "fast", "pml": "PML", "supcontrast": "original"}
 """Implementations whose values are shown beside the printed losses, and the titles of their columns."""

@@ -87,7 +87,9 @@ def train(steps: Sequence[Step], ddp: bool) -> list[Any]:
 
 
 def end_early(rank: int, seconds: float, in_a_ring: bool) -> tuple[str, float]:
-    """Evaluate a loss twice; rank 1 waits ``seconds`` and ends before the second time, in a ring before its backward pass.
+    """Evaluate a loss twice; rank 1 waits ``seconds`` and ends before the second time.
+
+    In a ring, it ends after the second forward pass, before the backward pass.
 
     Returns:
         On the other ranks, the error of the second time, or "", and the seconds until it was raised.

@@ -44,7 +44,7 @@ def test_a_program_recomputes_every_case(unpacked: Path, tmp_path: Path, languag
     cases = json.loads((unpacked / "golden/nt_xent.json").read_text())["cases"]
     assert (found.stdout, found.returncode) == (f"{len(cases)} passed, 0 failed\n", 0)
 
-    # Change one number of each kind by a part in 10^9. The program must find each of these cases.
+    # In three cases, change one number by a part in 10^9. The program must report each of them.
     plain = [one for one in cases if set(one["keywords"]) <= {"temperature"} and set(one["arguments"]) == {"partners"}]
     loss, gradient = [one for one in plain if 0.01 < one["expected"]["loss"] < 10][:2]
     loss["expected"]["loss"] *= 1 + 1e-9
@@ -81,7 +81,7 @@ def changed(files: dict[str, bytes], name: str, old: str, new: str) -> dict[str,
     return files | {name: text.replace(old, new, 1).encode()}
 
 
-def test_an_earlier_archive_is_kept() -> None:
+def test_an_archive_that_changes_a_case_of_an_earlier_one_is_refused() -> None:
     files = fixtures_archive.contents(ROOT)
     fixtures_archive.compare(files, files)
     renamed = changed(files, "golden/nt_xent.json", '"id": "nt_xent/two-rows"', '"id": "nt_xent/two-new-rows"')
@@ -102,7 +102,7 @@ def test_an_earlier_archive_is_kept() -> None:
         fixtures_archive.compare(older, files)
 
 
-def test_bad_archives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_archives_and_changelogs_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x.tar.gz").write_bytes(b"not an archive")
     assert fixtures_archive.main(["--output", str(tmp_path), "--previous", str(tmp_path / "x.tar.gz")]) == 1
     assert "cannot be read" in capsys.readouterr().err

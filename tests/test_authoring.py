@@ -901,7 +901,7 @@ def test_the_tables_and_counts_of_a_checkout_are_updated(tmp_path: Path) -> None
     names += renew.COUNTED[1:]
     before = {name: (tmp_path / name).read_text() for name in names}
     for name, text in before.items():
-        # One check fewer; of the faults, only those of the loss.
+        # Reduce one number by 1. In the table of faults, only the section of the loss is updated.
         section = text.partition("## supcon_epsilon") if "faults" in name else ("", "", text)
         number = r"(checks=)(\d+)" if name in renew.COUNTED else r"( of |conforms \()(\d+)"
         changed = re.sub(number, lambda match: f"{match[1]}{int(match[2]) - 1}", section[2], count=1)

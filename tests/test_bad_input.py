@@ -89,7 +89,7 @@ class Bad:
     """One bad call: the arguments that replace valid ones, and the error that it must give.
 
     The message is ``<argument>: expected <expected>``, as in the reference. ``arguments`` replace those of a valid call
-    (None removes the target). ``losses``, ``forms`` and ``packages`` limit the row to some losses, forms or packages.
+    (None removes the target). ``losses``, ``forms`` and ``packages`` restrict where it applies.
     """
 
     title: str
@@ -1073,7 +1073,7 @@ def option_values(loss: Loss) -> list[dict[str, str]]:
     values = {name: [value for value in allowed if value != "nan"] for name, allowed in loss.choices.items()}
     found = (dict(zip(values, choice, strict=True)) for choice in itertools.product(*values.values()))
     possible = [options for options in found if not loss.unfit(options)]
-    # Hardness changes only the direction that is always chosen.
+    # Hardness changes only query_to_doc, which every value of ``directions`` contains.
     return [x for x in possible if x.get("hardness_mode", "none") == "none" or x["directions"] == "query_to_doc"]
 
 
@@ -1275,7 +1275,7 @@ def test_nan_policies_give_nan_for_the_affected_anchors(
     assert np.isnan(values).tolist() == expected
     for reduction in loss.choices["reduction"]:
         found = call(package, loss, form, reduction=reduction, **changes, **{policy: "nan"})
-        if reduction == "none_pairs":  # such an anchor has no pairs
+        if reduction == "none_pairs":  # an anchor with the value NaN has no pairs
             assert np.isfinite(np.asarray(found, dtype=np.float64)).all()
         elif reduction != "none":
             assert math.isnan(float(found))

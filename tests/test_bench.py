@@ -37,7 +37,7 @@ def _without_earlier_objects() -> None:
     gc.freeze()
 
 
-def test_the_plan_has_every_loss_way_and_size() -> None:
+def test_the_plan_times_every_form_at_every_size() -> None:
     names = set(forms.FORMS)
     labelled = [loss for loss, ways in forms.WAYS.items() if "two views" in ways]
     assert set(forms.WAYS) == set(catalogue.LOSSES)
@@ -64,7 +64,7 @@ def test_the_plan_has_every_loss_way_and_size() -> None:
         with_peers = job["regime"] == "default" and max(job["sizes"]) <= 4096
         assert job["names"] == (peers.names_for(job["form"]) if with_peers else [peers.OURS, peers.PLAIN])
     peers_of = {job["form"]: set(job["names"]) for job in quick}
-    beside = {peers.NT_XENT, peers.SUPCON, peers.PAIRWISE}  # peers have goals there
+    beside = {peers.NT_XENT, peers.SUPCON, peers.PAIRWISE}  # only these are timed with peers in a quick run
     assert all(peers_of[form] == {peers.OURS, peers.PLAIN} for form in names - beside)
     assert peers_of[peers.NT_XENT] == set(peers.names_for(peers.NT_XENT)) - {peers.SLOWEST}
     assert all(peers_of[form] == set(peers.names_for(form)) for form in (peers.SUPCON, peers.PAIRWISE))
@@ -236,7 +236,7 @@ def test_a_timing_has_a_row_for_each_implementation(monkeypatch: pytest.MonkeyPa
     assert "computes another loss" in by_name["cross_entropy"]["reason"]
 
 
-def test_other_forms_are_counted_with_more_operations() -> None:
+def test_a_queue_is_counted_with_twice_the_operations_per_pair() -> None:
     job = next(job for job in jobs.QUICK.timings() if job["form"] == peers.QUEUE)
     (row,) = measure.time_form(job | {"sizes": [64], "rounds": 3, "names": [peers.OURS]}, FixedClock(None))
     assert row["both_share"][1] == pytest.approx(8 * 64 * 4096 * D / 0.6 / 1e9)
@@ -250,7 +250,7 @@ def test_slow_peers_get_fewer_rounds() -> None:
 
 
 class FixedDeviceClock(FixedClock):
-    """The same for a device with little memory; a graph takes 0.1 s, and a large product as long as a tile."""
+    """`FixedClock` for a device with little memory: a graph's replay takes 0.1 s; all products take the same time."""
 
     products: ClassVar[dict[str, tuple[int, int, int | None]]] = {"mm": (8, 8, None), "square": (8, 8, 8)}
     on_device = True
@@ -328,7 +328,7 @@ def test_a_timing_on_a_device_has_a_row_for_each_implementation(monkeypatch: pyt
     assert not torch.backends.cuda.matmul.allow_tf32
     assert "needs about 0 GiB (8.1 N x N matrices), where 0 GiB are free" in by_name["supcontrast"]["reason"]
     assert by_name["flex_attention"]["reason"] == "FlexAttention has no backward on a CPU"
-    # Not installed, or installed without a device for it.
+    # Inf-CL is not installed, or has no CUDA device here.
     assert "Inf-CL" in by_name["inf_cl"]["reason"]
 
 
@@ -563,14 +563,14 @@ def test_goals_and_floors_are_judged() -> None:
         (next(iter(forms.CORNERS)), 4096, 1.0, 1.0),
     ],
 )
-def test_goals_beside_plain_torch(form: str, n: int, forward: float, both: float) -> None:
+def test_goals_relative_to_plain_torch_depend_on_form_and_size(form: str, n: int, forward: float, both: float) -> None:
     timings = [row(form, n, "default", peers.PLAIN, 1.0) | {"forward_ms": [0.1] * 3}]
     judged = goals.ratio_goals({"timings": timings})
     found = {goal["part"]: goal["goal"] for goal in judged if goal["against"] == peers.PLAIN}
     assert found == {"forward": pytest.approx(forward), "both": both}
 
 
-def test_shares_have_goals_at_4096_rows() -> None:
+def test_goals_for_shares_depend_on_form_and_size() -> None:
     named = [(peers.SUPCON, 4096), (peers.NT_XENT, 4096), (peers.BOTH, 4096), (peers.SUPCON, 8192), (peers.BOTH, 8192)]
     timings = [row(form, n, "default", peers.OURS) | {"both_share": [0.58] * 3} for form, n in named]
     judged = goals.judge({"timings": timings, "memory": [], "large": None, "accuracy": []})
@@ -661,7 +661,7 @@ def errors(name: str, error: float, job: Mapping[str, Any] = MappingProxyType({}
 @pytest.mark.parametrize(
     ("ours", "theirs", "met"), [(4e-7, 1e-9, True), (6e-7, 1e-9, False), (1.9e-5, 1e-5, True), (2.1e-5, 1e-5, False)]
 )
-def test_accuracy_goals(ours: float, theirs: float, met: bool) -> None:
+def test_accuracy_goal_is_twice_the_error_of_the_best_peer_or_the_floor(ours: float, theirs: float, met: bool) -> None:
     rows = [errors(peers.OURS, ours), errors("cross_entropy", theirs), errors("supcontrast", float("inf"))]
     judged = goals.judge({"timings": [], "memory": [], "large": None, "accuracy": rows})
     assert [goal["met"] for goal in judged] == [met, met]
@@ -797,7 +797,7 @@ def test_the_command_on_a_device_writes_its_own_report(monkeypatch: pytest.Monke
     assert not (Path(jobs.ROOT) / "bench/results/cuda.json").exists()
 
 
-def test_the_plan_of_a_device() -> None:
+def test_the_plan_of_a_device_has_its_sizes_columns_and_dtypes() -> None:
     plan = command._plan(False, None, "cuda:1", None, form=[], size=[], columns=[], dtype=[])
     assert plan == replace(jobs.DEVICE, device="cuda:1")
     timings = plan.timings()
@@ -866,7 +866,7 @@ def test_a_ratio_near_its_floor_is_not_decided_in_a_fork(
 ) -> None:
     monkeypatch.setattr(goals, "MISSED", tmp_path / "missed.json")
     goals.MISSED.write_text("{}")
-    # The highest goal at 1024 rows is 4, apart from that relative to pml, 9.
+    # At 1024 rows, the goal relative to pml is 9, and the highest other goal is 4.
     goal = 0.8 * 4.0
     monkeypatch.setattr(goals, "RATIOS", [one for one in goals.RATIOS if one[2] != "pml"])
     done = short_run(monkeypatch, ratio)
@@ -928,7 +928,7 @@ class Event:
         return float(later.time - self.time)
 
 
-def test_the_cuda_clock_with_mocked_events(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cuda_clock_measures_seconds_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda *_: None)
@@ -956,7 +956,7 @@ class Stream:
         self.waited.append(other)
 
 
-def test_capture_with_a_mocked_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_warmed_up_captured_and_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     current, calls = Stream(), []
     graph = SimpleNamespace(replay=lambda: calls.append("replay"))
 

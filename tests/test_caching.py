@@ -84,7 +84,7 @@ def test_random_numbers_of_the_loss_are_drawn_once() -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_two_towers_and_a_learned_temperature(shared: bool) -> None:
+def test_two_towers_and_a_learned_temperature_get_the_gradients_of_the_whole_batch(shared: bool) -> None:
     first = encoder_of(nn.Dropout(0.2))
     second = first if shared else encoder_of(nn.Linear(5, 5))
     log_scale = nn.Parameter(torch.tensor(1.5, dtype=torch.float64))
@@ -174,7 +174,7 @@ def test_a_frozen_tower_gets_no_gradient() -> None:
     assert all(parameter.grad is None for parameter in second.parameters())
 
 
-def test_random_numbers_of_others_are_found() -> None:
+def test_random_numbers_that_do_not_come_from_torch_raise_an_error() -> None:
     encoder = encoder_of()
     message = "the encoder returns other embeddings in the second pass"
     with pytest.raises(RuntimeError, match=message):
@@ -198,7 +198,7 @@ def test_random_numbers_of_others_are_found() -> None:
         (ValueError, "loss: expected a scalar, got float", {"loss": lambda z: float(z.detach().sum())}),
     ],
 )
-def test_invalid_arguments(error: type[Exception], message: str, change: dict[str, Any]) -> None:
+def test_invalid_arguments_are_rejected(error: type[Exception], message: str, change: dict[str, Any]) -> None:
     given = {"loss": supcon, "towers": [(encoder_of(), X)], "chunk_size": 3} | change
     with pytest.raises(error, match=message):
         cached_backward(given["loss"], *given["towers"], chunk_size=given["chunk_size"])

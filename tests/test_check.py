@@ -220,7 +220,7 @@ def test_failure_is_kept_if_its_explanation_fails(monkeypatch: pytest.MonkeyPatc
 
 
 def test_result_as_good_as_the_baseline_passes_at_every_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These bounds do not allow the rounding of a sum's logarithm, so this right loss exceeds them."""
+    """Bounds are made too small for the rounding of a sum's logarithm, so that even the baseline exceeds them."""
     monkeypatch.setattr(tolerances, "_own_roundings", lambda case, truth, constant: np.full(case.shape[0], constant))
     (case, golden), *_ = (item for item in _cases().items() if item[0].id == "golden/supcon/duplicate-same-class")
     assert golden is not None

@@ -51,7 +51,7 @@ def test_help_lists_commands_and_shows_examples(capsys: pytest.CaptureFixture[st
     assert "artefact" in text
 
 
-def test_verify_filtered(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_verify_of_selected_cases_reports_only_these(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     report, junit = tmp_path / "report.json", tmp_path / "report.xml"
     arguments = ["verify", "--case", "supcon_notebook/*", "--impl", "reference,fast"]
     assert call(*arguments, "--json", str(report), "--junit", str(junit)) == 0
@@ -70,7 +70,9 @@ def test_verify_filtered(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     assert sum(int(suite.get("tests", 0)) for suite in root) == len(data["checks"])
 
 
-def test_verify_a_covering_choice(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_verify_covering_runs_some_cases_and_reports_their_number(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     report = tmp_path / "report.json"
     arguments = ["verify", "--case", "golden/nt_xent/*", "--impl", "reference", "--covering"]
     assert call(*arguments, "--json", str(report)) == 0
@@ -224,7 +226,7 @@ print([name for name in {HEAVY!r} if name in sys.modules])
     assert run.stdout == "[]\n"
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("--version") == 0
     assert capsys.readouterr().out == f"pairproof {pairproof.__version__}\n"
 

@@ -75,7 +75,7 @@ CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_equals_lightlys(theirs: Any, name: str) -> None:
+def test_loss_equals_lightlys(theirs: Any, name: str) -> None:
     kind, options = CONFIGURATIONS[name]
     for items, columns, temperature, size in product((1, 2, 9), (1, 16), (0.5, 0.07, 2, -0.5), (1.0, 1e-14, 1e3)):
         out0, out1 = size * draw(items, columns), draw(items, columns, seed=1)
@@ -108,10 +108,10 @@ def test_memory_bank_equals_lightlys(theirs: Any, temperature: float, engine_alw
         assert torch.equal(found.memory_bank.bank, before)  # the first views require no gradient
 
 
-def test_values_by_hand(engine_always: None) -> None:
+def test_values_equal_those_computed_by_hand(engine_always: None) -> None:
     out0 = torch.tensor([[2.0, 0.0], [0.0, 3.0]], dtype=torch.float64)
     out1 = torch.tensor([[0.0, 1.0], [0.0, 4.0]], dtype=torch.float64)
-    # Logits at temperature 0.5: 0 of the first row with all others, 2 of all other pairs.
+    # Logits at temperature 0.5: 0 between the first row and all others, 2 for all other pairs.
     of_pair, of_first, of_partner = math.log(2 + math.exp(-2)), math.log(3), math.log(2 * math.exp(2) + 1)
     expected = of_first + of_partner + 2 * of_pair
     assert ours.NTXentLoss()(out0, out1).item() == pytest.approx(expected / 4, rel=1e-14)
@@ -128,7 +128,7 @@ def test_values_by_hand(engine_always: None) -> None:
     assert bank(out0, out1).item() == pytest.approx(sum(values) / 2, rel=1e-14)
 
 
-def test_size_without_a_dimension() -> None:
+def test_size_without_a_dimension_is_inferred_or_rejected() -> None:
     with pytest.warns(UserWarning, match="does not specify feature dimension"):
         bank = ours.MemoryBankModule(5)
     assert bank.bank.shape == (5,)
@@ -161,7 +161,7 @@ def test_bad_input_raises_errors(theirs: Any, engine_always: None) -> None:
             kind(0.5, (4, 3))(draw(3, 2).float(), draw(3, 2).float())
 
 
-def test_rows_that_the_engine_rejects(theirs: Any) -> None:
+def test_rows_that_the_engine_rejects_give_lightlys_result(theirs: Any) -> None:
     out0, out1 = draw(4, 3), draw(4, 3, seed=1)
     out0[1, 2] = math.nan
     for name in NAMES:
@@ -187,7 +187,7 @@ def test_dtype_of_the_loss_is_lightlys(theirs: Any, dtype: torch.dtype, engine_a
         assert abs(found - exact) <= abs(expected - exact) + torch.finfo(dtype).eps * exact
 
 
-def test_dtype_of_the_loss_under_autocast(theirs: Any) -> None:
+def test_dtype_of_the_loss_under_autocast_is_lightlys(theirs: Any) -> None:
     views = [draw(20, 8, seed=seed).float() for seed in (1, 2)]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found, expected = ours.NTXentLoss()(*views), theirs["NTXentLoss"]()(*views)
@@ -195,7 +195,7 @@ def test_dtype_of_the_loss_under_autocast(theirs: Any) -> None:
     assert found.item() == pytest.approx(expected.item(), rel=1e-2)
 
 
-def test_learned_temperature(theirs: Any) -> None:
+def test_learned_temperature_has_lightlys_gradient(theirs: Any) -> None:
     views = draw(6, 4), draw(6, 4, seed=1)
     for name in NAMES:
         found = []
@@ -205,7 +205,7 @@ def test_learned_temperature(theirs: Any) -> None:
         assert found[0].item() == pytest.approx(found[1].item(), rel=1e-9)
 
 
-def test_weight_function_of_lightly(theirs: Any) -> None:
+def test_weight_function_equals_lightlys(theirs: Any) -> None:
     views = draw(6, 4), draw(6, 4, seed=1)
     function = theirs["DCLLoss"].forward.__globals__["negative_mises_fisher_weights"]
     with pytest.warns(UserWarning, match="To copy construct from a tensor"):
@@ -233,7 +233,7 @@ def test_compiled_loss_equals_eager(name: str) -> None:
     assert_equal(result(compiled, *views), result(getattr(ours, name)(), *views), 1e-5)
 
 
-def test_examples_of_the_documentation() -> None:
+def test_docstring_examples_run() -> None:
     failed, attempted = doctest.testmod(ours)
     assert failed == 0
     assert attempted > 0
@@ -273,7 +273,7 @@ def test_processes_equal_lightly_and_one_process(theirs: Any, world_size: int, t
         for rank in ranks:
             assert_equal(rank[f"{name} {temperature} ours"], rank[f"{name} {temperature} theirs"], 1e-11)
         if name == "DCLWLoss":
-            continue  # whose weights are computed from the rows of each process
+            continue  # its weights depend on which rows are in the process
         projection = torch.eye(5, dtype=torch.float64).requires_grad_()
         value = getattr(ours, name)(temperature)(*(draw(ITEMS * world_size, 5, seed=s) @ projection for s in (1, 2)))
         whole = [value.detach(), torch.autograd.grad(value, projection)[0]]
@@ -328,7 +328,7 @@ def test_own_tests_of_lightly_pass(tests: list[str], tmp_path: Path, record_prop
         environment={"PAIRPROOF_SNAPSHOT_PACKAGES": ",".join(packages)},
         plugins=["snapshots_packages", "snapshots_lightly"],
         path=["."],
-        # At this commit, its parameters are not those of lightly's `DCLLoss`, even in one process without a gather.
+        # This test expects other parameters than lightly's `DCLLoss` has at this commit, even without a gather.
         failing=["test_loss_dcl"],
         limit=300,
     )

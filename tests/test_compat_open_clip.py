@@ -100,7 +100,7 @@ def test_siglip_loss_equals_open_clips(
     assert loss.evaluated_by == form
 
 
-def test_values_by_hand(form: str) -> None:
+def test_values_equal_those_computed_by_hand(form: str) -> None:
     images = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
     texts = torch.tensor([[0.6, 0.8], [0.0, 1.0]], dtype=torch.float64)
     # Logits at scale 5: [[3, 0], [4, 5]].
@@ -137,13 +137,13 @@ def test_chunks_may_have_more_images_than_texts(form: str) -> None:
         ours.SigLipLoss()._loss(images, texts[:4], 5.0, -2.0)
 
 
-def test_examples_of_the_documentation() -> None:
+def test_docstring_examples_run() -> None:
     failed, attempted = doctest.testmod(ours)
     assert failed == 0
     assert attempted > 0
 
 
-def test_half_precision_and_mixed_dtypes(theirs: Any, form: str) -> None:
+def test_half_precision_and_mixed_dtypes_are_as_accurate_as_open_clips(theirs: Any, form: str) -> None:
     images, texts = towers(30, dtype=torch.bfloat16)
     scale, bias = torch.tensor(10.0), torch.tensor(-5.0)
     wide = [images.double(), texts.double(), scale.double(), bias.double()]
@@ -161,7 +161,7 @@ def test_half_precision_and_mixed_dtypes(theirs: Any, form: str) -> None:
             assert found[0].double().item() == pytest.approx(exact[0].item(), rel=1e-5)
 
 
-def test_features_that_the_engine_rejects(theirs: Any, engine_always: None) -> None:
+def test_features_that_the_engine_rejects_give_open_clips_result(theirs: Any, engine_always: None) -> None:
     images, texts = towers(5)
     broken = images.clone()
     broken[2, 3] = math.nan
@@ -328,12 +328,12 @@ def test_processes_equal_open_clip_and_one_process(theirs: Any, world_size: int,
                 assert_equal(mean[2:], softmax[2:])
                 assert_equal([mean[1]], [cut_at_the_gather(world_size)])
             else:
-                # Every process has the whole gradient of the scale, and of its own rows.
+                # Each process has the whole gradient of the scale, but only its own rows' part of the projection's.
                 assert_equal(mean, [softmax[0], softmax[1] / world_size, *softmax[2:]])
 
 
 def cut_at_the_gather(world_size: int) -> torch.Tensor:
-    """The mean of the projection's gradients of ``local_loss``, in one process: gathered rows are constants."""
+    """The projection's gradient with ``local_loss``, averaged over the ranks, whose gathered rows are constants."""
     projection, scale, _ = parameters()
     images, texts = (F.normalize(rows @ projection) for rows in towers(ROWS * world_size))
     labels = torch.arange(len(images))

@@ -268,7 +268,7 @@ def test_ntxent_saturates_as_the_library_or_is_exact() -> None:
     assert exact.evaluated_by == "engine"
     assert value.item() == pytest.approx(loss_by_hand(rows, labels, 0.015, 0), rel=1e-5)
     assert value.item() > found[0].item() + 10
-    # On unit rows, squared distances are 2 - 2 cos: the same loss at twice the temperature.
+    # On unit rows, squared distances are 2 - 2 cos, so they give the same loss at twice the temperature.
     plain = ours.NTXentLoss(0.03, saturates=False, distance=distances.LpDistance(power=2))
     assert plain(*given).item() == pytest.approx(value.item(), rel=1e-5)
     assert plain.evaluated_by == "plain"
@@ -401,7 +401,7 @@ def test_positives_that_outnumber_memory_in_the_library_are_evaluated() -> None:
     assert float(loss(rows, labels)) == pytest.approx(float(expected), rel=1e-5)
     assert loss.evaluated_by == "engine"
     euclidean = ours.NTXentLoss(0.5, distance=distances.LpDistance(power=2))
-    # On unit rows, squared distances are 2 - 2 cos: the same loss at half the temperature.
+    # On unit rows, squared distances are 2 - 2 cos, so cosines give the same loss at half the temperature.
     assert float(euclidean(rows, labels)) == pytest.approx(float(ours.NTXentLoss(0.25)(rows, labels)), rel=1e-5)
     assert euclidean.evaluated_by == "plain"
 

@@ -153,7 +153,7 @@ def test_ranking_loss_equals_sentence_transformers(
             assert loss.temperature == original.temperature
 
 
-def test_symmetric_loss_by_hand(form: str) -> None:
+def test_symmetric_loss_equals_that_computed_by_hand(form: str) -> None:
     queries = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
     documents = torch.tensor([[0.6, 0.8], [0.0, 1.0]], dtype=torch.float64)
     # Logits at scale 5: [[3, 0], [4, 5]].
@@ -167,7 +167,7 @@ def test_symmetric_loss_by_hand(form: str) -> None:
     assert one.item() == pytest.approx(of_queries / 2, rel=1e-14)
 
 
-def test_more_documents_than_queries(theirs: Any, form: str) -> None:
+def test_more_documents_than_queries_give_the_librarys_result(theirs: Any, form: str) -> None:
     queries, documents, hard = columns(3)
     given = [queries[:4], documents, hard[:2]]
     loss, original = (each.MultipleNegativesRankingLoss(None, 20.0, ours.cos_sim) for each in (ours, theirs))
@@ -178,7 +178,7 @@ def test_more_documents_than_queries(theirs: Any, form: str) -> None:
 
 
 @pytest.mark.parametrize("directions", [("query_to_doc",), DIRECTIONS[-1]], ids=len)
-def test_what_the_engine_does_not_evaluate(
+def test_rows_and_similarities_that_the_engine_rejects_give_the_librarys_result(
     theirs: Any, monkeypatch: pytest.MonkeyPatch, directions: tuple[Any, ...]
 ) -> None:
     monkeypatch.setattr(ours, "ONE_BLOCK_FROM", 0)
@@ -197,7 +197,7 @@ def test_what_the_engine_does_not_evaluate(
             for library in (ours, theirs)
         )
         if function is near and len(directions) > 1:
-            continue  # the derivative of the distance of a row and itself is NaN
+            continue  # the derivative of the distance between a row and itself is NaN
         expected = result(original.compute_loss_from_embeddings, given, None)
         assert_equal(result(loss.compute_loss_from_embeddings, given), expected)
         assert loss.evaluated_by == "plain"
@@ -263,7 +263,7 @@ def test_invalid_options_are_reported() -> None:
     assert any("hardness_mode has no effect" in line for line in logged.output)
 
 
-def test_examples_of_the_documentation() -> None:
+def test_docstring_examples_run() -> None:
     failed, attempted = doctest.testmod(ours)
     assert failed == 0
     assert attempted > 0
@@ -377,18 +377,18 @@ def test_gist_equals_sentence_transformers(
         assert loss.evaluated_by == "engine" or margin < 0
 
 
-def test_gist_by_hand() -> None:
+def test_gist_equals_the_loss_computed_by_hand() -> None:
     # The guide's cosines of queries and documents are [[0.6, 0], [0.8, 1]]; of documents, 0.8; of queries, 0.
     given = [torch.tensor(rows, dtype=torch.float64) for rows in ([[1.0, 0.0], [0.0, 1.0]], [[0.8, 0.6], [0.6, 0.8]])]
     guide = [torch.tensor(rows, dtype=torch.float64) for rows in ([[1.0, 0.0], [0.0, 1.0]], [[0.6, 0.8], [0.0, 1.0]])]
-    # Logits: 4 of each positive, 3 across; 0 between queries, 4.8 between documents. Query 0 leaves out the other
-    # document's pair with its own document, and with margin 0.3 query 1 leaves out document 0 and that pair too.
+    # Logits: 4 of each positive, 3 of each other query and document, 0 between queries, 4.8 between documents.
+    # Query 0 leaves out the pair of documents. At margin 0.3, query 1 leaves out this pair and document 0.
     for margin, of_second in ((0.0, math.exp(-1) + math.exp(-4) + math.exp(0.8)), (0.3, math.exp(-4))):
         loss = ours.GISTEmbedLoss(temperature=0.2, margin=margin, contrast_self=False)
         expected = (math.log1p(math.exp(-1) + math.exp(-4)) + math.log1p(of_second)) / 2
         assert loss.compute_loss_from_embeddings(given, guide).item() == pytest.approx(expected, rel=1e-12)
         assert loss.evaluated_by == "engine"
-    # At the margin 0, the limit of query 1 is 1: its pair with itself, and its document's, are not above the limit.
+    # At margin 0, the limit of query 1 is 1. The self pairs of query 1 and of its document do not exceed it.
     of_second = math.exp(-1) + math.exp(-4) + math.exp(0.8) + 2 * math.exp(1)
     loss = ours.GISTEmbedLoss(temperature=0.2)
     expected = (math.log1p(math.exp(-1) + math.exp(-4)) + math.log1p(of_second)) / 2
@@ -414,7 +414,7 @@ def test_gist_decides_about_duplicates_as_sentence_transformers(theirs: Any, dty
     assert by == {"engine", "plain"}
 
 
-def test_gist_that_the_engine_does_not_evaluate(theirs: Any) -> None:
+def test_gist_of_rows_that_the_engine_rejects_gives_the_librarys_result(theirs: Any) -> None:
     loss, original = gists(theirs, temperature=0.5)
     guide = columns(3, seed=3)
     zero, tiny, broken = columns(3), columns(3), columns(3)

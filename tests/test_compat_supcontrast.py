@@ -88,11 +88,11 @@ def assert_equal(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor], 
 
 @pytest.mark.parametrize("revision", REVISIONS)
 @pytest.mark.parametrize("name", targets())
-def test_equals_the_original(revision: str, name: str, form: str) -> None:
+def test_loss_equals_the_originals(revision: str, name: str, form: str) -> None:
     theirs, used = original(revision), set()
     for views, mode, (temperature, base) in product((1, 2, 3), ("all", "one"), ((0.07, 0.07), (2.0, 0.5))):
         features = draw(ITEMS, views, *((2, 3) if views == 2 else (5,)), seed=views)
-        # Large norms make the self pair dominate.
+        # Rows that are not normalised have large norms, so that the self pair dominates.
         for given in (features, F.normalize(features.flatten(2), dim=2).view_as(features)):
             loss = ours.SupConLoss(temperature, mode, base, no_positive=revision)
             found = result(loss, given, **targets()[name])
@@ -101,7 +101,7 @@ def test_equals_the_original(revision: str, name: str, form: str) -> None:
     assert form in used
 
 
-def test_values_by_hand(form: str) -> None:
+def test_values_equal_those_computed_by_hand(form: str) -> None:
     features = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]], [[1.0, 1.0]]], dtype=torch.float64)
     # Products of rows: 0 and 1, 0 and 1, 1 and 1. The first two rows are positives.
     of_first_two = math.log(1 + math.e)
@@ -118,7 +118,9 @@ def test_values_by_hand(form: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("views", "given"), [(1, "labels"), (2, "none"), (2, "labels"), (2, "soft mask")])
-def test_self_pair_that_dominates(dtype: torch.dtype, views: int, given: str, engine_always: None) -> None:
+def test_self_pair_that_dominates_gives_nan_unless_it_is_excluded(
+    dtype: torch.dtype, views: int, given: str, engine_always: None
+) -> None:
     features = F.normalize(draw(ITEMS, views, 5), dim=2).to(dtype)
     temperature = {torch.float32: 0.005, torch.float64: 0.0005}[dtype]
     chosen = targets()[given]
@@ -127,7 +129,7 @@ def test_self_pair_that_dominates(dtype: torch.dtype, views: int, given: str, en
     loss = ours.SupConLoss(temperature, base_temperature=temperature)
     assert_equal(result(loss, features, **chosen), (value, gradient), 1e-5)
     assert loss.evaluated_by == "plain"
-    # Without the self pair, the loss is that of the whole matrix with a shift that does not underflow.
+    # With ``self_in_maximum=False``, the loss does not underflow, and equals an evaluation in float64.
     loss = ours.SupConLoss(temperature, base_temperature=temperature, self_in_maximum=False)
     rows = torch.cat(features.unbind(1)).double()
     logits = (rows @ rows.T / temperature).fill_diagonal_(-math.inf)
@@ -150,7 +152,7 @@ def test_close_views_need_no_comparison_of_all_pairs(engine_always: None, monkey
     assert_equal(result(loss, features), result(original("zero")(0.01, base_temperature=0.01), features), 1e-4)
 
 
-def test_features_that_the_engine_rejects(engine_always: None) -> None:
+def test_features_that_the_engine_rejects_give_the_originals_result(engine_always: None) -> None:
     theirs = original("zero")
     features = draw(ITEMS, 2, 5)
     broken = features.clone()
@@ -165,7 +167,7 @@ def test_features_that_the_engine_rejects(engine_always: None) -> None:
     )
 
 
-def test_learned_temperature_and_mask(form: str) -> None:
+def test_learned_temperature_and_mask_have_the_originals_gradients(form: str) -> None:
     features, mask = draw(ITEMS, 2, 5), targets()["soft mask"]["mask"]
     found = []
     for kind in (ours.SupConLoss, original("zero")):
@@ -207,14 +209,14 @@ def test_half_precision_returns_float32(engine_always: None) -> None:
         ),
     ],
 )
-def test_bad_input_raises_the_originals_error(arguments: dict[str, Tensor], message: str) -> None:
+def test_bad_input_raises_a_value_error_as_the_original_does(arguments: dict[str, Tensor], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ours.SupConLoss()(**arguments)
     with pytest.raises(ValueError, match=r"."):
         original("nan")()(**arguments)
 
 
-def test_other_errors_are_those_of_the_original() -> None:
+def test_invalid_options_and_shapes_are_rejected() -> None:
     features = draw(3, 2, 2, 4)
     with pytest.raises(ValueError, match=r"^contrast_mode: expected one of all, one, got 'two'$"):
         ours.SupConLoss(contrast_mode="two")(features)
@@ -256,7 +258,7 @@ def test_compiled_loss_equals_eager() -> None:
         )
 
 
-def test_examples_of_the_documentation() -> None:
+def test_docstring_examples_run() -> None:
     failed, attempted = doctest.testmod(ours)
     assert failed == 0
     assert attempted > 0

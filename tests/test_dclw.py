@@ -55,7 +55,7 @@ def test_value_and_gradient_are_those_of_two_views(
     assert loops == pytest.approx(expected.item(), rel=1e-12)
 
 
-def test_example_by_hand() -> None:
+def test_value_equals_that_computed_by_hand() -> None:
     """Two items, the cosines of whose views are 0.6 and 0."""
     rows = [[1.0, 0.0], [0.8, 0.6], [0.6, 0.8], [-0.6, 0.8]]
     mean = (math.exp(1.2) + 1) / 2
@@ -128,7 +128,7 @@ def test_without_negatives_the_loss_and_its_gradient_are_zero(backend: Any) -> N
 
 @pytest.mark.parametrize("detach", [True, False])
 def test_rows_of_another_process_are_references(detach: bool) -> None:
-    """As with lightly's ``gather_distributed``: the weights are those of the own rows, the negatives are all others."""
+    """As with lightly's ``gather_distributed``: weights depend on own rows only; negatives come from all processes."""
     own, z = slice(2, 4), Z.clone().requires_grad_()
     a, b = F.normalize(z, dim=1).chunk(2)
     closeness = (a * b).sum(dim=1)[own]
@@ -162,7 +162,7 @@ def test_compiled_loss_is_the_same() -> None:
         torch.testing.assert_close(torch.autograd.grad(loss, rows), torch.autograd.grad(expected, same))
 
 
-def test_module_has_the_options() -> None:
+def test_module_takes_and_validates_the_options() -> None:
     module = fast.DCLWLoss(sigma=0.2, detach_weights=False, temperature=torch.nn.Parameter(torch.tensor(0.3)))
     assert [name for name, _ in module.named_parameters()] == ["temperature"]
     assert module(Z, PARTNERS) == fast.dclw_loss(Z, PARTNERS, sigma=0.2, temperature=module.temperature)

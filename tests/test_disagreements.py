@@ -37,7 +37,7 @@ def added_logarithm(given: dict[str, Any], temperature: float = 0.0075) -> torch
 
 
 def one_way(given: dict[str, Any], weights: Any, *, apart: bool = False) -> torch.Tensor:
-    """The mean over both views, with weights of the positives; or with the sums over each view's negatives apart."""
+    """The mean over both views, with weights of the positives; ``apart`` adds the logarithms of both views' sums."""
     views = F.normalize(given["z"], dim=1).chunk(2)
     closeness, own = (views[0] * views[1]).sum(dim=1), torch.eye(len(views[0]), dtype=torch.bool)
     values = []
@@ -108,7 +108,7 @@ def test_answers_to_a_question_differ() -> None:
 
 
 def test_recorded_programs_returned_the_printed_values() -> None:
-    """A recorded answer has the factor of the program, t / base_temperature, unless the call has it too.
+    """Recorded answers contain the program's factor t / base_temperature, which is divided out unless the call has it.
 
     open_clip is recorded with chunks only, in float64.
     """

@@ -61,7 +61,7 @@ class Split:
         if partners is not None and not towers and not alone:
             rank_of = rank_of[np.minimum(np.arange(n), partners.numpy())]
         if towers:
-            # Row k of both towers has one weight, so both rows are on one rank.
+            # The rows k of both towers share one weight, so they must be on the same rank.
             weighted = "anchor_weights" in given and m == n
             matched = weighted or not {"labels", "positives", "partners"} & given.keys()
             of_b = rank_of if matched else random.choice(world, m, p=shares / shares.sum())
@@ -263,7 +263,7 @@ def test_golden_cases_are_met_by_panels_of_two_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_golden_cases_in_other_dtypes_are_met_by_two_ranks(dtype: str, tmp_path: Path) -> None:
-    """Without queues: each rank rounds its part of the gradient of rows that all ranks have in common."""
+    """Without queues and references, which all ranks share: each rank rounds its part of their gradient."""
     found = [case for case in chosen_cases(True) if case.case.size <= SMALL and dtype in case.dtypes]
     found = [case for case in found if not {"negatives", "ref_embeddings"} & case.case.others.keys()][::50]
     assert check_cases(tmp_path, 2, found, each_anchor=False, dtype=dtype).keys() == EVERY
@@ -518,7 +518,7 @@ def test_missing_rank_is_named_within_a_time_limit(seconds: float, limit: float,
 
 
 def test_backward_of_symmetric_positives_exchanges_only_coefficients(tmp_path: Path) -> None:
-    """Header of 4 integers, rows, labels, sum and weight; then 3 coefficients of each row, or 2 with partners."""
+    """Forward: header of 4 integers, labels, rows, 3 sums. Backward: 3 coefficients of each row, or 2 with partners."""
     n, dim = 6, 5
     calls = [
         ("supcon_loss", {"embeddings": ROWS[:n], "labels": LABELS[:n]}, ("embeddings",)),

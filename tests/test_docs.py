@@ -1,4 +1,4 @@
-"""The documentation: its examples run, its losses conform, and its links are those of pages."""
+"""The documentation: its examples run, its losses conform, and its links lead to the pages that are built."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_every_page_is_in_the_contents() -> None:
     assert sorted(listed) == sorted(written - {"index"})
 
 
-def test_links_become_links_of_pages() -> None:
+def test_links_to_files_become_links_to_pages() -> None:
     names = build_docs.pages(ROOT)
     text = "[a](docs/speed.md#accuracy) [b](tools/mutants.md) ![c](bench/results/cpu.svg) [d](https://x.y/z.md) [e](#f)"
     assert build_docs.relinked(text, "README.md", names) == (

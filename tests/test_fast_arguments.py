@@ -82,7 +82,7 @@ def test_arguments_after_the_second_are_keyword_only(loss: Loss) -> None:
         loss(Z, *GOOD[loss].values(), None)
 
 
-def test_values_are_not_read_on_a_device_without_them() -> None:
+def test_values_are_not_read_on_the_meta_device() -> None:
     loss = supcon_loss(torch.empty(4, 2, device="meta"), torch.zeros(4, dtype=torch.int64, device="meta"))
     assert loss.shape == ()
     assert loss.device.type == "meta"
@@ -140,7 +140,7 @@ QUICK_INDICES = {
     ],
 )
 def test_compiled_graph_rejects_the_same_rows(case: ErrorCase) -> None:
-    """Whether the shape is wrong, which is known when the graph is compiled, or the values are, which is not."""
+    """A wrong shape is found when the graph is compiled, wrong values when it runs."""
     torch._dynamo.reset()
     names = [name for name, value in case.arguments.items() if isinstance(value, np.ndarray)]
     rest = {name: value for name, value in case.arguments.items() if name not in names}

@@ -20,14 +20,14 @@ BIASES = (-10.0, 3.0, 35.0)
 
 
 def partners_of(rows: int, columns: int) -> Tensor:
-    """Return partners, some of which are those of several rows."""
+    """Return the partner of each row; several rows can have the same partner."""
     return torch.arange(rows) * 5 % min(columns, 52)
 
 
 def towers(
     rows: int = ROWS, columns: int = COLUMNS, dtype: torch.dtype = torch.float64, noise: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Return random rows or, with ``noise``, rows of a that are noisy copies of their partners."""
+    """Return random rows a and b. With ``noise``, the rows of a are noisy copies of their partners."""
     generator = torch.Generator().manual_seed(columns)
     a, b = (torch.randn(count, DIM, generator=generator, dtype=torch.float64) for count in (rows, columns))
     if noise:
@@ -121,7 +121,7 @@ def test_error_in_float32_is_small(name: str, calls: list[bool]) -> None:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_only_what_needs_a_gradient_is_computed(name: str, calls: list[bool]) -> None:
+def test_gradient_is_computed_only_if_an_input_requires_it(name: str, calls: list[bool]) -> None:
     ours, plain = LOSSES[name]
     a, b = towers()
     partners, numbers = partners_of(ROWS, COLUMNS), (torch.tensor(0.1).double(), torch.tensor(-4.0).double())

@@ -574,7 +574,7 @@ def test_few_anchors_give_the_derivatives_of_plain_code(layout: str, similarity:
 
 @pytest.mark.parametrize("classes", [pytest.param(1, marks=pytest.mark.slow), 40])
 def test_few_anchors_are_multiplied_with_all_rows_only(classes: int) -> None:
-    """Above the number of marks that both passes share, too."""
+    """With one class, the matrices of positives are too large to be kept for the backward pass."""
     rows, anchors = normal(1600, 8, dtype=torch.float32).requires_grad_(), torch.arange(1600) % 4 == 0
     with Products() as products:
         loss = supcon_loss(rows, torch.arange(1600) % classes, anchors=anchors)
@@ -864,7 +864,7 @@ EVERYTHING = [*TARGETS, *WITH_REFERENCES, "info_nce", "info_nce queue"]
 
 
 def forms_in_turn(first: int) -> pytest.MarkDecorator:
-    """Parametrize by everything and the engines of each kind: one engine for each name is fast, the others are slow."""
+    """Parametrize by the names in `EVERYTHING` and by `SEAMS`; for each name, all engines but one are marked slow."""
     return pytest.mark.parametrize(
         ("name", "form"),
         [

@@ -197,7 +197,9 @@ def every_loss(labels: Tensor, partners: Tensor, pairs: Tensor, **options: Any) 
 @pytest.mark.parametrize("backend", ["auto", "dense", "tiled", "exact"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("similarity", SIMILARITIES)
-def test_dtypes_and_accuracy_of_loss_and_gradient(dtype: torch.dtype, similarity: str, backend: str) -> None:
+def test_loss_and_gradient_have_the_right_dtypes_and_are_accurate(
+    dtype: torch.dtype, similarity: str, backend: str
+) -> None:
     temperature, rounded = 0.5, leaf(6).detach().to(dtype)
     options: dict[str, Any] = {"similarity": similarity, "temperature": temperature}
     # "exact" computes in float64 and rounds its results. The others compute in float32: a logit is a sum of D products

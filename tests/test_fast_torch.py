@@ -599,7 +599,7 @@ def test_one_graph_serves_every_temperature(backend: str) -> None:
 
 
 class Watch(TorchDispatchMode):
-    """Raises on operations that would synchronise with an accelerator, for their result or their shape.
+    """Raises on operations that must read values from an accelerator, for their result or its shape.
 
     With ``ordered`` it also raises on operations that add floats in no fixed order.
     """

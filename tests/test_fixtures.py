@@ -92,7 +92,7 @@ def edit(root: Path, name: str, change: Callable[[Any], object]) -> None:
     write_manifest(root)
 
 
-def test_loads_every_document(worked: dict[str, WorkedFixture]) -> None:
+def test_every_document_is_loaded(worked: dict[str, WorkedFixture]) -> None:
     assert list(worked) == sorted(COUNTS | TESTS)
     for name, fixture in worked.items():
         assert tuple(fixture.counts.values()) == (COUNTS | TESTS)[name], name
@@ -138,7 +138,7 @@ def test_incomplete_outputs_are_marked(worked: dict[str, WorkedFixture]) -> None
     assert cut == {"in-101-sigmoid": 35, "in-102-negative-pairs": 51}
 
 
-def test_input_of_a_figure(worked: dict[str, WorkedFixture]) -> None:
+def test_input_of_a_figure_is_found(worked: dict[str, WorkedFixture]) -> None:
     fixture = worked["supcon_notebook"]
     figures = {figure.id: figure for figure in fixture.figures}
     assert fixture.input_of(figures["out-24-similarity"]) is fixture.inputs["embeddings_3x3"]
@@ -173,7 +173,7 @@ def test_manifest_lists_only_data_files(copy: Path) -> None:
     assert not {"README.md", "manifest.json", ".hidden", "__init__.py"} & set(data_files(copy))
 
 
-def test_altered_digit(copy: Path) -> None:
+def test_altered_digit_is_reported(copy: Path) -> None:
     path = copy / "worked" / "pair_notebook.json"
     old = hashlib.sha256(path.read_bytes()).hexdigest()
     path.write_bytes(path.read_bytes().replace(b'"0.6698"', b'"0.6699"', 1))
@@ -196,20 +196,20 @@ def test_only_changed_files_are_read_again(copy: Path, monkeypatch: pytest.Monke
     assert "worked/pair_notebook.json: altered" in error(copy)
 
 
-def test_missing_file(copy: Path) -> None:
+def test_missing_file_is_reported(copy: Path) -> None:
     path = copy / "worked" / "sit_article.json"
     sha = hashlib.sha256(path.read_bytes()).hexdigest()
     path.unlink()
     assert error(copy) == f"worked/sit_article.json: missing; manifest.json lists it with SHA-256 {sha}"
 
 
-def test_extra_file(copy: Path) -> None:
+def test_extra_file_is_reported(copy: Path) -> None:
     (copy / "worked" / "more.json").write_text("{}")
     sha = hashlib.sha256(b"{}").hexdigest()
     assert error(copy) == f"worked/more.json: not listed in manifest.json (its SHA-256 is {sha})"
 
 
-def test_missing_manifest(copy: Path) -> None:
+def test_missing_manifest_is_reported(copy: Path) -> None:
     (copy / "manifest.json").unlink()
     assert error(copy).startswith("manifest.json: cannot be read")
 
@@ -222,12 +222,12 @@ def test_missing_manifest(copy: Path) -> None:
         ('{"format": "pairproof-manifest/1", "files": []}', "manifest.json: $.files: expected an object"),
     ],
 )
-def test_malformed_manifest(copy: Path, text: str, message: str) -> None:
+def test_malformed_manifest_is_reported(copy: Path, text: str, message: str) -> None:
     (copy / "manifest.json").write_text(text)
     assert error(copy).startswith(message)
 
 
-def test_truncated_file(copy: Path) -> None:
+def test_truncated_file_is_reported(copy: Path) -> None:
     path = copy / "worked" / "supcon_notebook.json"
     path.write_bytes(path.read_bytes()[:5000])
     assert error(copy).startswith("worked/supcon_notebook.json: altered: expected SHA-256")
@@ -235,13 +235,13 @@ def test_truncated_file(copy: Path) -> None:
     assert re.fullmatch(r"worked/supcon_notebook\.json: not JSON: .+ at line \d+, column \d+", error(copy))
 
 
-def test_not_utf8(copy: Path) -> None:
+def test_file_that_is_not_utf8_is_reported(copy: Path) -> None:
     (copy / "worked" / "sit_article.json").write_bytes(b'{"format": "\xff"}')
     write_manifest(copy)
     assert error(copy).startswith("worked/sit_article.json: not UTF-8")
 
 
-def test_duplicate_name_in_an_object(copy: Path) -> None:
+def test_duplicate_name_in_an_object_is_reported(copy: Path) -> None:
     (copy / "worked" / "sit_article.json").write_text('{"format": "a", "format": "b"}')
     write_manifest(copy)
     assert error(copy) == "worked/sit_article.json: duplicate name 'format' in an object"
@@ -255,7 +255,7 @@ LOADERS: dict[str, Callable[[Path], object]] = {
     "golden/errors.json": load_errors,
     "expected.json": read_expected,
 }
-"""A function that loads each file, with others."""
+"""For each file, a function that loads it, possibly with others."""
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_values_that_python_cannot_read_are_reported(copy: Path, name: str, valu
 
 @pytest.mark.parametrize("depth", [100, 300, 500, 700, 900])
 @pytest.mark.parametrize("name", ["manifest.json", "worked/pair_notebook.json", "golden/errors.json"])
-def test_every_depth_is_reported(copy: Path, name: str, depth: int) -> None:
+def test_nested_lists_of_every_depth_are_reported(copy: Path, name: str, depth: int) -> None:
     data = json.loads((copy / name).read_text(encoding="utf-8"))
     for key in ("files", "claims", "cases"):
         if key in data:
@@ -497,14 +497,16 @@ WRONG: dict[str, tuple[str, Callable[[Any], object], str]] = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_wrong_content(copy: Path, what: str) -> None:
+def test_wrong_content_is_reported(copy: Path, what: str) -> None:
     name, change, message = WRONG[what]
     edit(copy, name, change)
     assert error(copy).startswith(f"worked/{name}.json: {message}")
 
 
-def test_jsonschema_missing(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only files that are not installed are validated, so only they need jsonschema; once for each content."""
+def test_missing_jsonschema_is_an_error_only_for_a_copy_of_the_fixtures(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Installed fixtures are not validated when they are loaded, so they do not need jsonschema."""
     edit(copy, "pair_notebook", lambda d: d["document"].__setitem__("title", "Another title"))
     monkeypatch.setitem(sys.modules, "jsonschema", None)
     with pytest.raises(ImportError, match=re.escape('pip install "pairproof[verify]"')):

@@ -96,7 +96,7 @@ def every_claim() -> list[Claim]:
 
 
 def test_batches_with_a_saturated_positive_are_of_the_level_range() -> None:
-    """A right loss with an epsilon of 1e-24 in the logarithm is wrong only there."""
+    """A right loss with an epsilon of 1e-24 in the logarithm is wrong only on these batches."""
 
     def with_epsilon(a: torch.Tensor, b: torch.Tensor, temperature: float = 0.1) -> torch.Tensor:
         logits = F.normalize(a) @ F.normalize(b).T / temperature
@@ -196,7 +196,7 @@ def test_policies_without_effect_cover_fewer_combinations() -> None:
     assert len(nan) < len(single) / 2  # the result is NaN whatever the other options are
 
 
-def test_structures_occur() -> None:
+def test_rare_structures_occur_among_the_random_batches() -> None:
     claim = External(fast.supcon_loss, loss="supcon").claim
     cases = [draw(claim, 1, number) for number in range(RANDOM_BATCHES)]
     masks = [case.positive_mask() for case in cases if "positives" in case.arguments]

@@ -446,7 +446,7 @@ def test_loss_must_be_nan_if_a_policy_makes_it_nan(small: Path) -> None:
     assert error(small) == f"golden/supcon.json: $.cases[{position}].expected.loss: expected nan, got 1.0"
 
 
-def test_truncated_file(small: Path) -> None:
+def test_truncated_file_is_reported(small: Path) -> None:
     path = small / "golden/nt_xent.json"
     path.write_bytes(path.read_bytes()[:700])
     assert error(small).startswith("golden/nt_xent.json: altered: expected SHA-256")
@@ -454,7 +454,7 @@ def test_truncated_file(small: Path) -> None:
     assert error(small).startswith("golden/nt_xent.json: not JSON: ")
 
 
-def test_altered_digit(small: Path) -> None:
+def test_altered_digit_is_reported(small: Path) -> None:
     path = small / "golden/supcon.json"
     text = path.read_text(encoding="utf-8")
     assert text.count("2.0356476278275846") == 1
@@ -470,7 +470,7 @@ def test_altered_digit(small: Path) -> None:
     )
 
 
-def test_missing_and_unknown_files(small: Path) -> None:
+def test_missing_and_unknown_files_are_reported(small: Path) -> None:
     (small / "golden/margin.json").write_text("{}", encoding="utf-8")
     assert error(small).startswith("golden/margin.json: not listed in manifest.json")
     write_manifest(small)
@@ -482,7 +482,7 @@ def test_missing_and_unknown_files(small: Path) -> None:
 
 
 @pytest.mark.parametrize("empty", [True, False])
-def test_loss_without_cases(small: Path, empty: bool) -> None:
+def test_loss_without_cases_is_accepted(small: Path, empty: bool) -> None:
     edit(small, "nt_bxent", put("cases", []))
     if not empty:
         (small / "golden/nt_bxent.json").unlink()
@@ -491,7 +491,7 @@ def test_loss_without_cases(small: Path, empty: bool) -> None:
     assert prove_golden(small, processes=1) == []
 
 
-def test_damaged_flags_and_errors(small: Path) -> None:
+def test_damaged_flags_and_errors_are_reported(small: Path) -> None:
     edit(small, "flags", remove("flags.solved.effect"))
     assert error(small) == "golden/flags.json: $.flags.solved: 'effect' is a required property"
     assert error(small, load_flags) == "golden/flags.json: $.flags.solved: 'effect' is a required property"
@@ -598,7 +598,7 @@ with precision():
     ],
     ids=str,
 )
-def test_nearest(value: arb, expected: float | None) -> None:
+def test_nearest_is_the_float64_to_which_the_whole_ball_rounds(value: arb, expected: float | None) -> None:
     found = nearest(value)
     assert found == expected
     assert found is None or math.copysign(1, found) == 1 or found < 0
@@ -676,7 +676,7 @@ def test_identical_embeddings_give_log_of_n_minus_1(cases: dict[str, GoldenCase]
         ("nt_bxent/no-negative-default-drop", math.log1p(math.exp(-1 / 0.07)) * 3 / 4),
     ],
 )
-def test_closed_forms(cases: dict[str, GoldenCase], name: str, value: float) -> None:
+def test_stored_losses_equal_closed_forms(cases: dict[str, GoldenCase], name: str, value: float) -> None:
     assert cases[name].expected.loss == pytest.approx(value, rel=1e-14, abs=0)
 
 

@@ -41,7 +41,7 @@ def plain(z: Tensor, partners: Tensor, columns: Tensor, own: Tensor, t: Any, tau
     return -(of_positive / (of_positive + mass.maximum(number * (-1 / torch.as_tensor(t)).exp()))).log()
 
 
-def test_value_of_orthogonal_negatives() -> None:
+def test_value_of_orthogonal_negatives_is_that_computed_by_hand() -> None:
     """The exponential of a positive is e^2, that of a negative is 1: the mass is 2 (1 - 0.1 e^2) / 0.9."""
     rows = [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0]]
     expected = math.log1p(2 * (1 - 0.1 * math.e**2) / 0.9 / math.e**2)
@@ -178,7 +178,7 @@ def test_temperature_of_a_narrow_dtype_is_not_rounded_again() -> None:
     assert float(found) == pytest.approx(float(expected), rel=1e-6)
 
 
-def test_module_has_the_options() -> None:
+def test_module_takes_and_validates_the_options() -> None:
     module = fast.HardNegativeLoss(beta=2.0, tau_plus=0.02, temperature=torch.nn.Parameter(torch.tensor(0.5)))
     assert [name for name, _ in module.named_parameters()] == ["temperature"]
     other = fast.HardNegativeLoss(beta=2.0, tau_plus=0.02, temperature=0.5)

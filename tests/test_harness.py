@@ -156,7 +156,7 @@ def test_weights_keep_their_digits_in_solved_batches(name: str) -> None:
 
 
 def test_kernels_skip_only_what_they_do_not_support() -> None:
-    """Products beyond float32, pairs ignored by or beside a mask, weights of pairs, and rows of zeros."""
+    """Products beyond float32, some kinds of ignored pairs, weights of pairs, and rows of zeros."""
     held = [case for case in load_cases(load_worked()) if case.holds_in("float32")]
     expected = [
         {case.id for case in held if "ignored" in case.arguments},
@@ -427,7 +427,7 @@ def test_alternates_share_the_cases_of_a_run_that_selects_nothing(fake: pytest.M
 def test_killed_process_ends_the_run(fake: pytest.MonkeyPatch) -> None:
     fake.setattr(running, "LEAST_CASES", 1)
     fake.setattr(Fake, "evaluate", lambda self, case, dtype: os.kill(os.getpid(), signal.SIGKILL))
-    with pytest.raises(CouldNotRun, match=r"was killed; with less memory, use --jobs 1"):
+    with pytest.raises(CouldNotRun, match=r"was killed; if memory is short, use --jobs 1"):
         run(replace(TWO_CASES, processes=2))
 
 

@@ -1,4 +1,4 @@
-"""Ignored pairs: what the engine does with them besides the golden cases, and who takes them."""
+"""Ignored pairs: values and derivatives beyond the golden cases, and which implementations support them."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_compiled_call_checks_that_no_partner_is_ignored() -> None:
 
 
 @pytest.mark.parametrize("given", [{"labels": LABELS, "ignored": mask()}, {"positives": mask(), "ignored_ids": IDS}])
-def test_triton_refuses_ignored_pairs_by_or_beside_a_mask(given: dict[str, Tensor]) -> None:
+def test_triton_refuses_a_mask_of_ignored_pairs_and_ids_with_a_mask_of_positives(given: dict[str, Tensor]) -> None:
     z = rows(dtype=torch.float32)
     with pytest.raises(ValueError, match=r'^backend="triton": the kernels support ignored pairs by ids only'):
         fast.supcon_loss(z, **given, backend="triton")

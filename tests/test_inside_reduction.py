@@ -83,7 +83,7 @@ def test_learned_temperature_and_second_derivatives_are_those_of_the_mean() -> N
         torch.testing.assert_close(total, mean, rtol=1e-12, atol=1e-14)
 
 
-def test_module_has_the_option() -> None:
+def test_module_takes_and_validates_the_option() -> None:
     module = SupConInLoss(inside_reduction="sum", temperature=0.5)
     assert "inside_reduction='sum'" in repr(module)
     assert torch.equal(module(rows(), LABELS), supcon_in_loss(rows(), LABELS, temperature=0.5, inside_reduction="sum"))

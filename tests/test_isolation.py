@@ -115,7 +115,7 @@ def expected(error: str) -> dict[tuple[str, str], tuple[str, str]]:
 
 
 def each(names: Iterable[str], quick: Collection[str]) -> list[Any]:
-    """Every target by its name, and imported: a few in every run, the others in ``make test-all``."""
+    """Every target by its name, and as an imported function, which is slow except for those in ``quick``."""
     return [
         pytest.param(name, imported, id=f"{name}-{way}", marks=[pytest.mark.slow] * (imported and name not in quick))
         for name in names

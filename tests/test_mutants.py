@@ -231,11 +231,11 @@ def test_every_check_of_fast_runs_the_mutated_code(
 
 
 @pytest.mark.slow
-def test_every_survivor_of_the_run_on_file_is_explained() -> None:
+def test_every_survivor_of_the_stored_run_is_explained() -> None:
     assert tool.problems(tool.stored(tool.RESULTS), tool.explanations()) == []
 
 
-def test_the_run_on_file_is_large_enough_and_its_report_is_current() -> None:
+def test_the_stored_run_is_large_enough_and_its_report_is_current() -> None:
     verdicts, explained = tool.stored(tool.RESULTS), tool.explanations()
     assert len({one.id for one in verdicts}) == len(verdicts) == tool.COUNT
     assert {one.outcome for one in verdicts} == {"killed", "survived", "unreached"}

@@ -188,7 +188,7 @@ def without(c: Noted, kind: list[int]) -> list[int]:
 
 
 def of_norms(c: Noted, low: float, high: float) -> bool:
-    """Whether the norms are between two powers of two, with a factor of two on either side, and reach both."""
+    """Whether the smallest norm is ``low`` and the largest ``high``, each within a factor of two."""
     norms = [x for x in c.norms if x]
     return low / 2 <= min(norms) <= 2 * low and high / 2 <= max(norms) <= 2 * high
 
@@ -1108,7 +1108,7 @@ def angles(c: Noted) -> list[float]:
 
 
 def differ(c: Noted, i: int, j: int, k: int) -> bool:
-    """Whether two rows differ by about a power of two of their size."""
+    """Whether the difference of rows i and j is 2^k times the norm of row i, within a factor of four."""
     a = c.case.embeddings[i]
     b = c.case.embeddings[j] if c.within else next(iter(c.case.others.values()))[j]
     return 2.0 ** (k - 2) < np.linalg.norm(a - b) / np.linalg.norm(a) < 2.0 ** (k + 2)

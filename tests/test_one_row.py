@@ -45,7 +45,7 @@ def test_row_without_others_has_the_value_0_and_no_gradient(name: str, similarit
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_policies_give_the_value(name: str) -> None:
+def test_policies_nan_and_drop_give_nan_and_no_value(name: str) -> None:
     function, given = CALLS[name]
     policy = "no_negative" if name == "nt_bxent" else "no_positive"
     for package in (fast, reference):

@@ -434,7 +434,7 @@ def test_a_bug_of_the_gradient_shows_the_gradient() -> None:
 
 def test_printed_digits_that_differ_name_their_dtype(data: dict[str, Any]) -> None:
     figures = {one["id"]: one for document in data["documents"] for one in document["figures"]}
-    assert figures["pair_notebook/in-99-loss-0.01"]["rounded"] == "float32"  # 167.33396911621094, certified ...7243...
+    assert figures["pair_notebook/in-99-loss-0.01"]["rounded"] == "float32"  # 167.333969 printed, 167.333972 exact
     assert figures["supcon_notebook/out-14-loss"]["rounded"] == "float64"  # differs in the last of 17 digits
     assert figures["batch_tutorial/loss"]["value"] == "0.554517744"
 
@@ -497,7 +497,7 @@ def cells(table: Any) -> list[list[str]]:
 
 
 def assert_rows_are_lists_on_a_phone(table: Any) -> None:
-    """Assert that a table fits its place without its headers, because every cell shows its label."""
+    """Assert that a table fits on a narrow screen: its header is hidden, and every cell shows its own label."""
     assert table.evaluate("(table) => table.parentElement.scrollWidth <= table.parentElement.clientWidth")
     assert not table.locator(".head").first.is_visible()
     labels = table.evaluate(
@@ -653,7 +653,7 @@ def test_a_case_that_fails_leads_to_its_terms_in_a_browser(browser: Any, tmp_pat
     assert errors == []
 
 
-def test_accessibility_is_checked_with_axe() -> None:
+def test_axe_is_available_for_the_check_of_accessibility() -> None:
     if AXE not in os.environ:
         pytest.skip(f"the pages were not checked with axe: npm install axe-core, and set {AXE} to its axe.min.js")
     assert Path(os.environ[AXE]).is_file()

@@ -94,7 +94,7 @@ def overflows_in_float32(embeddings: Tensor, labels: Tensor) -> Tensor:
 
 @pytest.fixture(autouse=True, scope="module")
 def compiler() -> None:
-    """Import the compiler once: the first operation under a dispatch mode imports it, in each forked process again."""
+    """Import the compiler once, because the first operation under a dispatch mode imports it in each forked process."""
     importlib.import_module("torch._dynamo")
 
 

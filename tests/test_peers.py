@@ -140,7 +140,7 @@ BY_HAND = {
     EIGHT: math.log(E + 6) - math.log(E),
     CLASSES: LOSS_WITH_TWO_NEGATIVES,
     DECOUPLED: math.log(2) - math.log(E),
-    # The weights are 2 - E / m and 2 - 1 / m, where m = (E + 1) / 2. Only the pair of the first has a logit, 2.
+    # The weights are 2 - E / m and 2 - 1 / m, where m = (E + 1) / 2. The logit of the first pair is 2, of the second 0.
     WEIGHTED: math.log(2) - (2 - 2 * E / (E + 1)) * 2 / 2,
     TOWERS: LOSS_WITH_ONE_NEGATIVE,
     RANKED: LOSS_WITH_ONE_NEGATIVE,
@@ -160,7 +160,7 @@ BY_HAND = {
 
 @pytest.mark.parametrize("kind", tool.PEERS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-14), ("float32", 1e-6)])
-def test_values_by_hand(kind: type[Implementation], dtype: str, tolerance: float) -> None:
+def test_values_equal_those_computed_by_hand(kind: type[Implementation], dtype: str, tolerance: float) -> None:
     implementation = peer(kind)
     if getattr(implementation, "records", None):
         pytest.skip(f"{kind.name} has only recorded values")

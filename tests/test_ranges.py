@@ -119,7 +119,7 @@ def test_overflow_of_exponentials_is_found_at_the_logarithm_of_the_maximum() -> 
 
 def test_cancellation_of_the_self_pair_is_found() -> None:
     found = one(limits_of(minus_the_self_pair), "float32", "temperature", "below")
-    # The far row's exponentials are e^(-1.6 / T) times that of the self pair, which is rounded to 2^-24.
+    # Exponentials of the far row are e^(-1.6 / T) times that of the self pair, whose rounding error is 2^-24.
     assert found.kind == "wrong"
     assert 0.05 < (found.at or 0) < 0.3
 

@@ -211,7 +211,7 @@ def test_only_own_hard_negatives_are_required_by_their_scope() -> None:
 # Ignored pairs, and GISTEmbed.
 
 GUIDE = [torch.randn(*z.shape[:-1], 4, dtype=torch.float64, generator=GENERATOR) for z in (QUERIES, DOCUMENTS, HARD)]
-GUIDE[0] = GUIDE[0] + 0.8 * GUIDE[1]  # queries near their documents, for some of which a negative is nearer
+GUIDE[0] = GUIDE[0] + 0.8 * GUIDE[1]  # queries are near their documents, but for some of them a negative is nearer
 GIST = "query_to_doc+query_to_query+doc_to_doc"
 
 
@@ -280,7 +280,7 @@ def test_gist_masks_give_the_loss_and_gradient_of_the_installed_file(strategy: s
 
 
 def test_installed_gistembed_keeps_self_pairs_where_the_guides_of_query_and_document_coincide() -> None:
-    """A named deviation: 1 > 1 is False, so its code contrasts such a row with itself, at cosine 1."""
+    """A declared deviation: 1 > 1 is False, so its code contrasts such a row with itself, at cosine 1."""
     guide = [torch.eye(2, dtype=torch.float64)] * 2
     a, b = QUERIES[:2], DOCUMENTS[:2]
     live = float(of_live_gist([a, b], guide, "absolute", 0.0))

@@ -66,7 +66,7 @@ def test_three_denominators_give_three_losses() -> None:
     assert values["one_positive"] == pytest.approx(pairwise, rel=1e-15)
 
 
-def test_policies_for_anchors_without_positives() -> None:
+def test_anchors_without_positives_follow_the_policy() -> None:
     labels = [0, 0, 1, 2, 2]
     each = reference.supcon_loss(ROWS, labels, reduction="none").loss
     assert len(each) == 5

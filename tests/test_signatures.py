@@ -136,7 +136,7 @@ def test_child_process_uses_the_call_that_was_chosen(name: str) -> None:
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("WithoutCall", "returns_logits_and_labels")),
     ],
 )
-def test_whole_check_of_a_signature(name: str) -> None:
+def test_check_of_a_signature_has_no_errors(name: str) -> None:
     loss, options, _ = RUN[name]
     result = check_loss(f"{SHAPES}:{name}", loss, cases=("golden/*/t*",), **options)
     assert result.judged
@@ -244,7 +244,7 @@ def test_several_results_that_may_be_the_loss_are_refused_with_the_choices() -> 
         settled("ambiguous", "supcon", result="7")
 
 
-def test_arguments_of_the_constructor_are_given() -> None:
+def test_arguments_of_the_constructor_are_passed_and_unknown_ones_refused() -> None:
     found = settled("WithoutCall", "supcon", init={"loss_weight": 1.0, "temperature": 0.2})
     assert found.claim.temperature == 0.2
     assert "temperature: 0.2 is built in, because --init sets it" in found.notes
@@ -280,7 +280,7 @@ def test_near_name_is_suggested() -> None:
         find(f"{SHAPES}:by_scael")
 
 
-def test_labels_and_queue_reach_numpy_targets() -> None:
+def test_labels_are_passed_as_a_column_if_a_numpy_target_requires_it() -> None:
     def loss(embeddings: np.ndarray, labels: np.ndarray, temperature: float) -> tuple[float, np.ndarray]:
         if labels.ndim != 2:
             raise ValueError("expected [N, 1]")

@@ -1,4 +1,4 @@
-"""Small batches of the losses that combine several sums: one panel, whose gradients are written out."""
+"""Small batches of the losses that combine several sums: one panel, whose gradients are computed by formulas."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ LOSSES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
 }
 RANKED = ("query_to_query", "doc_to_query", "doc_to_doc")
 CHOSEN = ["+".join(("query_to_doc", *names)) for k in range(4) for names in combinations(RANKED, k)]
-"""All directions of the ranking loss."""
+"""Every combination of directions of the ranking loss."""
 HARD = torch.randn(N, 2, D, dtype=torch.float64, generator=GENERATOR)
 OTHER = 0.5 * ROWS + torch.randn(N, D, dtype=torch.float64, generator=GENERATOR)
 
@@ -109,7 +109,9 @@ def test_panel_agrees_with_separate_evaluations(
 
 @pytest.mark.parametrize("chosen", CHOSEN)
 @pytest.mark.parametrize("hard", [None, HARD], ids=["", "hard negatives"])
-def test_learned_temperature_and_frozen_rows(chosen: str, hard: Tensor | None, panels: list[str]) -> None:
+def test_gradients_with_learned_temperature_and_frozen_rows_equal_the_exact_ones(
+    chosen: str, hard: Tensor | None, panels: list[str]
+) -> None:
     for frozen in (0, 1, 2):
         rows = leaves((ROWS, OTHER) if hard is None else (ROWS, OTHER, hard))
         if frozen < len(rows):
@@ -126,7 +128,7 @@ def test_learned_temperature_and_frozen_rows(chosen: str, hard: Tensor | None, p
                 torch.testing.assert_close(ours, right, rtol=1e-10, atol=1e-13)
 
 
-def test_dot_products_in_float32(panels: list[str]) -> None:
+def test_dot_products_in_float32_are_right(panels: list[str]) -> None:
     options: dict[str, Any] = {"directions": CHOSEN[-1], "similarity": "dot", "temperature": 2.0}
     rows = leaves((ROWS, OTHER, HARD), torch.float32)
     found = ranking(*rows, **options)
@@ -154,9 +156,9 @@ def test_some_masses_are_at_the_floor_and_some_are_not() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in LOSSES if not name.startswith("ranking") or "per direction" in name])
-def test_second_derivatives(name: str) -> None:
+def test_second_derivatives_equal_differences(name: str) -> None:
     loss, inputs = LOSSES[name]
-    if loss is dclw:  # constants in the gradient, which a finite difference of the gradient changes
+    if loss is dclw:  # its weights are constants for the gradient, but differences of the gradient change them
         loss = partial(dclw, sigma=1e10)
     assert torch.autograd.gradgradcheck(loss, leaves(tuple(rows[..., :2] for rows in inputs)), fast_mode=True)
 

@@ -51,7 +51,7 @@ def tables(text: str) -> list[list[str]]:
     return [[re.sub(r"\\(.)", r"\1", cell.strip()) for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
 
 
-def test_summary_and_badge_of_a_check(losses: Path) -> None:
+def test_summary_and_badge_of_a_check_have_its_verdict_and_counts(losses: Path) -> None:
     for name, verdict, colour in (("nt_xent", "conforms", "brightgreen"), ("summed", "does not conform", "red")):
         found = check_loss("losses.py:" + name, "nt_xent", cases=CASES)
         write_summary(found, losses / "summary.md")

@@ -145,7 +145,7 @@ def test_anchor_weights_are_those_of_row_k_of_both_towers(name: str) -> None:
             assert found.tolist() == pytest.approx(right, rel=1e-12), (options, backend)
 
 
-def test_anchor_weights_of_a_queue_and_of_the_module() -> None:
+def test_anchor_weights_multiply_the_values_with_a_queue() -> None:
     a, b, queue = rows(N, 3), rows(N, 4), rows(M, 5)
     each = fast.info_nce_loss(a, b, negatives=queue, temperature=0.5, reduction="none")
     loss = fast.InfoNCELoss(temperature=0.5)
@@ -166,7 +166,7 @@ def test_anchor_weights_of_unequal_towers_need_one_direction() -> None:
             fast.info_nce_loss(a, b, direction=direction, **options)  # type: ignore[arg-type]
 
 
-def test_policies_for_rows_without_positives() -> None:
+def test_rows_without_positives_follow_the_policy() -> None:
     a, b, given = rows(N, 3), rows(M, 4), GIVEN["partners"]
     of_a, of_b = anchors(a, b, given, 0.5, "none")
     every = [x or 0.0 for x in of_a + of_b]
@@ -176,7 +176,7 @@ def test_policies_for_rows_without_positives() -> None:
     assert values.isnan().tolist() == [x is None for x in of_a + of_b]
 
 
-def test_without_weights_the_mean_is_that_of_halves_only_for_equally_many_anchors() -> None:
+def test_mean_without_direction_weights_equals_that_with_halves_only_for_equally_many_anchors() -> None:
     a, b = rows(N, 3), rows(M, 4)
     halves: Any = {"direction_weights": (0.5, 0.5)}
     plain = fast.info_nce_loss(a, b[:N])

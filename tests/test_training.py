@@ -35,7 +35,7 @@ FACTS = [
 
 
 @pytest.mark.parametrize(("given", "value", "near"), FACTS, ids=[str(value) for _, value, _ in FACTS])
-def test_values_of_public_threads(given: dict[str, Any], value: float, near: str) -> None:
+def test_values_reported_in_public_threads_are_recognised(given: dict[str, Any], value: float, near: str) -> None:
     found = diagnose(value=value, **given)
     assert found.near == near
     assert bool(found.problems) == (near == "collapsed")
@@ -82,7 +82,7 @@ BATCHES = [
 
 @pytest.mark.parametrize("temperature", [0.2, 1.0])
 @pytest.mark.parametrize(("loss", "sizes", "options", "attained"), BATCHES)
-def test_nothing_is_below_the_lowest(
+def test_gradient_descent_finds_nothing_below_the_lowest(
     loss: str, sizes: list[int], options: dict[str, Any], attained: bool, temperature: float
 ) -> None:
     labels = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
@@ -91,7 +91,7 @@ def test_nothing_is_below_the_lowest(
     assert levels.attained == attained
     best = best_found(labels, 4, loss, temperature, **options)
     assert best >= levels.lowest - 1e-12
-    # A bound far below the best embeddings would be of no use; an attained one is found.
+    # Descent reaches an attained bound; any other bound is not far below the best value found.
     assert best - levels.lowest < (1e-7 if attained else 0.2 * (levels.chance - levels.lowest))
 
 
@@ -112,7 +112,7 @@ def test_the_lowest_of_towers_is_that_of_a_simplex(n: int) -> None:
         assert fast.info_nce_loss(a, a + 0.1 * b, temperature=0.4) >= attained - 1e-12
 
 
-def test_levels_of_every_loss() -> None:
+def test_every_loss_has_chance_and_collapse_and_some_a_lowest_value() -> None:
     """Chance and collapse are values of the loss itself; a bound is given exactly for the losses that have one."""
     for name, entry in LOSSES.items():
         levels = diagnose(class_sizes=[2] * 6, loss=name, dim=8).levels
@@ -161,7 +161,7 @@ def test_embeddings_are_measured() -> None:
     assert found.positives == 5
 
 
-def test_other_targets() -> None:
+def test_partners_and_towers_are_measured() -> None:
     z, _ = batch()
     stacked = diagnose(z, loss="nt_xent")
     assert stacked.value == pytest.approx(float(fast.nt_xent_loss(z, fast.stacked_partners(24))))
@@ -186,7 +186,7 @@ PROBLEMS = {
 
 
 @pytest.mark.parametrize("words", PROBLEMS)
-def test_problems_of_embeddings(words: str) -> None:
+def test_problems_of_embeddings_are_reported(words: str) -> None:
     z, labels = batch()
     PROBLEMS[words](z)
     found = diagnose(z, labels, temperature=0.5)
@@ -202,7 +202,7 @@ def test_a_zero_row_that_is_allowed_has_a_value() -> None:
     assert not any("zero" in problem for problem in found.problems)
 
 
-def test_values_that_cannot_be_right() -> None:
+def test_values_that_cannot_be_right_are_reported() -> None:
     z, labels = batch()
     (wrong,) = diagnose(z, labels, value=2.0, temperature=0.5).problems
     assert "not the loss of these embeddings" in wrong
@@ -213,7 +213,7 @@ def test_values_that_cannot_be_right() -> None:
     assert not diagnose(class_sizes=[4] * 4, value=2.5, temperature=0.5).problems
 
 
-def test_saturation_and_a_solved_batch() -> None:
+def test_saturation_is_a_problem_and_a_solved_batch_is_not() -> None:
     _, labels = batch()
     corners = torch.eye(4, dtype=torch.float64)[labels] - 0.25
     solved = diagnose(corners, labels, temperature=0.05)
@@ -249,7 +249,7 @@ def test_saturation_and_a_solved_batch() -> None:
         ),
     ],
 )
-def test_bad_input(given: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_bad_input_raises_an_error(given: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         diagnose(**given)
 
@@ -260,7 +260,7 @@ def run(*arguments: str) -> int:
     return int(caught.value.code or 0)
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_and_writes_the_diagnosis(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     z, labels = batch()
     np.save(tmp_path / "z.npy", z.numpy())
     (tmp_path / "y.csv").write_text("\n".join(map(str, labels.tolist())))

@@ -322,7 +322,7 @@ def test_usages_of_one_target_are_repeated_by_their_own_requests() -> None:
     assert ["--limit 40" in check.repeat for check in checks] == [False, True]
 
 
-def test_hard_negatives_share_the_memory_of_the_towers() -> None:
+def test_usage_of_shared_memory_includes_the_hard_negatives() -> None:
     shared: list[bool] = []
 
     def loss(

@@ -131,7 +131,7 @@ def test_every_gradient_is_that_of_constant_or_of_variable_weights(keywords: dic
 
 
 @pytest.mark.parametrize("detach", [True, False])
-def test_slopes_scale_tolerances_as_the_baseline_has_them(detach: bool) -> None:
+def test_derivatives_by_similarities_equal_those_of_the_baseline(detach: bool) -> None:
     case = case_of(detach)
     np.testing.assert_allclose(weights(case), plain_weights(case), atol=1e-12)
     np.testing.assert_allclose(truth(case).weights, plain_weights(case), atol=1e-12)

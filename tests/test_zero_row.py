@@ -27,7 +27,7 @@ ZEROS: dict[str, Any] = {"zero_row": "zero"}
 
 
 def on_axes_of_their_own(*matrices: Tensor) -> list[Tensor]:
-    """The matrices with one more column for each row; rows of zeros are 1 in their column, all others 0 in these."""
+    """The matrices with a new column for each row: 1 in a row of zeros, in the column of this row, and 0 elsewhere."""
     count, before, found = sum(map(len, matrices)), 0, []
     for rows in matrices:
         more = torch.zeros((len(rows), count), dtype=rows.dtype)
@@ -69,7 +69,7 @@ def test_row_of_zeros_is_a_row_orthogonal_to_all_others(
         found, got = value_and_gradients(loss, targets, matrices, **call, **ZEROS)
         plain, of_plain = value_and_gradients(loss, targets, matrices, **call, **ZEROS, learned=False)
         torch.testing.assert_close(plain, found, rtol=1e-12, atol=1e-12)
-        for one, other in zip(of_plain, got, strict=False):  # a temperature that is a number takes another path
+        for one, other in zip(of_plain, got, strict=False):  # a temperature that is a number is evaluated by other code
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9 / temperature)
         expected, wanted = value_and_gradients(loss, targets, on_axes_of_their_own(*matrices), **call)
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
@@ -90,7 +90,7 @@ def test_reference_and_scipy_agree_with_rows_on_axes_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_narrow_rows_of_zeros(dtype: torch.dtype) -> None:
+def test_narrow_rows_of_zeros_are_right_and_get_no_gradient(dtype: torch.dtype) -> None:
     z = ROWS.to(dtype).requires_grad_()
     loss = fast.supcon_loss(z, LABELS, temperature=0.5, zero_row="zero")
     expected = fast.supcon_loss(z.detach().double(), LABELS, temperature=0.5, zero_row="zero")
@@ -131,7 +131,7 @@ def test_values_that_are_not_read_are_nan_by_default() -> None:
     torch.testing.assert_close(mapped(ROWS[None], **ZEROS)[0], fast.supcon_loss(ROWS, LABELS, **ZEROS))
 
 
-def test_modules_take_the_option() -> None:
+def test_modules_take_and_validate_the_option() -> None:
     module = fast.SupConLoss(zero_row="zero")
     assert torch.equal(module(ROWS, LABELS), fast.supcon_loss(ROWS, LABELS, **ZEROS))
     with pytest.raises(ValueError, match="zero_row: expected one of error, zero, got 'nan'"):

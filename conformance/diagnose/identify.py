@@ -593,7 +593,7 @@ def name_faults(found: Identification, search: Search, faults: Sequence[Any]) ->
 
 
 def _is_right(search: Search, fault: Any, found: Identification, close: float) -> bool:
-    """Whether the correct loss has the target's answers, and accepts the same ``search.broken`` batches as the fault."""
+    """Whether the correct loss has the target's answers, and rejects the same ``broken`` batches as the fault."""
     with suppress(Exception):
         refused = [_refused(search, function, found) for function in (fault.function, fault.right)]
         return refused[0] == refused[1] and _same_answers(search, fault.right, found, close)

@@ -77,7 +77,7 @@ class Failing:
     Attributes:
         case: the case as it was judged, with the claimed options.
         truth: its true results.
-        outcomes: what the target returned, by dtype; empty if it raised an error.
+        outcomes: what the target returned, by dtype; a dtype in which it raised an error is missing.
     """
 
     case: Case
@@ -532,7 +532,7 @@ def _advice(target: External, failing: Sequence[tuple[Case, Outcome]]) -> Iterat
 
 def _depends_on_norms(target: External, case: Case) -> bool:
     """Return whether scaling the embeddings changes the value; False if the target raises an error."""
-    # Entries of 1 or more are halved, so that no product overflows.
+    # All entries are halved if one is 1 or more, so that no product overflows.
     factor = 2.0 if max(np.abs(rows).max() for rows in case.matrices.values()) < 1 else 0.5
     scaled = replace(case, embeddings=factor * case.embeddings, others={k: factor * z for k, z in case.others.items()})
     try:

@@ -102,7 +102,7 @@ class ParityResult:
     def exit_code(self) -> int:
         """3 if no comparison has a result; otherwise 1 if one differs or ended in an error, and 0 if not.
 
-        An error of several processes, such as a rank that waits for another one, is a result.
+        With several processes, an error is a result, because a wrong loss can make one rank wait for another.
         """
         statuses = {one.status for one in self.comparisons}
         if not statuses & {PASSED, DIFFERS, MEASURED, *((ERRORED,) if self.request.world_size else ())}:

@@ -112,8 +112,9 @@ def read_declarations(path: Path) -> dict[str, dict[str, Any]]:
             file other than ``pyproject.toml`` that has no table ``tool.pairproof`` may contain only ``deviations``.
 
     Returns:
-        The entries in their order, by their places; each has the keys of the file, with a tuple for every list. Empty
-        if a ``pyproject.toml`` has neither table.
+        The entries in their order, by place, such as "pyproject.toml, tool.pairproof.deviations 1". Each has the keys
+        of the file; the values of ``case``, ``flag`` and ``dtype`` are tuples. Empty if a ``pyproject.toml`` has
+        neither table.
 
     Raises:
         DeclarationError: the file is missing or malformed, or an entry lacks a key, or has an unknown or wrong one.

@@ -54,7 +54,8 @@ LARGE_BATCH: Mapping[str, Any] = {
 """The choices of a batch with a large class of 257 rows: each has 256 positives, which overflows to 0 in uint8."""
 
 PLAIN = 4
-"""One of this many batches is plain: each row is an anchor with a positive and a negative; there are no references."""
+"""One of this many batches is plain: each row is an anchor with a positive and a negative, except that directed pairs
+can leave a row without a positive; there are no references, weights or ignored pairs."""
 
 LABELS = ("small",) * 7 + ("extreme",)
 """Kinds of labels; each entry is drawn equally often."""

@@ -441,7 +441,7 @@ class Request:
         return not self.cases and not self.dtypes
 
     def with_seed(self, seed: int) -> Self:
-        """Return the request. If it lacks a seed, it gets that of a random batch in ``cases``, or else this one."""
+        """Return the request with a seed: its own, else that of a random batch in ``cases``, else the given one."""
         named = (re.match(r"fresh-(\d+)-", name) for name in self.cases)
         given = (int(match[1]) for match in named if match)
         return replace(self, seed=next(given, seed)) if self.seed is None else self
@@ -636,7 +636,7 @@ class TrainingBatch:
         class_sizes: Instead of embeddings: the number of rows of every class, such as 10,10,12; 256x2 stands for 256
             classes of 2 rows, or for 256 positive pairs.
         dim: With --class-sizes: the number of columns of the random embeddings. Default: 128.
-        value: The value that the training loop prints. Default: that of the embeddings.
+        value: The value that the training loop prints. Default: the loss of the embeddings.
         settings: A non-default option of the loss (repeatable).
         json: Also write the diagnosis as JSON to this file.
     """

@@ -130,7 +130,7 @@ def repeated(stored: Sequence[Case], claim: Claim, *, thorough: bool = False) ->
 
 @lru_cache(maxsize=2048)
 def _with(case: Case, options: tuple[tuple[str, object], ...]) -> Case:
-    """Return a case with other values of some options; the same case if its rows cannot be scaled, or if one is 0."""
+    """Return a case with other values of some options; the same case if its rows cannot be scaled, or if a row is 0."""
     changed = replace(case, keywords={**case.keywords, **dict(options)})
     if changed.option("similarity") == "cosine":
         return changed if all(rows.any(axis=1).all() for rows in case.matrices.values()) else case
@@ -141,7 +141,10 @@ def _with(case: Case, options: tuple[tuple[str, object], ...]) -> Case:
 
 
 def scaled_to_logits(case: Case) -> Case | None:
-    """Scale all rows by one power of two so that the largest logit of dot products is ordinary; None if that rounds."""
+    """Scale all rows by one power of two so that the largest logit of dot products is ordinary (see ``LARGEST_LOGIT``).
+
+    None if an entry would be rounded or leave the range of float64.
+    """
     largest = max(float(np.abs(rows).max(initial=0.0)) for rows in case.matrices.values())
     if largest == 0.0:
         return case

@@ -846,7 +846,10 @@ def _never_its_own_positive(subject: Subject, case: Case) -> None:
 
 
 def _within_batch(case: Case) -> Case:
-    """The case without a queue, which has no pairs that can be ignored; of two towers, pairs of rows only."""
+    """The case without a queue, whose pairs cannot be ignored.
+
+    Two towers are cut to the same length; their given positives and hard negatives are removed.
+    """
     others = {name: rows for name, rows in case.others.items() if name != "negatives"}
     if not case.entry.two_towers:
         return replace(case, others=others)
@@ -885,7 +888,7 @@ def _ignored_rows(subject: Subject, case: Case) -> None:
     assert smaller is not None
     whole = _leaving_out(case, ignored=left_out[:, None] != left_out)
     each, rest = (_ask(subject, one, reduction="none") for one in (whole, smaller))
-    # Two towers have as many anchors in each direction.
+    # With two towers, the anchors of the second direction follow those of the first.
     old = [start + row for start in range(0, case.shape[0], case.n) for row in kept]
     place = {("anchor", i): ("anchor", k) for k, i in enumerate(old)}
     _agree({place[key]: part for key, part in each.items() if key in place}, rest)

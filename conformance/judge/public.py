@@ -46,7 +46,7 @@ class Finding:
         public: the loss.
         checks: number of checks.
         level: the highest level at which it conforms; "" if it does not conform at any level.
-        words: the diagnosis and the limits.
+        words: the reasons of the diagnosis, the limits, and a note if it is judged by the bounds of float32.
     """
 
     public: PublicLoss
@@ -127,8 +127,8 @@ def numbers(written: object) -> Matrix:
 def replay(public: PublicLoss) -> Finding:
     """Judge the recorded answers of a loss.
 
-    The limits, the level of the usages, the identified loss, and the reasons that only other batches show are taken
-    from the record. As in ``check``, the diagnosis compares the identified loss with the target on every case.
+    The limits, the level of the usages, the identified loss, and the reasons that no recorded case shows are taken from
+    the record. As in ``check``, the diagnosis compares the identified loss with the target on every case.
 
     Raises:
         Unavailable: no answers are recorded.
@@ -179,7 +179,7 @@ def judge_live(public: PublicLoss, folder: Path) -> tuple[Finding, CheckResult]:
 
 
 def _said(found: CheckResult) -> list[str]:
-    """The limits of a target, and a note if it computes in float32."""
+    """The limits of a target, and a note if it is judged by the bounds of float32."""
     return [*sentences(found.limits), *(note for note in found.notes if note in FLOAT32_NOTES)]
 
 

@@ -326,8 +326,8 @@ class _Search:
             size: returns the value of the quantity at an exponent.
 
         Returns:
-            The limit of the loss, after that of the gradient if the gradient breaks before the loss or only the
-            gradient breaks; a limit with ``at`` None if neither breaks.
+            The limit of the gradient if the loss breaks later or not at all, then the limit of the loss if it breaks;
+            a limit with ``at`` None if neither breaks.
         """
         found = dict[str, tuple[float, Limit]]()
 
@@ -370,7 +370,7 @@ class _Search:
         return replace(limit, kind="underflow") if underflows else limit
 
     def clamps(self, least: float) -> bool:
-        """Whether rows of half the norm ``least`` give the loss of rows that are divided by ``least``."""
+        """Whether rows of norm ``least / 2`` give the loss of rows divided by ``least`` instead of their norms."""
         factor = _power(math.log2(least / 2 / NORM))
         expected = truth(_scaled(_with(self.case, similarity="dot"), factor / least))
         found = self.ask(_scaled(self.case, factor))

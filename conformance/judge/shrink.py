@@ -134,7 +134,7 @@ def smallest_failure(
 
 
 def _simpler(case: Case) -> Iterator[Case]:
-    """Yield simpler batches: fewer rows, references, negatives or columns, one option fewer, or signs as entries."""
+    """Yield simpler batches: fewer rows, references, negatives, columns, options or arguments, or signs as entries."""
     for kept in _parts(case.n, 2):
         if (found := with_rows(case, kept)) is not None:
             yield found

@@ -77,7 +77,7 @@ class Report:
         cases_left_out: number of selected cases that only a thorough run includes.
         dtypes_left_out: the dtypes that only a thorough run includes.
         alternates: whether each case was judged with only one of several similar implementations.
-        cases_in_all: number of cases from which those that were run were chosen.
+        cases_in_all: number of cases before any were left out.
     """
 
     selection: Selection
@@ -382,7 +382,7 @@ def _shared_out(
     try:
         yield chain.from_iterable(done.result() for done in as_completed([pool.submit(_done, part) for part in parts]))
     except BrokenProcessPool:
-        raise CouldNotRun("a process that judges cases was killed; with less memory, use --jobs 1") from None
+        raise CouldNotRun("a process that judges cases was killed; if memory is short, use --jobs 1") from None
     finally:
         pool.shutdown(cancel_futures=True)
         gc.unfreeze()
@@ -411,7 +411,7 @@ def check_names(selection: Selection) -> None:
     """Check that the names in a selection exist.
 
     Raises:
-        UsageError: a loss, implementation, dtype or peer is unknown.
+        UsageError: a loss, implementation, dtype or peer is unknown, or the number of processes is not positive.
         CouldNotRun: the path of a peer does not exist.
     """
     kinds = [kind.name for kind in ALL]
