@@ -168,6 +168,8 @@ def bench(
     python -m bench --form 'nt_xent, partners' --size 64,256 --rounds 15 --backend tiled
     """
     console = report.open_console()
+    if record and device != "cpu":
+        _misused("--record", "--device cpu: the goals are for a CPU")
     plan = _plan(quick or record, floors, device, rounds, form=form, size=size, columns=columns, dtype=dtype)
     plan = replace(plan, backend=backend)
     everything = (jobs.FULL, replace(jobs.DEVICE, device=device))

@@ -316,8 +316,8 @@ class NTXentLoss(_TwoViews):
         temperature: the number that cosines are divided by; may be negative, and may be a tensor.
         memory_bank_size: the number of rows of the memory bank and their dimension, such as (65536, 128), or 0 for
             none; see `MemoryBankModule`.
-        gather_distributed: whether the rows of all processes are negatives, or are stored in the memory bank. All
-            processes must have the same number of rows.
+        gather_distributed: whether the rows of all processes are negatives or, with a memory bank, are stored in it.
+            All processes must have the same number of rows.
         bare_size: how a memory bank size without a dimension is handled; see `MemoryBankModule`.
 
     Attributes:

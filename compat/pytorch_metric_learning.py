@@ -54,7 +54,7 @@ class _Pairs(NamedTuple):
     Attributes:
         rows: ``[N, D]``; under "dot", already normalised if the distance normalises.
         similarity: "cosine" or "dot".
-        sizes: the sizes of the rows, if values were read.
+        sizes: the norm of each row (for float64, its largest magnitude) and their range, if values were read.
         keywords: references, and labels or masks.
         negatives: an upper bound on the number of an anchor's negatives.
         listed: anchors and positives of the P positive pairs, ``[P]`` each, if a miner has listed pairs.

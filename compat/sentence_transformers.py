@@ -44,9 +44,9 @@ HardnessMode = Literal["in_batch_negatives", "hard_negatives", "all_negatives"]
 
 ORDER: tuple[Direction, ...] = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 ONE_BLOCK_FROM = 2**15
-"""Smallest number of pairs (query, document) for which the engine is faster on a CPU, if each direction has a sum."""
+"""Smallest number of pairs (query, document) for which the engine is faster on a CPU, with a sum for each direction."""
 BLOCKS_FROM = 2**17
-"""The same for sums over several directions, and for hardness weights."""
+"""The same if one sum runs over several directions, or with hardness weights."""
 SMALLEST_NORM = {"ranking": 1e-12, "gist": 1e-8}
 """The norms below which `F.normalize` (ranking) and `nn.CosineSimilarity` (gist) do not give rows the norm 1."""
 

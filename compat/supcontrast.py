@@ -275,7 +275,7 @@ def _sums(rows: Tensor, rule: Rule, anchors: Tensor | None, sizes: Sizes | None)
         none = Targets("none", torch.empty(0, dtype=torch.int64, device=rows.device))
         batch = Batch(rows, none, replace(rule, terms="lse"), References(), anchors, sizes=sizes)
         return anchor_values(batch).values
-    # The engine evaluates partners in half the time: the value is the logarithm minus the partner's logit.
+    # With partners as positives, the engine takes half the time. Its value is the logarithm minus the partner's logit.
     found = anchor_values(Batch(rows, _halves(rows), rule, References(), anchors, sizes=sizes)).values
     wide = rows.to(found.dtype)
     return found + (wide * wide.roll(len(rows) // 2, 0)).sum(1) / rule.temperature

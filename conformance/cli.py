@@ -429,7 +429,7 @@ def identify(
     try:
         found = diagnosis.identify(target, **options, bias=bias, title=target, faults=FAULTS)
     except TargetError as error:
-        typer.echo(f"{target}: {error}")
+        typer.echo(f"pairproof: {target}: {error}", err=True)
         raise typer.Exit(MISUSED if isinstance(error, TargetMisused) else COULD_NOT_RUN) from None
     _print([*found.lines(), f"  {found.seconds:.1f} s"])
     raise typer.Exit(found.exit_code)
@@ -486,7 +486,7 @@ def diagnose(
     Every file is npy, csv, or FILE.safetensors:TENSOR (a tensor in a file).
 
     Exit codes: 0 no problem found, 1 a problem, such as a collapsed encoder, a gradient of 0 or a value below the
-    lowest, 2 invalid command line.
+    lowest, 2 invalid command line, 3 the file of --json cannot be written.
 
     Examples:
         pairproof diagnose --class-sizes 256x2 --value 8.909 \

@@ -296,7 +296,7 @@ def diagnose(
         labels: [N] integers, for a loss whose positives are given by labels; for nt_bxent, all pairs of a class are
             positives.
         loss: short name of a loss, as ``pairproof list`` prints it.
-        value: the value that the training loop prints; by default that of the embeddings.
+        value: the value that the training loop prints; by default the loss of the embeddings.
         class_sizes: without embeddings, the number of rows of every class. For a loss of partners or of two towers, a 2
             for each positive pair.
         embeddings_b: [N, D], the second tower.

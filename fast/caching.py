@@ -104,6 +104,7 @@ def cached_backward(
 
     after = _random_state([part for each in parts for part in each])
     order = iter(states)
+    used = [None if leaf.grad is None else encoder for encoder, leaf in zip(encoders, leaves, strict=True)]
     for number, (encoder, leaf) in enumerate(zip(encoders, leaves, strict=True)):
         chunks = torch.split(leaf, [_rows(part) for part in parts[number]])
         gradients = (
@@ -112,7 +113,7 @@ def cached_backward(
         for k, (part, chunk, gradient) in enumerate(zip(parts[number], chunks, gradients, strict=True)):
             _set_random_state(next(order))
             # With DistributedDataParallel, only the last backward pass through an encoder exchanges gradients.
-            last = k == len(chunks) - 1 and encoder not in encoders[number + 1 :]
+            last = k == len(chunks) - 1 and encoder not in used[number + 1 :]
             if gradient is None:
                 continue
             with _without_exchange(encoder, last):

@@ -271,7 +271,7 @@ def evaluate_similarities(
     anchor_weights: Sequence[float] | None = None,
     **options: Any,
 ) -> Result:
-    """Evaluate a formula for every anchor and reduce the results. Of the arguments, only the logits are checked.
+    """Evaluate a formula for every anchor and reduce the results. The only check is that the logits are finite.
 
     Args:
         formula: computes one anchor's loss and pairs.

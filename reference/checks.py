@@ -42,6 +42,7 @@ CHOICES = {
     "detach_weights": (True, False),
     "zero_row": ("error", "zero"),
 }
+"""The values of each option; "inside_of_towers" are those of inside_reduction for two towers."""
 
 DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 """The directions of a ranking loss, in order; the first one is always chosen."""

@@ -8,8 +8,8 @@ and N(i) is the rest of A(i). The loss of anchor i is
         w_i  = 2 - e^(c_i / σ) / (1/R Σ_k e^(c_k / σ)),  c_i = similarity(z_i, z_p)
 
 The sum runs over all R rows of the batch, whether they are anchors or not. That is, w_i = 2 - R softmax(c / σ)_i,
-and the mean of all weights is 1. A row that is closer to its positive than other rows has a smaller weight. No weight
-is below 2 - R. With two views per item, both views have the same c. The weights are then 2 - R/2 softmax(c / σ)_i over
+and the mean of all weights is 1. The closer a row is to its positive, the smaller its weight. No weight is below
+2 - R. With two views per item, both views have the same c. The weights are then 2 - R/2 softmax(c / σ)_i over
 the R/2 items, and none is below 2 - R/2. As σ grows, every weight approaches 1. The loss then approaches DCL,
 `supcon_loss` with denominator="only_negatives". The weights depend on the similarities of all rows, so they are
 computed before the formula, which takes them as an option. An anchor without negatives has the loss 0.

@@ -11,7 +11,7 @@ and N(i) is the n other columns of A(i). The loss of anchor i is
 τ is the probability that a row drawn at random has the class of the anchor. g_i is the mean of e^s over the negatives,
 weighted by their hardness. τ n e^s_ip estimates the part of n g_i that comes from hidden positives: negatives with the
 class of the anchor. The floor n e^(-1/temperature) is the lowest sum of n exponentials, that of rows opposite to the
-anchor. The weights w are part of the derivative. With β = 0 this is the debiased contrastive loss; with β = 0 and τ = 0
+anchor. Gradients flow through the weights w. With β = 0 this is the debiased contrastive loss; with β = 0 and τ = 0
 it is NT-Xent. Without negatives M_i is 0, and so is the loss.
 
 The definition is image/main.py of joshr17/HCL at commit 7b4647f, whose exponent of w contains the similarity divided by

@@ -525,7 +525,7 @@ def hard_negative_loss(
     beta: float = 1.0,
     reduction: str = "mean",
 ) -> Values:
-    """-log(pos / (pos + Ng)), with the names of image/main.py of joshr17/HCL. The code divides both by pos.
+    """-log(pos / (pos + Ng)), with the names of image/main.py of joshr17/HCL. Here both are divided by pos.
 
     Then neg = e^(mat - positive), and its weights imp / imp.sum() are softmax(beta * mat) over the negatives. The
     logarithm of (weighted mean of neg) - tau_plus is a logsumexp of two terms with the factors 1 and -1.

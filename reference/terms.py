@@ -98,7 +98,7 @@ def cross_entropy_of_exponentials(e: Mapping[int, Scalar], i: int, p: int, membe
         denominator=denominator,
         log_numerator=shift + np.log(e[p]),
         log_denominator=shift + np.log(denominator),
-        # The ratio of sums is 1 + rest / e_ip; log1p is accurate if the loss is small.
+        # The denominator is e_ip (1 + rest / e_ip); log1p is accurate if the loss is small.
         value=np.log1p(rest / e[p]),
     )
 

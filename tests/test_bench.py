@@ -900,6 +900,7 @@ def test_the_median_of_processes_is_reported() -> None:
         (["--dtype", "float16"], 2, "expected float32"),
         (["--device", "tpu"], 2, "expected cpu or cuda"),
         (["--floors", "0.5", "--device", "cuda"], 2, "the goals are for a CPU"),
+        (["--record", "--device", "cuda"], 2, "the goals are for a CPU"),
         (["--dtype", "bfloat16"], 2, "or on cuda one of float32, tf32, bfloat16"),
         (["--device", "cuda", "--dtype", "float16"], 2, "got 'float16'"),
         (["--columns", "512"], 2, "expected --device cuda; on a CPU D is 128"),

@@ -165,6 +165,9 @@ def test_gradients_are_exchanged_once() -> None:
     assert encoder.exchanges == 1
     cached_backward(info_nce_loss, (encoder, X), (encoder, X + 1), chunk_size=3)
     assert encoder.exchanges == 2
+    # The last tower of the encoder has no gradient.
+    cached_backward(lambda first, _: supcon(first), (encoder, X), (encoder, X + 1), chunk_size=3)
+    assert encoder.exchanges == 3
 
 
 def test_a_frozen_tower_gets_no_gradient() -> None:

@@ -352,7 +352,6 @@ def gists(theirs: Any, **options: Any) -> tuple[Any, Callable[..., torch.Tensor]
     original = theirs.GISTEmbedLoss(model, model, **options)
 
     def of_embeddings(embeddings: list[torch.Tensor], guide: list[torch.Tensor]) -> torch.Tensor:
-        original.model, original.guide = ({"sentence_embedding": each} for each in (0, 1))
         original.model = lambda features: {"sentence_embedding": embeddings[features["column"]]}
         original.guide = lambda features: {"sentence_embedding": guide[features["column"]]}
         value: torch.Tensor = original([{"column": number} for number in range(len(embeddings))], None)

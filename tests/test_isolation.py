@@ -308,7 +308,7 @@ def test_identify_command_sets_its_own_exit_code(
     with pytest.raises(SystemExit) as caught:
         cli.main(["identify", f"{FOLDER / 'hostile_import.py'}:wrong"])
     assert caught.value.code == 3
-    assert "the target ended its process (exit code 0)" in capsys.readouterr().out
+    assert "the target ended its process (exit code 0)" in capsys.readouterr().err
 
 
 def test_loading_has_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,7 +116,7 @@ def _cross_entropy(case: Case, cosines: Matrix) -> Rounded:
 
 
 def _binary_cross_entropy(case: Case, cosines: Matrix, lowest: float) -> Rounded:
-    """The multi-label loss: sigmoid, then ``F.binary_cross_entropy``; the diagonal is a positive with loss 0.
+    """The pair notebook's NT-BXent: sigmoid, then ``F.binary_cross_entropy``; the diagonal is a positive with loss 0.
 
     Logarithms are clamped at ``lowest`` from below.
     """

@@ -184,10 +184,11 @@ class Implementation(ABC):
         computes_in: the dtype in which it computes for every dtype of the rows; None if it computes in the dtype of the
             rows, and in float32 for bfloat16 and float16.
         held_to_plain: whether its error may be at most twice that of the straightforward torch implementation.
-        anywhere: whether it runs on every machine. The counts of an implementation that needs a special device are not
-            stored: in a full run it must pass every case in every dtype in which the case is representable.
-        alternates: the names of similar implementations and its own; a run that selects nothing judges each case with
-            only one of them. Empty if it is always judged.
+        anywhere: whether it runs on every machine. The expected numbers of checks of an implementation that needs a
+            special device are not stored: in a full run it must pass every case that it supports, in every dtype in
+            which the case is representable.
+        alternates: its own name and those of similar implementations; unless an option of ``pairproof verify`` selects
+            what is judged, each case is judged with only one of them. Empty if it is always judged.
         environment: the environment variables that repeating a check needs, as ``NAME=VALUE``.
         narrows_weights: whether the weights of pairs in its gradient are rounded to bfloat16 or float16, if the rows
             have this dtype, before rows are multiplied by them.
@@ -313,7 +314,7 @@ def gradients_of(loss: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor
 def unit(rows: Tensor) -> Tensor:
     """Rows of norm 1 along the last axis.
 
-    Each row is first scaled to a moderate size by a power of two, so that no norm overflows or meets an epsilon.
+    Each row is first scaled to a moderate size by a power of two, so that no norm overflows or is clamped.
     """
     exponents = torch.frexp(rows.detach().abs().amax(dim=-1, keepdim=True)).exponent
     for half in (exponents // 2, exponents - exponents // 2):

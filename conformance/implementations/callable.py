@@ -1,7 +1,8 @@
 """The adapter for any user's loss, called with torch, numpy or jax arrays according to its signature.
 
 A target is a function, a class that is constructed with its options, or an instance. ``Target`` calls it on any
-``Batch``. ``External`` is the implementation that judges a target, or a command in any language (``subprocess.py``).
+``Batch``. ``External`` is the implementation that evaluates a case with a target, or with a command in any language
+(``subprocess.py``).
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ from .usages import BY_NAME, NotApplicable, Use
 Tensor = torch.Tensor
 
 PROBED_AS = {"stacked": "views", "interleaved": "views", "towers": "views"}
-"""For each of these calls of a target, the call of the batches that identify it. Other calls are not replaced."""
+"""For a target with one of these calls, the call of the batches that ``pairproof identify`` passes to it.
+``Target.call_as`` determines that of other calls."""
 
 REQUIRED: Mapping[str, tuple[str, str]] = {
     "queue": ("info_nce", "negatives"),
@@ -89,7 +91,7 @@ class Batch:
 
     Attributes:
         name: name of the batch in messages.
-        call: how it is passed, one of ``CALLS``.
+        call: how it is passed, as in ``Target.call`` or ``Target.probed_as``.
         embeddings: [N, D]; with several views, all first views precede all second views.
         labels: labels of the rows, or of the items for "features"; None if no labels are passed.
         positive_pairs: directed pairs, for "pairs".
@@ -175,7 +177,7 @@ class Target:
         forms: the plausible ways to call it, the best guess first.
         form: the one that is used.
         call: how it is called, one of ``CALLS``.
-        probed_as: the call of the batches that identify it.
+        probed_as: the call of the batches that identify it: one of ``CALLS``, "partners", or a key of ``REQUIRED``.
         arrays: the arrays that it takes, one of ``ARRAYS``.
         result: the name of the loss among several results; None if it returns one, or has not returned any yet.
         strict: whether a torch target must return a tensor.

@@ -1,4 +1,7 @@
-"""The functions of the published documents, rewritten with the same operations in the same order."""
+"""The functions of the published documents, rewritten with the same operations in the same order.
+
+``fixtures/worked`` has one file for each document, with its links: ``pair_notebook.json`` for the pair notebook.
+"""
 
 from __future__ import annotations
 

@@ -60,8 +60,8 @@ def denominator_underflows(case: Case, dtype: str, true: Truth) -> bool:
     """Whether all exponentials of some denominator underflow once the row's maximum is subtracted.
 
     optax also takes the logarithm of a denominator for pairs that are not positive. This denominator is the sum over
-    the negatives; if it is 0, the gradient is NaN. In a row without negatives these pairs are masked, so that only the
-    value of a positive far below another one is lost.
+    the negatives; if it is 0, the gradient is NaN. In a row without negatives, a mask removes this NaN; there, the loss
+    of a positive far below another positive is infinite.
 
     The maximum of a row includes its positives: if all negatives lie far below it, their sum is 0 and the gradient is
     NaN; the loss is -inf if another positive lies as far below.

@@ -191,7 +191,7 @@ MEANS = {**SUPPORT.options, "reduction": ("mean", "mean_pairs")}
 
 
 class PytorchMetricLearning(PackagePeer):
-    """The two losses of pytorch-metric-learning that the notebook compares, with their default reducers."""
+    """The two losses of pytorch-metric-learning that the SupCon notebook compares, with their default reducers."""
 
     name = "pml"
     title = "pytorch-metric-learning"

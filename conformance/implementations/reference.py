@@ -21,12 +21,12 @@ The relative truncation error is of the order of its square. Dot products can be
 cosines; the larger step keeps the digits of gradients down to 1e-160."""
 
 AT_ONCE = 2048
-"""Number of entries, at least one row, with respect to which one run of the loops differentiates.
+"""Number of entries with respect to which one run of the loops differentiates, unless one row has more.
 
 Arrays over more entries would exceed a core's caches."""
 
 LARGEST = 70
-"""Largest ``Case.size`` for which the loops run: the square root of the number of similarities."""
+"""Largest ``Case.size``, the square root of the number of similarities, for which the loops run."""
 
 TOO_SLOW = f"its loops take seconds above {LARGEST}² similarities; they run when the fixtures are rebuilt"
 

@@ -39,7 +39,7 @@ class Overtime(TargetError):
 
 
 class NoCallFits(TargetError):
-    """Every plausible call of a target raises an error; the message has several lines, and ends with a wrapper."""
+    """Every plausible call of a target raises an error; the lines of the message end with a wrapper to copy."""
 
 
 class TargetMisused(TargetError):

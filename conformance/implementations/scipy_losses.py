@@ -1,4 +1,4 @@
-"""``reference/scipy_losses.py``: an independent evaluation on whole arrays with scipy, like the notebooks."""
+"""``reference/scipy_losses.py``: an independent evaluation on whole arrays with scipy."""
 
 from __future__ import annotations
 

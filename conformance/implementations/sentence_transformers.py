@@ -2,10 +2,13 @@
 
 Terms: queries are the anchors and documents the other tower; the scale is one over the temperature; "query_to_doc" is
 the direction from a to b, and "doc_to_query" the other. The loss cannot leave out "query_to_doc": for the direction
-from b to a of info_nce, the towers are swapped. Hard negatives are columns of documents, one per query each; they are
-added to the other documents of the batch, and do not replace them, so the negatives of info_nce are not supported.
+from b to a of info_nce, the towers are swapped. Hard negatives are further columns of documents, with one document per
+query in each; they are added to the other documents of the batch, and do not replace them, so the negatives of info_nce
+are not supported.
 
-The cached losses and ``GISTEmbedLoss`` call a model. Here the model returns the rows of the case.
+The cached losses and ``GISTEmbedLoss`` call a model. Here the model returns the rows of the case. ``GISTEmbedLoss``
+also calls a second model, the guide, and leaves out the pairs whose cosine in the guide's embeddings is larger than
+that of the query and its document.
 """
 
 from __future__ import annotations
@@ -297,7 +300,7 @@ class GistSentenceTransformers(FilePeer):
         return loaded
 
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Evaluate the loss with models that return the embeddings, and those of the guide."""
+        """Evaluate the loss with a model that returns the embeddings, and a guide that returns those of ``_guides``."""
         hard = called(given).get("hard_negatives")
         columns = [given["embeddings_a"], given["embeddings_b"], *(() if hard is None else hard.unbind(dim=1))]
         further = case.option("directions")
@@ -307,7 +310,7 @@ class GistSentenceTransformers(FilePeer):
     def of_columns(
         self, columns: Iterable[torch.Tensor], guides: Iterable[torch.Tensor], **options: Any
     ) -> torch.Tensor:
-        """Evaluate the loss with models that return these matrices: queries, documents and hard negatives."""
+        """Evaluate the loss with a model that returns ``columns`` and a guide that returns ``guides``."""
         module: Any = self.loss(_Model(), _Model("guide"), **options)
         loss: torch.Tensor = module(_features(columns, guides), None)
         return loss
@@ -335,7 +338,7 @@ class CachedGistSentenceTransformers(GistSentenceTransformers):
     def of_columns(
         self, columns: Iterable[torch.Tensor], guides: Iterable[torch.Tensor], **options: Any
     ) -> torch.Tensor:
-        """Evaluate the loss with models that return these matrices: queries, documents and hard negatives."""
+        """Evaluate the loss with a model that returns ``columns`` and a guide that returns ``guides``."""
         rows, guides = list(columns), list(guides)
         module: Any = self.loss(_Model(), _Model("guide"), mini_batch_size=-(-len(rows[0]) // 3), **options)
         loss: torch.Tensor = _Cached.apply(  # type: ignore[no-untyped-call]

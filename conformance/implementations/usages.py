@@ -46,7 +46,8 @@ class Usage:
         call: calls the target.
         arrays: the kinds of arrays to which it applies.
         dtype: the dtype of the rows; "" for that of the check.
-        rounds: the dtype to which intermediate results may be rounded; "" for the accumulating dtype.
+        rounds: the dtype to which intermediate results may be rounded; "" for the dtype of sums:
+            float32 unless the rows are float64.
         refusable: the errors with which a target may refuse it: "any", or "named" for those that mention a dtype or a
             layout; "" for none.
         modules: whether it applies to torch modules only.

@@ -501,9 +501,10 @@ def _count_problems(
 ) -> list[str]:
     """The differences between the counts of a whole run and those of ``EXPECTED``, for the implementations present.
 
-    An implementation that needs a special device has no counts in this file: it must pass every case. The counts in the
-    file include the checks of ``left_out``, of the dtypes that are left out, and of each implementation on the cases
-    that a similar one judges instead. The number of these checks is known, but not how many of them pass or deviate.
+    An implementation that needs a special device has no counts in this file: it must pass every case that it supports.
+    The counts in the file include the checks of ``left_out``, of the dtypes that are left out, and of each
+    implementation on the cases that a similar one judges instead. The number of these checks is known, but not how many
+    of them pass or deviate.
     """
     if not (fixtures_root() / EXPECTED).is_file():
         return [f"{EXPECTED} is missing: the counts of checks cannot be asserted"]
@@ -518,11 +519,11 @@ def _count_problems(
         found[PRINTED] = report.entries()
     recorded = {**data["counts"], PRINTED: data["entries"]}
     wanted = {key: counts for key, counts in recorded.items() if key.partition("/")[0] in present} | tally(
-        Check("case", one.name, case.loss, case.id, dtype, Status.PASSED if case.holds_in(dtype) else Status.SKIPPED)
+        Check("case", one.name, case.loss, case.id, dtype, Status.PASSED if runs else Status.SKIPPED)
         for one in implementations
         if not one.anywhere
         for case in cases
-        for dtype in filter(report.selection.takes_dtype, one.dtypes)
+        for dtype, runs in _checks_of(one, case, list(filter(report.selection.takes_dtype, one.dtypes)))
     )
     all_left_out = {case.id for case in left_out}
 
@@ -559,10 +560,16 @@ def _count_problems(
 def _not_run(implementation: Implementation, case: Case, dtypes: Collection[str]) -> Iterator[tuple[str, bool]]:
     """The checks of a case that are left out: their dtypes, each with whether it would not be skipped."""
     left_out = [dtype for dtype in implementation.dtypes if dtype in dtypes]
-    if not implementation.refuses(case):
-        yield from ((dtype, case.holds_in(dtype)) for dtype in left_out)
-    elif len(left_out) == len(implementation.dtypes):
+    if len(left_out) == len(implementation.dtypes) or not implementation.refuses(case):
+        yield from _checks_of(implementation, case, left_out)
+
+
+def _checks_of(implementation: Implementation, case: Case, dtypes: Sequence[str]) -> Iterator[tuple[str, bool]]:
+    """The checks of a case in some dtypes: their dtypes, each with whether it would not be skipped."""
+    if implementation.refuses(case):
         yield "", False  # a refused case has one check
+    else:
+        yield from ((dtype, case.holds_in(dtype)) for dtype in dtypes)
 
 
 def show_counts(counts: Mapping[str, int] | None) -> str:

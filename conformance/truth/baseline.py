@@ -1,9 +1,10 @@
 """The straightforward torch implementation of every loss, which measures the accuracy that a dtype allows.
 
 It normalises, multiplies, divides by the temperature and applies the catalogue's baseline formula, in the accumulating
-dtype, without precautions against cancellation. The error of ``fast`` may be at most twice the error of this
-implementation, with a minimum of a few units in the last place, because the straightforward result is sometimes exact
-by chance. As in flash-attention's tests, the tolerance scales with the problem.
+dtype (float64 for float64, else float32), without precautions against cancellation. The error of ``fast`` may be at
+most twice the error of this implementation, with a minimum of a few units in the last place, because the
+straightforward result is sometimes exact by chance. As in flash-attention's tests, the tolerance scales with the
+problem.
 """
 
 from __future__ import annotations
@@ -121,9 +122,9 @@ def similarities(case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def pair_values(case: Case, s: torch.Tensor) -> torch.Tensor:
-    """The value of every pair from the logits ``s``: that of its anchor with no other positive.
+    """The value of every pair from the logits ``s``: the value that its anchor would have without other positives.
 
-    In the sigmoid loss, it is that of its anchor with no other pair.
+    In the sigmoid loss, it is the value that its anchor would have without other pairs.
     """
     rows, columns = (list(part) for part in zip(*case.pairs(), strict=True)) if case.pairs() else ([], [])
     alone = torch.zeros((len(rows), case.shape[1]), dtype=torch.bool)

@@ -64,9 +64,9 @@ def kink_of(case: Case) -> str | None:
 def maximum_is_tied(case: Case) -> bool:
     """Whether the loss has a kink at the case, because two arguments of a maximum are equal.
 
-    In a loss with an epsilon, the largest dot product of an anchor's row may occur twice. Under cosine the largest
-    entry of a row is always 1, its self-similarity, so there is no kink. In a loss with a floor, the mass of an
-    anchor's negatives may be equal to the floor.
+    In ``supcon_epsilon``, the largest dot product of an anchor's row may occur twice. Under cosine the largest entry of
+    a row is always 1, its self-similarity, so there is no kink. In ``hard_negative``, the mass of an anchor's negatives
+    (M in its formula) may be equal to its floor.
 
     Raises:
         CertificationError: the loops, which compare in float64, would choose the wrong entry as the largest.

@@ -34,8 +34,8 @@ counts as one more product of the dot product, of size T |b| in units of a simil
 
 The loss whose mass of negatives has a floor (``hard_negative``) contains the logarithms of two sums over the negatives,
 of e^((1 + beta) z) and of e^(beta z), which may be computed from separate products. The weight of a negative is the
-difference of its shares in both sums. The bounds use their sum, the *gross* weight. Let q be the difference of the two
-logarithms minus the logit of the positive. The mass is a multiple of e^q - tau_plus, whose relative error is
+difference of its shares in both sums. The bounds add the shares instead: the *gross* weight. Let q be the difference
+of the two logarithms minus the logit of the positive. The mass is a multiple of e^q - tau_plus, whose relative error is
 e^q / (e^q - tau_plus) times the error of q. This *growth* and 1 + 2 beta multiply the errors of the weights. At the
 floor, the value depends only on the positive, and there is no growth. The bounds do not cover a mass so close to its
 floor that rounding may change which of the two is larger; the golden cases contain no such mass, except for masses that

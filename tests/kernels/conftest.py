@@ -123,10 +123,13 @@ def pairs_of(rows: int) -> Tensor:
 
 
 def ids_of(rows: int) -> Tensor:
-    """Return ids, three rows of each in mixed order, that differ from the labels, one of them beyond 32 bits."""
+    """Return ids, three rows of each in mixed order, that differ from the labels.
+
+    Those of id 1 + 2^32 equal those of id 1 in 32 bits.
+    """
     place = torch.arange(rows)
     ids = place * 11 % rows // 3
-    return torch.where(ids == 2, ids + 2**32, ids)
+    return torch.where(ids == 2, 1 + 2**32, ids)
 
 
 def mask_of(rows: int, columns: int) -> Tensor:

@@ -150,8 +150,9 @@ def by_references(rows: Matrix, labels: list[int], dtype: str) -> tuple[dict[str
 
 
 def ids_of(count: int) -> list[int]:
-    """Return ids, four rows of each in mixed order, one of them beyond 32 bits."""
-    return [(i * 7 % count) // 4 + (2**32 if (i * 7 % count) // 4 == 1 else 0) for i in range(count)]
+    """Return ids, four rows of each in mixed order. Those of id 1 + 2^32 equal those of id 1 in 32 bits."""
+    ids = [(i * 7 % count) // 4 for i in range(count)]
+    return [1 + 2**32 if each == 2 else each for each in ids]
 
 
 def with_ids(
