@@ -1,4 +1,4 @@
-"""Supervised contrastive losses: SupCon outside the logarithm, inside the logarithm, and the batch tutorial's variant.
+"""SupCon with the sum over positives outside or inside the logarithm, and the batch tutorial's variant of it.
 
 Let s_ij be the similarity of rows i and j divided by the temperature. A(i) is the set of all rows except i. With
 references, it is the set of all references except the one that is row i itself, if there is one. P(i) is the set of
