@@ -100,7 +100,7 @@ def _near(goal: goals.Goal) -> bool:
 
 
 def _shape(row: goals.Row) -> tuple[str, str, int]:
-    """The form, the regime and the number of rows of a row of timings, of a job with one size, or of a goal."""
+    """Return form, allocator regime and N of an entry of the timings, of a job with one size, or of a goal."""
     return row["form"], row["regime"], row["n"]
 
 

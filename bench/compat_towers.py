@@ -48,16 +48,18 @@ def of_clip(name: str) -> Callable[[Any, Any], Loss]:
     return made
 
 
-def of_ranking(columns: int = 2, **options: Any) -> Callable[[Any, Any], Loss]:
-    """Return a function that takes the modules of both libraries, and returns the ranking loss of 2 or 3 towers.
+def of_ranking(count: int = 2, **options: Any) -> Callable[[Any, Any], Loss]:
+    """Return a function that takes the modules of both libraries, and returns the ranking loss of some towers.
 
-    The third tower has the hard negatives.
+    Args:
+        count: number of towers, 2 or 3; the third one has the hard negatives.
+        **options: options of the loss.
     """
 
     def made(clip: Any, ranking: Any) -> Loss:
         given = {"similarity_fct": sentence_transformers.cos_sim, **options}
         module = ranking.MultipleNegativesRankingLoss(None, **given)
-        return lambda towers: module.compute_loss_from_embeddings(towers[:columns], None)
+        return lambda towers: module.compute_loss_from_embeddings(towers[:count], None)
 
     return made
 

@@ -269,7 +269,7 @@ def flex_attention(flex: Any, form: Form, temperature: float, compiled: bool = F
     return loss
 
 
-# Its masks are float32, and so are products with the masks.
+# The masks of this code are float32, and so are products with them.
 SUPCONTRAST = {"matrices": 8.1, "entry_bytes": 4, **_adapted("supcontrast:SupContrast")}
 
 

@@ -1,8 +1,8 @@
 """The losses in plain torch, as they are written without a library, to compare with `pairproof.fast`.
 
 The functions have the names of the losses, and keywords of `pairproof.fast`. Masks are built in every call, as in
-training. Every anchor must have a positive. In `nt_bxent`, and with the denominator "only_negatives", it needs a
-negative too.
+training. Every anchor must have a positive. In `nt_bxent`, `hard_negative` and `dclw`, and with the denominator
+"only_negatives", it needs a negative too.
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ def _reduced(losses: Tensor, reduction: str) -> Tensor:
 
 
 def supcon(z: Tensor, *, denominator: str = "all", reduction: str = "mean", **given: Any) -> Tensor:
-    """SupCon with the sum over positives outside the logarithm."""
+    """SupCon with the mean over positives outside the logarithm."""
     logits, positives, diagonal = _pairs(z, **given)
     log_ratios = _log_ratios(logits, positives, diagonal, denominator)
     return _reduced(-(log_ratios * positives).sum(dim=1) / positives.sum(dim=1), reduction)
 
 
 def supcon_in(z: Tensor, *, denominator: str = "all", reduction: str = "mean", **given: Any) -> Tensor:
-    """SupCon with the sum over positives inside the logarithm."""
+    """SupCon with the mean over positives inside the logarithm."""
     logits, positives, diagonal = _pairs(z, **given)
     log_ratios = _log_ratios(logits, positives, diagonal, denominator)
     counts = positives.sum(dim=1, dtype=logits.dtype)

@@ -245,7 +245,7 @@ class _TwoViews(nn.Module):
         return _plain(given, denominator, self.temperature).mean() if loss is None else loss
 
     def _by_engine(self, given: _Rows, denominator: Denominator) -> Tensor | None:
-        """Return the mean, or None if the engine does not have the configuration."""
+        """Return the mean, or None if the engine does not support the configuration or the values."""
         rows, columns, normalised = given.rows, given.columns, given.normalised
         if not suits_engine(rows, self.temperature):
             return None

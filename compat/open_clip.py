@@ -340,11 +340,11 @@ class SigLipLoss(nn.Module):
             until all have travelled round. "shift": in one direction. "reduce": one all-reduce for the texts of each
             process. "gather": all texts at once. Value and gradient are the same; None means "bidir". The first three
             keep few texts in memory at a time, and "gather" all of them.
-        chunk_size: the number of images whose logits plain torch code computes at a time; 0: all. The engine always
-            computes tiles. With a chunk size, the numbers of images and texts may differ.
+        chunk_size: the number of images whose logits plain torch code computes at a time; 0: all. The engine ignores
+            it. With a chunk size, the numbers of images and texts may differ.
 
     Attributes:
-        evaluated_by: "engine" or "plain", what evaluated the texts of the last process. "plain" is used for fewer than
+        evaluated_by: "engine" or "plain", what evaluated the last block of texts. "plain" is used for fewer than
             512 * 512 pairs on a CPU, where it is faster; for features, scales and biases that the engine rejects, such
             as NaN; and for subclasses with their own `get_logits` or `get_ground_truth`.
 

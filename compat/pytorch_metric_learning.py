@@ -121,7 +121,7 @@ class _PairLoss(GenericPairLoss):  # type: ignore[misc]
     def _is_for_engine(
         self, embeddings: Tensor, labels: Tensor | None, lists: Lists | None, ref_emb: Tensor, ref_labels: Tensor | None
     ) -> bool:
-        """Return whether the engine has this configuration. The only value that is read is that of the temperature."""
+        """Return whether the engine supports the configuration. The only value that is read is the temperature's."""
         distance, temperature = self.distance, self.temperature
         if type(distance) not in (CosineSimilarity, DotProductSimilarity) or distance.power != 1:
             return False
@@ -149,7 +149,7 @@ class _PairLoss(GenericPairLoss):  # type: ignore[misc]
     def _pairs(
         self, embeddings: Tensor, labels: Tensor | None, lists: Lists | None, ref_emb: Tensor, ref_labels: Tensor | None
     ) -> _Pairs | None:
-        """Return the engine's arguments; None if there are no positive or no negative pairs, or a pair is both."""
+        """Return the engine's arguments; None if the lists lack positives or negatives, or a pair is in both."""
         rows, columns, similarity, sizes = self._rows(embeddings, ref_emb)
         if lists is None:
             if ref_labels is labels:
@@ -221,7 +221,7 @@ class _PairLoss(GenericPairLoss):  # type: ignore[misc]
         return 2 * largest / _number(self.temperature)
 
     def _may_round_to_zero(self, losses: Tensor, pairs: _Pairs) -> bool:
-        """Return whether a loss is so small that the library may compute 0, which reducers can leave out."""
+        """Return whether the reducer may leave out a loss because the library may compute it as 0."""
         if type(self._reducer()) is MeanReducer:
             return False
         return bool(losses.count_nonzero() != (losses > self._smallest(pairs)).sum())

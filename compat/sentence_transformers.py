@@ -44,9 +44,9 @@ HardnessMode = Literal["in_batch_negatives", "hard_negatives", "all_negatives"]
 
 ORDER: tuple[Direction, ...] = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 ONE_BLOCK_FROM = 2**15
-"""Smallest number of pairs (query, document) for which the engine is faster on a CPU, with a sum for each direction."""
+"""Smallest number of pairs (query, document) for which the engine is faster on a CPU, if no sum spans directions."""
 BLOCKS_FROM = 2**17
-"""The same if one sum runs over several directions, or with hardness weights."""
+"""The same if a sum spans several directions, or if there are hardness weights."""
 SMALLEST_NORM = {"ranking": 1e-12, "gist": 1e-8}
 """The norms below which `F.normalize` (ranking) and `nn.CosineSimilarity` (gist) do not give rows the norm 1."""
 
@@ -281,7 +281,7 @@ class MultipleNegativesRankingLoss(nn.Module):
                 "query_to_doc" does not use them.
             documents: the documents and the hard negatives of all processes, each ``[W, D]``.
             first: the index of the first query of this process among the W rows.
-            hardness: the negatives with weights, or None.
+            hardness: the hardness mode, or None.
         """
         alike, candidates = self.similarity_fct, torch.cat(documents)
         rows = torch.arange(queries.shape[0], device=queries.device)
@@ -591,6 +591,6 @@ class GISTEmbedLoss(nn.Module):
         return loss
 
     def get_config_dict(self) -> dict[str, Any]:
-        """Return the options and the guide."""
+        """Return the guide and the options, except ``contrast_self``."""
         names = ("guide", "temperature", "margin_strategy", "margin", "contrast_anchors", "contrast_positives")
         return {name: getattr(self, name) for name in (*names, "gather_across_devices")}

@@ -1,7 +1,7 @@
 """``SupConLoss`` of HobbitLong/SupContrast, with its signature, defaults and peculiarities.
 
-Let z_i be the features of view v of item b, row i = v * batch + b, s_ij = z_i . z_j / temperature, and w_ij the entry
-of the mask for the items of rows i and j, 0 if i = j. Without a mask, w_ij is 1 if the labels of the items are equal;
+Let row i = v * batch + b be view v of item b, z_i its features, s_ij = z_i . z_j / temperature, and w_ij the entry of
+the mask for the items of rows i and j, 0 if i = j. Without a mask, w_ij is 1 if the labels of the items are equal;
 without labels, every item has a label of its own. The loss of anchor i is
 
     (temperature / base_temperature) * sum over j of w_ij (log(sum over a != i of e^s_ia) - s_ij) / sum over j of w_ij

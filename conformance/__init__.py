@@ -1,7 +1,7 @@
 """The harness: cases, their proved results, adapters, verdicts, the command line and the pytest plugin.
 
 It needs the extra ``pairproof[verify]``. ``check_loss`` judges a loss, ``identify`` recognises one, and ``parity``
-checks that different ways to evaluate one agree; all return their results as data. ``parametrize`` turns a test
+checks that different ways to evaluate a loss agree; all return their results as data. ``parametrize`` turns a test
 function into one pytest test per check.
 """
 

@@ -189,7 +189,7 @@ def _print(lines: Iterable[str]) -> None:
 
 
 def _judge(judge: Callable[[Progress], Report | CheckResult], printing: tables.Printing) -> None:
-    """Judge, print the report, write it to the files, and end with its exit code.
+    """Judge, print the report, write it and the smallest failing batch to files, and end with the exit code.
 
     Raises:
         UsageError: the path of a report is not usable, or a value of ``--show`` is unknown; nothing is judged then.
@@ -344,7 +344,8 @@ def check(
         bool,
         typer.Option(
             "--all",
-            help="Also show the other failing cases, the counts for each flag, and all reasons for skipped cases.",
+            help="Also show and explain the other failing cases, those above the required level included, the counts "
+            "for each flag, and all reasons for skipped cases.",
         ),
     ] = False,
     **options: Any,
@@ -636,7 +637,7 @@ def _rebuild(peers: dict[str, str], *, keep: bool) -> None:
         typer.echo(f"fixtures: a rebuild would {f'make {changes} changes' if changes else 'change nothing'}")
     if found.failed:
         advice = "correct the implementations or declare the deviations, then run this command again"
-        counted = "the counts include them as passed or as declared deviations"
+        counted = "the counts assume that they pass or deviate as declared"
         typer.echo(f"fixtures: {len(found.failed)} checks failed; {counted}; {advice}")
     if found.failed or (changes and not keep):
         raise typer.Exit(NOT_CONFORMING)
@@ -716,7 +717,7 @@ def fixtures_add(
 def fixtures_show(
     case: Annotated[str, typer.Argument(metavar="CASE", help="The id of a golden case.")],
     terms: Annotated[
-        bool | None, typer.Option(help="Write out every term. Default: for batches of up to 12 rows.")
+        bool | None, typer.Option(help="Write out every term. Default: for up to 144 similarities.")
     ] = None,
 ) -> None:
     """Explain a golden case: why it exists, its inputs, the expected results, and the terms of the loss.

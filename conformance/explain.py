@@ -1,4 +1,4 @@
-"""Explain a case: the purpose and results of a golden case; the terms of any case, in the notation of the notebooks."""
+"""Explain a case: the purpose and results of a golden case; the terms of any case, as in the worked examples."""
 
 from __future__ import annotations
 

@@ -48,14 +48,14 @@ if TYPE_CHECKING:
 
 MARK = "pairproof"
 PROPERTY = "pairproof"
-"""Name of the property of a test's report that contains the mark and the result of its check, as JSON."""
+"""Name of a property of a test's report. Its value is a ``Record`` as JSON."""
 FIXTURE = "check"
 GLOBAL = ("deviations", "level")
 """Options that apply to every mark that does not set them itself."""
 _SUITE = pytest.StashKey["Suite"]()
 
 Record = dict[str, Any]
-"""The content of a test's last report: facts about its mark, whether the test ended, and the result of its check."""
+"""Facts about a test's mark, and the result of its check; in ``Tally`` also whether the test ended, and its outcome."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,7 @@ def parametrize(  # noqa: D417 - its arguments are those of Mark
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options of a request."""
+    """Add one option for each argument of ``parametrize``."""
     group = parser.getgroup(
         "pairproof",
         "pairproof: checks of a contrastive loss against proved values. These options are for pytest --pyargs"
@@ -305,7 +305,7 @@ class Suite:
         return [CaseCheck(group, one, dtype) for one, dtype in found]
 
     def try_call(self, mark: Mark) -> None:
-        """Try the calls of a target in a process that is then closed: the fixtures of the tests have not run yet.
+        """Try the calls of a target in a process that is then closed, because the tests' fixtures have not run yet.
 
         Raises:
             UsageError: Every plausible call raises an error. Other errors are reported by the tests.
@@ -403,6 +403,7 @@ class CaseCheck:
         inputs: the case, a random batch that is not drawn yet, or a usage.
         dtype: dtype of the inputs.
         called: whether the test has called it.
+        item: the test, once it starts.
     """
 
     group: Group
@@ -413,7 +414,7 @@ class CaseCheck:
 
     @property
     def case(self) -> str:
-        """Id of the case."""
+        """Id of the case, random batch or usage."""
         return self.inputs.id
 
     @property

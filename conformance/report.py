@@ -27,7 +27,7 @@ from .implementations import ALL
 from .judge.check import CONFORMS, CheckResult, is_above
 from .judge.levels import Level
 from .judge.ranges import sentences
-from .judge.results import BAD, Check, Status, counted, grouped, phrase, tally
+from .judge.results import BAD, Check, Status, counted, grouped, phrase, several, tally
 from .judge.suggest import suggested
 from .judge.verify import MOST_ROWS, Report, show_counts
 from .suite.catalogue import LOSSES
@@ -97,7 +97,8 @@ def show(
         found: what to print.
         console: where to print.
         seconds: how long the run took.
-        details: the parts of a run to add, names of ``DETAILS``; None to print only the failures and the verdict.
+        details: the parts of a run to add, names of ``DETAILS`` in ``judge.options``; None to print only the failures
+            and the verdict.
     """
     for part in (
         _of_check(found, seconds, details) if isinstance(found, CheckResult) else _of_run(found, seconds, details)
@@ -339,13 +340,15 @@ def _figures(report: Report) -> Iterator[Part]:
         )
         if holds
     ]
-    yield from _table("Artefacts, figures of full length, and outputs that are cut off", ("figure", "note"), notes)
+    yield from _table(
+        "Artefacts, figures printed with all digits, and outputs that are cut off", ("figure", "note"), notes
+    )
     if report.judgements:
         yield f"entries of all figures: {show_counts(report.entries())}"
 
 
 def _reference(judgement: Judgement, count: int) -> Cell:
-    """The reference's value, or whether it reproduces all entries."""
+    """The exact value; without one, whether the reference reproduces all entries."""
     figure = judgement.figure
     if judgement.value is not None:
         return _digits(judgement.value, figure)
@@ -435,13 +438,13 @@ def _findings(report: Report) -> Iterator[Cell]:
 
 
 def _of_check(result: CheckResult, seconds: float, details: Collection[str] | None) -> Iterator[Part]:
-    """What was judged, the diagnosis, some small failing cases, the counts, advice; verdict and diagnosis last."""
+    """What was judged, the diagnosis, small failing cases, the counts, advice; last the verdict with one reason."""
     if details is not None:
         yield from _target(result)
     yield from (Text(words, "bold") for words in result.diagnosis.sentences())
     listed = result.failures if result.explained is None else result.failures_required
     failures = list(grouped(((check.case, check.status), check) for check in listed).values())
-    # Cases by size, then usages, which have none.
+    # By level; within a level, cases by size, then usages, which have none.
     sizes = {case: size for case, (size, _) in result.sizes.items()}
     failures.sort(key=lambda checks: (checks[0].level or Level.FORMULA, sizes.get(checks[0].case, math.inf)))
     shown = len(failures) if result.explained is None else result.explained
@@ -449,8 +452,8 @@ def _of_check(result: CheckResult, seconds: float, details: Collection[str] | No
         dtypes = ", ".join(check.dtype for check in (first, *others))
         words = f"{dtypes}: {result.sizes[first.case][1]}" if first.case in result.sizes else dtypes
         yield from _failure(first, words, result.diagnoses.get((first.case, first.dtype), ""))
-    if len(failures) > shown:
-        yield f"and {len(failures) - shown} more cases: --all shows them"
+    if rest := Counter(first.kind for first, *_ in failures[shown:]):
+        yield f"and {' and '.join(several(n, f'more {kind}') for kind, n in rest.items())}: --all shows them"
     if details is not None:
         yield from _judged(result)
     yield from _levels(result)
@@ -480,7 +483,7 @@ def _levels(result: CheckResult) -> Iterator[Part]:
         yield Text(f"{level}: {ends}{'; ' if limits else ''}{limits}", style)
         if level in above and not result.failures_required:
             first = above[level][0]
-            yield f"    for example {first.case} {first.dtype}: {first.message}"
+            yield f"    for example {first.case} in {first.dtype}: {first.message}"
 
 
 def _target(result: CheckResult) -> Iterator[Part]:
@@ -493,7 +496,11 @@ def _target(result: CheckResult) -> Iterator[Part]:
     if request.temperature is not None:
         proved = "the cases are proved again with it" + ("" if request.thorough else ", except slow ones (--thorough)")
         yield f"  temperature: {request.temperature:g} built in; {proved}"
-    yield "  rows: passed " + ("normalised in cosine cases" if result.claim.normalised else "unnormalised")
+    yield (
+        "  rows: "
+        + ("normalised in cosine cases" if result.claim.normalised else "not normalised")
+        + " before the call"
+    )
     yield from (f"  declared: {one.name}: {one.reason} ({one.link})" for one in result.declared)
     yield from (Text(f"  declared for another target, {one.target}: {one.name}", "dim") for one in result.aside)
 
@@ -511,7 +518,10 @@ def _judged(result: CheckResult) -> Iterator[Part]:
     if result.fresh:
         yield f"random batches: {len(result.fresh)}, drawn with --seed {request.seed}"
     needed = (reason.removeprefix("needs ") for reason, _ in reasons if "=" in reason)
-    yield from (Text(f"  to claim a value that is built in, for example: --set {it}", "dim") for it in [*needed][:1])
+    yield from (
+        Text(f"  if the target fixes the value of an option, pass it, for example: --set {it}", "dim")
+        for it in [*needed][:1]
+    )
     if result.not_tried:
         yield Text(f"  not tried: {', '.join(result.not_tried)}", "dim")
     if result.judged:
@@ -542,7 +552,7 @@ def _check_tables(result: CheckResult) -> Iterator[Part]:
 
 
 def as_json(found: Report | CheckResult) -> dict[str, Any]:
-    """What was found as plain data: header, versions, absences, problems, counts and every check."""
+    """What was found as plain data: header, versions, absent implementations, problems, counts, checks."""
     report = found.report if isinstance(found, CheckResult) else found
     data: dict[str, Any] = {
         "format": FORMAT,

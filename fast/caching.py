@@ -92,7 +92,7 @@ def cached_backward(
                 states.append(_random_state(part))
                 rows.append(_encoded(number, encoder, part))
             leaves.append(torch.cat(rows))
-    # Before pull request 165068 of torch, autocast keeps copies of parameters that were made without a graph.
+    # In torch before pull request 165068, autocast would reuse the parameters cast in the first pass, without a graph.
     torch.clear_autocast_cache()
     for leaf in leaves:
         leaf.requires_grad_()
@@ -154,7 +154,7 @@ def _parts(number: int, inputs: Any, chunk_size: int) -> list[Any]:
     """Return the inputs of a tower in chunks of rows.
 
     Raises:
-        TypeError: they are not tensors.
+        TypeError: they are not tensors with at least one dimension.
         ValueError: they have no rows, or different numbers of rows.
     """
     leaves, _ = tree_flatten(inputs)
@@ -193,7 +193,7 @@ def _check_same(number: int, first: Tensor, second: Tensor) -> None:
     """Compare the embeddings of both passes.
 
     Raises:
-        RuntimeError: they differ by more than rounding.
+        RuntimeError: their relative difference exceeds `LIMIT`.
     """
     difference = torch.linalg.vector_norm((second - first).float())
     if difference > LIMIT * torch.linalg.vector_norm(first.float()):
@@ -217,6 +217,6 @@ def _set_random_state(state: tuple[Tensor, list[int], list[Tensor], str]) -> Non
 
 
 def _without_exchange(encoder: Encoder, last: bool) -> AbstractContextManager[None]:
-    """Return a context in which an encoder in DistributedDataParallel accumulates gradients without exchanging them."""
+    """Return a context in which an encoder in DistributedDataParallel exchanges gradients only if ``last``."""
     no_sync: Callable[[], AbstractContextManager[None]] | None = getattr(encoder, "no_sync", None)
     return nullcontext() if last or no_sync is None else no_sync()

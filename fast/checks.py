@@ -1,8 +1,8 @@
 """Argument checks, shared by every loss. Each message is one line: the argument, what is expected and what was given.
 
 Types, dtypes, shapes, devices and options are always checked. Checks that read values would synchronise with an
-accelerator, so they run on the CPU, and on other devices if ``validate`` is True; never while a graph is compiled, nor
-under `torch.func.vmap`. In a compiled graph, row numbers such as partners are checked when the graph runs.
+accelerator, so they run for tensors on the CPU, and for others only if ``validate`` is True; never while a graph is
+compiled, nor under `torch.func.vmap`. In a compiled graph, row numbers such as partners are checked when it runs.
 
 The argument ``shared`` is True if the rows of all ranks are contrasted with each other (see `distributed`).
 """
@@ -94,7 +94,7 @@ def across_ranks(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def ranks_of(group: object) -> Ranks:
-    """Return the argument ``group`` of a function that is decorated with `across_ranks`."""
+    """Return ``group`` as it is, typed as the `Ranks` that `across_ranks` passes."""
     return cast(Ranks, group)
 
 
@@ -188,7 +188,7 @@ def check_flag(name: str, value: object) -> None:
 
 
 def check_direction_weights(weights: object, direction: str = "both") -> tuple[float, float] | None:
-    """Check the weights of both directions: None, or a pair of numbers in the range of `RANGES`.
+    """Check the weights of both directions, None or two numbers in the range of `RANGES`; return them as floats.
 
     Raises:
         TypeError: the value is not a pair, or an entry is not a number.
@@ -277,7 +277,7 @@ def check_embeddings(
         least: the smallest allowed number of rows.
 
     Returns:
-        The sizes of the rows as measured by the engine, or None if values were not read.
+        The sizes of the rows as measured by the engine, or None if values were not read or there are no rows.
 
     Raises:
         TypeError: not a tensor, or not of a floating dtype.
@@ -317,7 +317,7 @@ def check_references(
     similarity: str,
     validate: bool,
 ) -> References:
-    """Check references ``[M, D]``, and self_rows: integers ``[N]`` from -1 to M - 1, or None.
+    """Check and return references ``[M, D]`` or None, and self_rows, integers ``[N]`` from -1 to M - 1 or None.
 
     Raises:
         TypeError: an argument is not a tensor, or has the wrong dtype.
@@ -470,7 +470,7 @@ def check_labels_or_positives(
 
 
 def _numbered(labels: Tensor, ref_labels: Tensor, own: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """Renumber labels or ids if only one side is uint64: its largest values, read as int64, are negative numbers."""
+    """Renumber labels or ids of which one side is uint64: read as int64, its largest may equal negative ones."""
     both = [(own, labels.dtype == torch.uint64), (others, ref_labels.dtype == torch.uint64)]
     keys = [torch.stack((values, (values < 0) & unsigned), 1) for values, unsigned in both]
     numbers = torch.unique(torch.cat(keys), dim=0, return_inverse=True)[1]
@@ -543,7 +543,7 @@ def check_weights(
     validate: bool,
     shared: bool = False,
 ) -> Tensor | None:
-    """Check weights of pairs ``[N, M]`` or, without references, of anchors ``[N]``; if values are read, in range.
+    """Check the weights of pairs ``[N, M]`` or of anchors ``[N]`` and, if values are read, their range.
 
     Args:
         embeddings: floating ``[N, D]``.
@@ -620,7 +620,7 @@ def _are_mutual(partners: Tensor, own: Tensor) -> bool:
 
 
 def _refuse_partners(partners: Tensor, own: Tensor | None, columns: int, *, mutual: bool) -> None:
-    """Raise an error that describes what is wrong with partners ``[N]``, if anything is."""
+    """Raise an error that describes what is wrong with partners ``[N]``, if anything is; see `_refuse`."""
     hint = NOT_LABELS if mutual and len(set(partners.tolist())) < len(partners) else ""
     row = _first((partners < 0) | (partners >= columns))
     if row is not None:

@@ -5,7 +5,8 @@ ranks are contrasted with each other, in the order of the ranks. Numbers of rows
 may have none.
 
 - Masks and weights of pairs have a row for each row of this rank, and a column for each row of all ranks.
-- Partners are rows of the same rank. The second column of ``positive_pairs`` indexes the rows of all ranks.
+- ``partners`` and the first column of ``positive_pairs`` index the rows of the same rank; the second column indexes
+  those of all ranks.
 - ``ref_embeddings`` and ``negatives`` take the place of the rows of other ranks. They are not gathered: all ranks pass
   the same ones.
 - The means and sums are those over the anchors of all ranks, and every rank returns the same value. "none" and
@@ -18,8 +19,8 @@ With ``group=Ring(...)``, the ranks pass their rows to each other instead of gat
 rows of all ranks; see `Ring`.
 
 On each call, the ranks exchange a summary of their arguments. If the summaries differ, or arguments are invalid on any
-rank, every rank raises an error that says what each rank has. If a rank does not take part, the others raise an error
-when its connection closes, or at the latest after the timeout of the group.
+rank, every rank raises an error that says what is wrong on which ranks. If a rank does not take part, the others raise
+an error when its connection closes, or at the latest after the timeout of the group.
 """
 
 from __future__ import annotations
@@ -313,7 +314,7 @@ class Ranks:
     Attributes:
         met: whether the ranks have exchanged a summary of their arguments.
         first: the shares of the embeddings, or of the first tower.
-        second: the shares of the second tower; without one, there are no rows.
+        second: the shares of the second tower; without one, its counts are 0.
     """
 
     def __init__(self, group: Any, function: str, given: dict[str, Any], *, ring: bool = False) -> None:
@@ -372,7 +373,7 @@ class Ranks:
         return levels[max(line[0] for line in self._exchanged(levels.index(needed)))]
 
     def _exchanged(self, *numbers: int) -> list[list[int]]:
-        """Return the numbers of each rank."""
+        """Exchange numbers, and return those of each rank."""
         self.met = True
         mine = torch.tensor(numbers, dtype=torch.int64, device=_device_of_messages(self.group))
         found = mine.new_empty(self.world * len(numbers))
@@ -402,7 +403,7 @@ class Ranks:
         raise ValueError("; ".join(differences))
 
     def _check_widths(self, total: int) -> None:
-        """Check that masks have a column for each row of all ranks. All ranks have masks of the same width."""
+        """Check that masks have a column for each row of all ranks. Their widths agree, so all ranks raise or none."""
         for name in WIDE_MASKS:
             mask = self.given.get(name)
             if mask is not None and mask.shape[1] != total:
@@ -410,9 +411,10 @@ class Ranks:
                 raise ValueError(f"{name}: expected {expected}, got shape {list(mask.shape)}")
 
     def shared(self, batch: Batch, policy: Policy, backend: Backend | None = None) -> tuple[Batch, Policy]:
-        """Call `meet`, and return a batch of this rank's anchors, contrasted with the rows of all ranks, and a policy.
+        """Call `meet`, and return a batch that contrasts this rank's anchors with the rows of all ranks, and a policy.
 
-        A batch with references is returned as it is. In a ring, the references are `ring.Blocks`.
+        The returned policy reduces over all ranks. A batch with references is returned as it is. In a ring, the
+        references are `ring.Blocks`.
 
         Args:
             batch: the rows of this rank.
@@ -479,7 +481,7 @@ class Ranks:
         In a ring, the references are `ring.Blocks`.
 
         Args:
-            batch: the rows of this rank of both towers.
+            batch: this rank's rows of both towers.
             direction: "both", "a_to_b" or "b_to_a".
             alike: whether row k of one tower is the only positive of row k of the other.
         """
@@ -530,7 +532,7 @@ class Ranks:
         Args:
             values: ``[n]``, already multiplied by their weights.
             weights: the sum of the weights of this rank.
-            mean: whether the sum of the values is divided by that of the weights, if that is positive.
+            mean: whether to divide the sum of the values by the sum of the weights, if the latter is positive.
             dtype: the dtype of sums.
         """
         local = values.sum(dtype=dtype)

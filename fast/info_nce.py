@@ -127,9 +127,9 @@ def info_nce_loss(
         direction: the tower whose rows are anchors: "a_to_b" (a), "b_to_a" (b), or "both" (a, then b). None: "a_to_b"
             if negatives are given, as in MoCo, else "both".
         direction_weights: None, or two numbers from 0 to 1e10 with direction "both": the factors of the values of a's
-            anchors and of b's. The reduction "mean" is then the sum of the means over each tower's anchors, times these
-            factors. None: all factors are 1, and the mean is over the anchors of both towers. This equals the
-            mean with (0.5, 0.5) if both towers have the same number of anchors.
+            anchors and of b's. The reduction "mean" is then the sum of both towers' means, each times its factor. None:
+            all factors are 1, and the mean is over the anchors of both towers. This equals the mean with (0.5, 0.5) if
+            both towers have the same number of anchors.
         temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
             require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
@@ -199,7 +199,7 @@ def info_nce_loss(
         # The gradients of both directions are added before they are rounded to a narrow dtype.
         a, b, negatives = a.to(computing), b.to(computing), None if negatives is None else negatives.to(computing)
     if not named:
-        # Every row has exactly one positive, so the policy has no effect. With "zero", small batches are faster.
+        # Every row has exactly one positive, so no_positive has no effect. With "zero", small batches are faster.
         policy = replace(policy, no_positive="zero")
     of_side = policy
     if of_anchors is not None:

@@ -366,7 +366,8 @@ class MultipleNegativesRankingLoss(LossModule):
 
         Raises:
             TypeError: a number has the wrong type.
-            ValueError: a number is not in its range, an option has an unknown value, or a direction has no positives.
+            ValueError: a number is not in its range, an option has an unknown value, or the partition does not fit the
+                directions.
         """
         super().__post_init__()
         check_directions(self.directions, self.partition, "batch", None)

@@ -201,9 +201,9 @@ def nt_xent_pairwise_loss(
         no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan". Such an
             anchor has no pairs: under "nan" it makes "mean_pairs" and "sum_pairs" NaN, else it adds nothing to them,
             and it never has an entry in "none_pairs".
-        reduction: "mean" or "sum" over the anchors, or "none": one value per anchor not dropped, in row order, where an
-            anchor's value is the mean over its pairs; or over the positive pairs of all anchors: "mean_pairs",
-            "sum_pairs" or "none_pairs" (one value per pair, ordered by anchor, then by column). If P is the bool mask
+        reduction: "mean" or "sum" over the anchors, or "none": one value per anchor that is not dropped, in row order.
+            An anchor's value is the mean over its pairs. "mean_pairs" and "sum_pairs" are over the positive pairs of
+            all anchors. "none_pairs": one value per pair, ordered by anchor, then by column. If P is the bool mask
             ``[N, N]``, with references ``[N, M]``, of the positives of the anchors, without self pairs and ignored
             pairs, ``P.nonzero()`` returns the pairs in this order. The value of a pair is multiplied by its weight and
             by that of its anchor. "mean_pairs" divides by the sum over the pairs of their anchors' weights or, with

@@ -1,6 +1,6 @@
 """Multiple negatives ranking: InfoNCE of queries and documents, with hard negatives and up to four directions.
 
-Row i of a is a query, row i of b is its document, and h_ik is its k-th hard negative. With s(x, y) the similarity of
+Row i of a is a query, row i of b its document, and h_ik the query's k-th hard negative. With s(x, y) the similarity of
 two rows divided by the temperature, each direction contrasts query i, or its document, with some rows:
 
     query_to_doc    s(a_i, b_j) for all j, and s(a_i, h_jk) for all j and k
@@ -17,8 +17,8 @@ gradient flows through this factor. The product is e^(similarity / T'), 1 / T' =
 therefore evaluates the sum at the temperature T', and multiplies its gradient by T' / temperature.
 
 Each direction gives a sum of exponentials relative to the positive, as log(sum of e^s / e^s(a_i, b_i)). The loss is
-log(1 + the sum of these ratios), which keeps the digits of a small loss. Hard negatives that only their own query is
-contrasted with are evaluated as N H single logits.
+log(1 + the sum of these ratios), which keeps the digits of a small loss. If each hard negative is contrasted
+with its own query only, the engine evaluates N H single logits for them.
 
 Sources: Henderson et al. 2017, arXiv 1705.00652, section 4.4; GTE: Li et al. 2023, arXiv 2308.03281, section 3.3;
 hardness: Lan et al. 2025, arXiv 2503.04812, equation 5; as in multiple_negatives_ranking.py of

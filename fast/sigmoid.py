@@ -1,7 +1,7 @@
 """Sigmoid loss (SigLIP): the binary cross-entropy of every pair of a row of one tower and a row of the other.
 
 Let l_ij be the similarity of row i of a and row j of b, divided by the temperature, plus the bias. P(i) is the set of
-positives of row i among the rows of b, and N(i) the rest of the rows of b. Neither has ignored pairs. The loss of
+positives of row i among the rows of b, and N(i) the rest of the rows of b. Ignored pairs are in neither. The loss of
 anchor i is
 
     sum over p in P(i) of softplus(-l_ip) + sum over n in N(i) of softplus(l_in)
@@ -91,7 +91,7 @@ def sigmoid_loss(
             require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
-        reduction: "mean": the sum of all values divided by N, the number of rows of a, also if pairs are ignored.
+        reduction: "mean": the sum of all values divided by N, the number of rows of a, even if pairs are ignored.
             "mean_pairs": the mean over the pairs that are not ignored (N M if none is); 0 if all are ignored.
             "sum" and "sum_pairs": the sum. "none": one value per row of a. "none_pairs": one value per pair that is not
             ignored, ordered by row of a, then by row of b. Without ignored pairs, ``reshape(N, M)`` puts the pair

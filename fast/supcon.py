@@ -13,7 +13,7 @@ where e^s_in is multiplied by the weight of the negative, if there are such weig
     supcon          mean over p in P(i) of -log(e^s_ip / D_ip)
     supcon_in       -log(mean over p in P(i) of e^s_ip / D_ip), or -log of the sum
     supcon_epsilon  sum over p of -log(e_ip / sum over a in A(i) of e_ia) / (|P(i)| + epsilon)
-                    with e_ij = exp(s_ij - max over A(i) and i itself of s_ik) + epsilon, epsilon = 1e-8
+                    with e_ij = exp(s_ij - max of s_ik over k in A(i) and k = i) + epsilon, epsilon = 1e-8
 
 With weights w_p of positives, supcon is the sum over P(i) of w_p times -log(e^s_ip / D_ip), divided by |P(i)| or by the
 sum of w_p.
@@ -334,7 +334,7 @@ def labelled_loss(
     Args:
         rule: the formula.
         policy: how the anchors' values are reduced.
-        embeddings: see `supcon_loss`, also for the other arguments that are not described here.
+        embeddings: see `supcon_loss`.
         labels: see `supcon_loss`.
         positives: see `supcon_loss`.
         anchors: see `supcon_loss`.

@@ -135,7 +135,7 @@ def check_equal_towers(name: str, direction: str, n: int, m: int) -> None:
 
 
 def check_no_queue(given: Sequence[str]) -> None:
-    """Raise an error if one of these arguments, which describe pairs of the towers, is given with negatives."""
+    """Raise an error if ``given``, the names of arguments that do not go with negatives, is not empty."""
     if given:
         raise ValueError(f"{given[0]}: expected no negatives with it: negatives take the place of the other tower")
 
@@ -268,7 +268,7 @@ def _integers(name: str, values: object, kinds: str = "iu") -> npt.NDArray[Any]:
 def check_labels(
     labels: object, n: int, *, name: str = "labels", per: str = "embedding", what: str = "label"
 ) -> list[int]:
-    """Return labels, or ids, as a list: one integer (or bool) per embedding, or per reference."""
+    """Return labels or ids, integers or bools, as a list of integers: one per embedding, or per reference."""
     expected = f"{name}: expected one {what} per {per}, shape [{n}]"
     if labels is None:
         raise ValueError(f"{expected}, got none")
@@ -348,7 +348,7 @@ def check_kept(ignored: Sequence[Sequence[bool]], partners: Sequence[int]) -> No
 
 
 def check_partners(partners: object, n: int, m: int, own: Sequence[int], *, mutual: bool) -> list[int]:
-    """Return one partner per row: in the range of the M columns, not the row's ``own`` column, and mutual on request.
+    """Return one partner per row: one of the M columns, not the row's ``own`` column, and mutual if ``mutual`` is set.
 
     Checks are made in this order, each for all rows.
     """

@@ -14,8 +14,8 @@ class of the anchor. The floor n e^(-1/temperature) is the lowest sum of n expon
 anchor. Gradients flow through the weights w. With β = 0 this is the debiased contrastive loss; with β = 0 and τ = 0
 it is NT-Xent. Without negatives M_i is 0, and so is the loss.
 
-The definition is image/main.py of joshr17/HCL at commit 7b4647f, whose exponent of w contains the similarity divided by
-the temperature. With β = 0 it equals main.py of chingyaoc/DCL at commit 7d6345f. The pseudocode in the appendix of the
+The definition is image/main.py of joshr17/HCL at commit 7b4647f. There, too, β multiplies the similarity divided by the
+temperature. With β = 0 it equals main.py of chingyaoc/DCL at commit 7d6345f. The pseudocode in the appendix of the
 paper divides by the mean of e^s instead of that of w, and multiplies by β instead of raising to it. Its authors call
 both typos (issues 1 and 5 of joshr17/HCL).
 

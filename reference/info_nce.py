@@ -90,9 +90,9 @@ def info_nce_loss(
         direction: the tower whose rows are anchors: "a_to_b" (a), "b_to_a" (b), or "both" (a, then b). None: "a_to_b"
             if negatives are given, as in MoCo, else "both".
         direction_weights: None, or two numbers from 0 to 1e10 with direction "both": the factors of the values of a's
-            anchors and of b's. The reduction "mean" is then the sum of the means over each tower's anchors, times these
-            factors. None: all factors are 1, and the mean is over the anchors of both towers. This equals the
-            mean with (0.5, 0.5) if both towers have the same number of anchors.
+            anchors and of b's. The reduction "mean" is then the sum of both towers' means, each times its factor. None:
+            all factors are 1, and the mean is over the anchors of both towers. This equals the mean with (0.5, 0.5) if
+            both towers have the same number of anchors.
         temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".

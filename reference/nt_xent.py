@@ -34,7 +34,7 @@ def nt_xent_anchor(s: Row, i: int, A: Columns, P: Columns, N: Columns) -> Anchor
 
 
 def nt_xent_pairwise_anchor(s: Row, i: int, A: Columns, P: Columns, N: Columns, **weights: Any) -> Anchor:
-    """L_i = 1/|P(i)| Σ_{p∈P(i)} -log( e^s_ip / (e^s_ip + Σ_{n∈N(i)} e^s_in) ): PML's NTXentLoss.
+    """L_i = 1/|P(i)| Σ_{p∈P(i)} -log( e^s_ip / (e^s_ip + Σ_{n∈N(i)} e^s_in) ), as in pytorch-metric-learning.
 
     ``weights`` are weights_divisor, positive_weights and negative_weights of supcon_anchor.
     """

@@ -217,8 +217,8 @@ def _evaluate(
         checks.check_kept(left_out, range(n))
 
     apart = partition == "per_direction" and documents
-    # If queries and documents are separate bands of anchors, the rows of both bands need the same width. The documents
-    # therefore have columns of hard negatives outside A(i).
+    # If the documents are anchors too, their rows follow those of the queries and need the same width. They therefore
+    # have columns of hard negatives outside A(i).
     bands = [queries, [*documents, (block(b, h), lambda i: [])]] if apart else [queries + documents]
     matrix: list[list[Scalar]] = []
     members: list[list[int]] = []

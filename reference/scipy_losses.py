@@ -119,7 +119,7 @@ def _log_softmax(mat: Array, others: Mask) -> Array:
 
 
 def _log_ratios(mat: Array, others: Mask, negatives: Mask, denominator: str) -> Array:
-    """Return log(e^s_ij / D_ij), [N, N] or [N, M]; infinite if D_ij sums only negatives and there are none."""
+    """Return log(e^s_ij / denominator), [N, N] or [N, M]; infinite if it sums only negatives and there are none."""
     if denominator == "all":
         return _log_softmax(mat, others)
     rest = logsumexp(np.where(negatives, mat, -np.inf), axis=1, keepdims=True)
@@ -188,7 +188,7 @@ def _weighted(
 
 
 def _weighted_mean(values: Array, mask: Mask, weights: Array, weights_divisor: str) -> tuple[Array, Array]:
-    """Return the weighted sum of each row over the mask, divided by its number or sum of weights; and this divisor."""
+    """Return each row's weighted sum over the mask, divided by the number or weight of its terms; and the divisors."""
     number = mask.sum(axis=1) if weights_divisor == "count" else weights.sum(axis=1, where=mask)
     parts = np.multiply(values, weights, where=mask & (weights > 0), out=np.zeros_like(values))
     return parts.sum(axis=1) / np.where(number == 0, 1.0, number), number

@@ -74,7 +74,7 @@ def sigmoid_loss(
         bias: number from -1e10 to 1e10, added to similarity / temperature.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
-        reduction: "mean": the sum of all values divided by N, the number of rows of a, also if pairs are ignored.
+        reduction: "mean": the sum of all values divided by N, the number of rows of a, even if pairs are ignored.
             "mean_pairs": the mean over the pairs that are not ignored (N M if none is); 0 if all are ignored.
             "sum" or "sum_pairs": the sum. "none": a list, one value per row of a. "none_pairs": a list, one value per
             pair that is not ignored, ordered by row of a, then by row of b.

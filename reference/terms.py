@@ -66,7 +66,7 @@ Anchor = tuple[Scalar, list[Pair]]
 
 
 def cross_entropy(s: Row, i: int, p: int, members: Columns) -> Pair:
-    """Return -log( e^s_ip / Σ_{a∈members} e^s_ia ), the softmax cross-entropy of one positive."""
+    """Return the pair with the value -log( e^s_ip / Σ_{a∈members} e^s_ia ), the cross-entropy of one positive."""
     top, rest = shifted_sum([s[a] for a in members])
     # The positive need not be one of the members, and its logit may be larger than all of theirs.
     shift = top if order(top) >= order(s[p]) else s[p]
@@ -85,7 +85,7 @@ def cross_entropy(s: Row, i: int, p: int, members: Columns) -> Pair:
 
 
 def cross_entropy_of_exponentials(e: Mapping[int, Scalar], i: int, p: int, members: Columns, *, shift: Scalar) -> Pair:
-    """Return -log( e_ip / Σ_{a∈members} e_ia ), where p is a member and e is relative to e^shift."""
+    """Return the pair with the value -log( e_ip / Σ_{a∈members} e_ia ); p is a member, and e is relative to e^shift."""
     denominator = total(e[a] for a in members)
     rest = total((e[a] for a in members if a != p), start=zero_like(e[p]))
     return Pair(
@@ -104,7 +104,7 @@ def cross_entropy_of_exponentials(e: Mapping[int, Scalar], i: int, p: int, membe
 
 
 def binary_cross_entropy(s: Row, i: int, j: int, *, positive: bool) -> Pair:
-    """Return -log σ(s_ij) for a positive, -log(1 - σ(s_ij)) for a negative; σ(x) = 1 / (1 + e^-x)."""
+    """Return the pair with the value -log σ(s_ij) if positive, else -log(1 - σ(s_ij)); σ(x) = 1 / (1 + e^-x)."""
     x = -s[j] if positive else s[j]
     zero = zero_like(x)
     shift = x if order(x) > 0 else zero
@@ -123,7 +123,7 @@ def binary_cross_entropy(s: Row, i: int, j: int, *, positive: bool) -> Pair:
 
 
 def cross_entropy_of_mass(s: Row, i: int, p: int, N: Columns, log_ratio: Scalar | None) -> Pair:
-    """Return -log( e^s_ip / (e^s_ip + M) ), where M takes the place of the sum of e^s over the negatives N.
+    """Return the pair with the value -log( e^s_ip / (e^s_ip + M) ), where M replaces the sum of e^s over N.
 
     ``log_ratio`` is log(M / e^s_ip), or None if M is 0.
     """
@@ -159,8 +159,8 @@ class Terms:
         positives: for each row i the sorted columns P(i).
         negatives: for each row i the sorted columns N(i).
         pairs: the pairs that were summed, by (anchor, other).
-        anchor_losses: by row, the value of every anchor times its weight, including the anchors that
-            no_positive="drop" leaves out.
+        anchor_losses: by row, the value of every anchor times its weight and that of its direction,
+            including the anchors that no_positive="drop" leaves out.
         counted: the anchors that enter the reduction, in row order.
         scale: the factor of every value: temperature / base_temperature, or 1.
         divisor: what a mean divides by: the number of its anchors or pairs, or the sum of their weights; 1 if it is 0.

@@ -113,9 +113,7 @@ def test_first_reason_is_the_mistake(name: str, loss: str, words: str, setting: 
     assert reason.words in result.summary
 
 
-@pytest.mark.parametrize(
-    ("number", "more"), [(1, ""), (2, ", and 1 more reason above"), (3, ", and 2 more reasons above")]
-)
+@pytest.mark.parametrize(("number", "more"), [(1, ""), (2, ", and 1 more reason"), (3, ", and 2 more reasons")])
 def test_last_line_counts_all_reasons(number: int, more: str) -> None:
     reasons = [Reason(f"reason {k}", ("a", "b")[: 2 - k % 2]) for k in range(number)]
     assert Diagnosis(reasons, failing=7).short == f"reason 0 (2 of 7 failing cases){more}"

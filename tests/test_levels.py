@@ -380,7 +380,7 @@ def test_failures_above_the_level_are_counted_with_one_example(capsys: pytest.Ca
     assert "formula: 2 passed" in text
     assert "policies: no checks" in text
     assert f"range: {len(found.failures)} failed" in text
-    assert f"for example {first.case} {first.dtype}: " in " ".join(text.split())
+    assert f"for example {first.case} in {first.dtype}: " in " ".join(text.split())
     assert "\nfailed golden" not in text
     assert text.count("for example") == 1
     found.limits = [Limit("float64", "norm", "below", 1e-12, 1e-300, "clamped", "loss")]

@@ -92,7 +92,7 @@ def one(limits: list[Limit], dtype: str, quantity: str, direction: str, part: st
 def test_clamp_of_norms_is_found(loss: Callable[..., Tensor], least: float) -> None:
     limits = limits_of(loss)
     assert sentences(limits) == [
-        "float64, float32: no limit found down to temperature 0.0001",
+        "float64, float32: no error found down to temperature 0.0001",
         f"float64, float32: norms below {least:g} are clamped",
         "float64: norms above 1.34e+154 overflow",
         "float32: norms above 1.85e+19 overflow",

@@ -201,7 +201,7 @@ def assert_sample(document: str, line: str, exit_code: int) -> None:
     *samples, printed = (re.sub(r"(?<= in )\d+\.\d s$", "", text, flags=re.MULTILINE) for text in (*samples, printed))
     for sample in samples:
         rest = printed
-        for part in sample.split("[...]\n"):
+        for part in filter(None, sample.split("[...]\n")):
             assert part in rest
             rest = rest.partition(part)[2]
 

@@ -211,6 +211,22 @@ def test_usages_of_a_loss_that_is_wrong_as_usual_are_not_judged() -> None:
     assert check_loss(wrong, "supcon", cases=("usage/*",)).checks == []
 
 
+def leaking(first: torch.Tensor, second: torch.Tensor, temperature: float | torch.Tensor = 0.5) -> torch.Tensor:
+    """NT-Xent in which each denominator also contains exp(0), which is negligible at low temperatures in float32."""
+    rows = torch.nn.functional.normalize(torch.cat([first, second]), dim=1)
+    logits = (rows @ rows.T / temperature) * (1 - torch.eye(len(rows), dtype=rows.dtype))
+    return torch.nn.functional.cross_entropy(logits, torch.arange(len(rows)).roll(len(first)))
+
+
+def test_temperature_tensor_is_not_judged_if_the_loss_is_wrong_at_this_temperature() -> None:
+    result = check_loss(
+        leaking, "nt_xent", dtypes=("float32",), cases=("golden/nt_xent/*", "usage/temperature-tensor"), fuzz=0
+    )
+    (usage,) = (check for check in result.checks if check.case == "usage/temperature-tensor")
+    assert usage.status is Status.SKIPPED
+    assert usage.message.startswith("not judged: the loss is also wrong with the temperature as a number")
+
+
 def test_one_usage_is_repeated_by_its_name() -> None:
     (check,) = of("wrong_in_bfloat16", "usage/bfloat16").failures
     assert check.dtype == "bfloat16"

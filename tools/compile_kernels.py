@@ -47,7 +47,7 @@ from pairproof.fast.ranking import Directions, Partition
 
 DIMS = (64, 128, 256, 512)
 MORE_DIMS = (16, 32, 384, 768, 1024)
-"""Further embedding dimensions, for ``--long``. All others use tiles of the dimensions in these two lists."""
+"""Further embedding dimensions, for ``--long``. All others use tiles of a dimension in `DIMS` or here."""
 SMALL_DIM = 128
 """Embedding dimension for which kernels without tiles are compiled; their code depends little on it."""
 DTYPES = dict(zip(KINDS, (torch.float32, torch.float32, torch.bfloat16, torch.float16), strict=True))
@@ -61,7 +61,8 @@ class Device(NamedTuple):
 
     Attributes:
         shared: maximum shared memory of a program in bytes.
-        products: the instruction of its tensor cores in SASS and in PTX; instructions of older devices also run.
+        products: the instruction of its tensor cores in SASS (the machine code) and in PTX (the step before it);
+            instructions of older devices also run.
     """
 
     shared: int
@@ -300,7 +301,7 @@ PATTERNS = {
     # Except counters in shared memory, which are used to allocate tensor memory.
     "atomics": r"ATOMG?|REDG?|ATOMS(?!\.(?:OR|AND)\b)|atom|red",
 }
-"""Patterns for the beginning of instructions in SASS (the machine code) and PTX (the step before it)."""
+"""Patterns for the beginning of instructions in SASS and PTX."""
 
 
 def instructions_of(code: str) -> list[tuple[int, str]]:

@@ -31,7 +31,7 @@ TABLE = ROOT / "conformance" / "faults" / "README.md"
 
 FLAGS_SHOWN = 4
 EXPLAINED = 12
-"""Number of cases whose failures are explained if identify does not find the fault."""
+"""Maximum number of cases whose failures are explained if identify does not find the fault."""
 
 HEADINGS = ("fault", "call", "what is wrong", "seen or discussed in", "cases", "flags of the cases", "named as")
 
@@ -67,7 +67,7 @@ def row(fault: Fault, verdict: Verdict, named: str) -> str:
 
 
 def seen_in(link: str) -> str:
-    """Return a link for the table: a GitHub thread by repository and number, a page by its name."""
+    """Return the cell of a link: a GitHub thread by repository and number, a page by its name; words for ""."""
     if not link:
         return "a common mistake"
     if not link.startswith("https://"):
@@ -165,13 +165,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     before = TABLE.read_text(encoding="utf-8") if TABLE.is_file() else ""
     written = as_written(before)
-    suspects = [fault for fault in FAULTS if options.loss in (None, fault.loss)]
+    chosen = [fault for fault in FAULTS if options.loss in (None, fault.loss)]
     verdicts: dict[str, Verdict] = {}
-    for loss in {fault.loss for fault in suspects}:
-        verdicts |= {v.name: v for v in judge(loss, [fault for fault in suspects if fault.loss == loss])[0]}
+    for loss in {fault.loss for fault in chosen}:
+        verdicts |= {v.name: v for v in judge(loss, [fault for fault in chosen if fault.loss == loss])[0]}
     named = {name: found[-1].replace(r"\|", "|") for name, found in written.items()}
     broken, patterns = 0, ["*"] if options.named == [] else options.named or []
-    for fault in [fault for fault in suspects if any(fnmatchcase(fault.name, pattern) for pattern in patterns)]:
+    for fault in [fault for fault in chosen if any(fnmatchcase(fault.name, pattern) for pattern in patterns)]:
         try:
             named[fault.name] = _identified(fault) or _explained(fault, verdicts[fault.name])
         except Exception as error:  # continue with the others; the exit code reports it
@@ -179,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{fault.name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         print(f"{fault.name}: {named[fault.name] or 'not named'}", flush=True)
     rows = {fault.name: line_of(written[fault.name]) for fault in FAULTS if fault.name not in verdicts}
-    rows |= {fault.name: row(fault, verdicts[fault.name], named.get(fault.name, "")) for fault in suspects}
+    rows |= {fault.name: row(fault, verdicts[fault.name], named.get(fault.name, "")) for fault in chosen}
     text, name = table(rows), TABLE.relative_to(ROOT)
     if text != before and not options.check:
         TABLE.write_text(text, encoding="utf-8", newline="\n")

@@ -128,7 +128,7 @@ class Mutant:
 
     @property
     def id(self) -> str:
-        """An identifier that does not depend on other lines of the file."""
+        """An identifier that depends only on lines with the same text."""
         return _hash("\0".join((self.file, self.operator, self.text, str(self.turn))))[:10]
 
     def source(self) -> str:
@@ -404,8 +404,8 @@ MEMORY = 12 * 2**30
 class Verdict(NamedTuple):
     """The outcome for one mutant: "killed", "survived", or "unreached" if no check executes its statement.
 
-    ``check`` is the first check that failed, with its message, or the number of checks. ``code`` is the digest of the
-    judged code, and ``seconds`` the time of the whole process.
+    ``check`` is the first check that failed, with its message, how the process ended without one, or the number of
+    checks. ``code`` is the digest of the judged code, and ``seconds`` the time of the whole process.
     """
 
     file: str
@@ -530,7 +530,7 @@ def problems(verdicts: Sequence[Verdict], explained: Explained) -> list[str]:
         if name not in every or change != every[name].change():
             found.append(f"{name} is explained but is not a mutant: {change}")
         elif ended.get(name, ("survived",))[0] != "survived":
-            found.append(f"{name} is explained but was {' by '.join(ended[name])}: {change}")
+            found.append(f"{name} is explained but was {'{} ({})'.format(*ended[name])}: {change}")
     return found
 
 
@@ -608,7 +608,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     every = {mutant.id: mutant for file in files() for mutant in mutants(file)}
     unknown = {*options.only, *options.id} - {*files(), *every}
     if options.case and options.resume:
-        parser.error("--case: the verdicts of some cases cannot be stored in the file of --resume")
+        parser.error("--case: not possible with --resume, whose file stores verdicts on all cases")
     if unknown:
         parser.error(f"no such file or mutant: {', '.join(unknown)}")
     work = [every[name] for name in options.id] or draw(options.only or files(), options.count)

@@ -1,8 +1,8 @@
 """Write ``conformance/implementations/README.md``: what every peer computes, and where it deviates or is wrong.
 
 The counts are read from ``--report``, a file that ``pairproof verify --thorough --json`` wrote. Without it, and for
-peers that it does not contain, no peer is run: the counts follow from the declarations of the peers, which ``pairproof
-verify`` checks. If a peer is not installed, its version is copied from the present file. ``--check`` writes nothing and
+peers that it does not contain, the counts follow from the declarations of the peers, which ``pairproof verify`` checks.
+No peer is run. If a peer is not installed, its version is copied from the present file. ``--check`` writes nothing and
 exits with 1 if the file would change. The exit code is 2 if the report cannot be used.
 """
 

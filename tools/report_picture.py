@@ -31,7 +31,7 @@ ANCHOR = 4
 
 
 def picture() -> bytes:
-    """Return the matrices of the worked example that is open at first, as PNG."""
+    """Return a PNG of the matrices of the worked example that the page shows first."""
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if chromium is None:
         raise SystemExit("no Chromium is installed: apt-get install chromium")

@@ -1,4 +1,4 @@
-"""Count the files and functions of `pairproof.fast` that a forward pass with autograd calls.
+"""Count the files and functions of `pairproof.fast` that are called in a forward pass with autograd.
 
     python tools/trace_calls.py
 

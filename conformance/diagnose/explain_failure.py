@@ -1,4 +1,7 @@
-"""Explain a failing check: find the variant of the loss that has the same value and gradient, and describe it."""
+"""Explain a failing check: find the variant of the loss that has the same value and gradient, and describe it.
+
+A *target* is a loss under test.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ SLIGHT = "the formula is right, but digits are lost"
 """Start of an explanation if rounding errors are the only difference."""
 
 ROUNDED_GRADIENT = {dtype: 10 * close for dtype, close in CLOSE_HALF.items()}
-"""Largest relative error of a gradient that rounding to 16 bits explains, if this rounding explains the value."""
+"""Largest relative error of a gradient that rounding to this dtype explains, if it explains the value."""
 
 DTYPE_NOISE = 1e-6
 """Relative error up to which a difference is attributed to rounding."""
@@ -76,7 +79,7 @@ ORDINARY_LOGIT = 10
 """The largest size of a logit at temperature 0.1 under cosine similarity."""
 
 SIMPLE = (2.0, 0.5, 4.0, 0.25)
-"""Factors that a formula may contain, so a cause that depends on the case may give such a factor by coincidence."""
+"""Factors that a formula may contain. A cause that gives one of them on a case may do so by coincidence."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +126,7 @@ class Failure:
         factor: temperature / base temperature; 1 without a base temperature.
         empty: the anchors without positives.
         pairs: number of positive pairs.
+        floors: the smallest noise of the values and of the gradients, as absolute numbers.
     """
 
     def __init__(self, case: Case, outcome: Outcome, truth: Truth | Expected, noise: float = DTYPE_NOISE) -> None:
@@ -233,7 +237,10 @@ class Failure:
         return 0.0 if left <= noise else float(left / error.maximum(noise))
 
     def best(self) -> str | None:
-        """Describe the first suspect that explains the failure, unless another leaves less than half of its error."""
+        """Describe the first suspect that explains the failure, unless another leaves less than half of its error.
+
+        None if no suspect explains it.
+        """
         least, best = math.inf, None
         for suspect in suspects(self):
             remaining = self.remaining(suspect)
@@ -244,7 +251,7 @@ class Failure:
         return None if best is None else best.words or words_for_case(self, best.variant)
 
     def read_again(self, words: str, arguments: Mapping[str, Any] | None = None, **keywords: Any) -> Suspect:
-        """The correct suspect for the case with other arguments or keywords."""
+        """Return ``right`` with the setting that other arguments or keywords of the case would give."""
         arguments, keywords = {**self.case.arguments, **(arguments or {})}, {**self.case.keywords, **keywords}
         setting = case_setting(replace(self.case, arguments=arguments, keywords=keywords), self.rows)
         return replace(self.right, setting=setting, words=words)
@@ -264,8 +271,8 @@ def _gradients(case: Case, result: Outcome | Truth | Expected) -> dict[str, Matr
 def is_explained(case: Case) -> bool:
     """Whether failures of a case can be explained.
 
-    The case must be small and without hardness, and each anchor must have one row of similarities, in which no column
-    occurs twice.
+    The case must be small and have no ``hardness_mode``, and each anchor must have one row of similarities, in which no
+    column occurs twice.
     """
     if case.size > LARGEST_EXPLAINED:
         return False
@@ -358,7 +365,11 @@ def _reweighted(case: Case) -> Iterator[tuple[str, Case, float]]:
 
 
 def not_finite(found: Failure) -> tuple[str, str] | None:
-    """Explain NaN or infinity where a number is expected: in words for every case, and for this case."""
+    """Explain NaN or infinity where a number is expected.
+
+    Returns:
+        The explanation in words for every case, and for this case; None if no cause is found.
+    """
     setting, rows, members = found.right.setting, found.rows.detach(), found.case.members()
     value = "NaN" if bool(found.given.isnan().any()) else "infinity"
     logits = SIMILARITIES[found.right.variant.similarity](rows, rows, setting) / found.temperature
@@ -392,7 +403,7 @@ def slight(found: Failure) -> tuple[str, str] | None:
     """Explain a gradient that is not finite although the value is correct, or an error of rounding size.
 
     Returns:
-        The explanation in words for every case, and for this case.
+        The explanation in words for every case, and for this case; None if the failure is neither.
     """
     sizes = [float(((x - true).norm() / true.norm()).nan_to_num()) for x, true in found.compared]
     if max(sizes) > DTYPE_NOISE:
@@ -411,7 +422,7 @@ def clamped_norms(found: Failure) -> tuple[str, str] | None:
     """Explain rows that are not normalised because their norms are too small or too large to be computed.
 
     Returns:
-        The explanation in words for every case, and for this case.
+        The explanation in words for every case, and for this case; None if this does not explain the values.
     """
     if found.right.variant.similarity != "cosine":
         return None
@@ -485,7 +496,7 @@ def factor_words(factor: float) -> str:
 
 
 def _ratio(given: Tensor, expected: Tensor, share: float) -> float | None:
-    """The factor between a result and the truth; None if more than a share of the error remains."""
+    """The factor between a result and the truth; None if more than this share of the error remains."""
     factor = float((given * expected).sum() / (expected * expected).sum())
     allowed = share * float((given - expected).norm()) + DTYPE_NOISE * float(given.norm())
     return factor if float((given - factor * expected).norm()) <= allowed else None
@@ -534,7 +545,7 @@ def _have(rows: list[int]) -> str:
 
 
 def suspects(found: Failure) -> Iterator[Suspect]:
-    """Yield every variation of one part, every other choice of an option, and every other reading of the arguments."""
+    """Yield suspects with one change: of the reduction, an option, a part, or the reading of the arguments."""
     right, variant, anchors, pairs = found.right, found.right.variant, len(found.anchors), found.pairs
     if right.reduction in ("mean_pairs", "sum_pairs"):
         summed = right.reduction == "sum_pairs"
@@ -604,11 +615,11 @@ NARROWED: Mapping[str, Callable[[int], object]] = {
     "32 bits or fewer: labels that differ by a multiple of 2^32": lambda x: x % 2**32,
     "8 bits: labels that differ by a multiple of 256": lambda x: x % 256,
 }
-"""Types to which labels may be narrowed, the labels that become one class, and the conversion of a label."""
+"""Conversions of a label to a narrower type, by the words for this type and for the labels that become one class."""
 
 
 def _batch_settings(found: Failure) -> Iterator[Suspect]:
-    """Yield readings in which labels are narrowed or ignored, or rows are lost or confused."""
+    """Yield readings with labels narrowed, negative labels ignored, views mixed up, or some rows left out."""
     case, suspect, right, n = found.case, found.right, found.right.setting, found.case.n
     labels = {name: case.arguments[name] for name in ("labels", "ref_labels") if name in case.arguments}
     for words, narrow in NARROWED.items() if labels else ():
@@ -644,7 +655,7 @@ def _batch_settings(found: Failure) -> Iterator[Suspect]:
 
 
 def _mixed_up_views(found: Failure, items: Sequence[tuple[int, ...]]) -> Iterator[Suspect]:
-    """Yield readings in which the rows of items of several views are in another order than their labels."""
+    """Yield readings in which the rows are in one layout of views, and their labels in the other."""
     labels, b, views = found.case.arguments["labels"], len(items), len(items[0])
     interleaved = [row for item in items for row in item]
     stacked = [item[v] for v in range(views) for item in items]
@@ -693,7 +704,7 @@ def _case_settings(found: Failure) -> Iterator[Suspect]:
 
 
 def _other_norms(found: Failure) -> Iterator[Suspect]:
-    """Yield readings in which some or all rows are normalised differently."""
+    """Yield readings in which some or all rows are normalised or scaled differently."""
     rows, dot = found.rows, partial(_dot, found)
     unit = rows / rows.norm(dim=1, keepdim=True)
     if "negatives" in found.case.others:
@@ -719,7 +730,7 @@ CHOICES: Mapping[str, str] = {
     "inside, summed": "the ratios are summed inside the logarithm, not averaged: 1/|P| is missing",
     "mean": "the mean over the positives is taken outside the logarithm, not inside it",
 }
-"""Descriptions of parts that are right for another loss or option than that of the case."""
+"""Descriptions of parts that are wrong for a case, but right for another loss or option."""
 
 
 PARTS = ("positives", "similarity", "tempering", "numerator", "denominator", "guard", "form", "flow")

@@ -75,7 +75,7 @@ class Identification:
         temperature_by: how the temperature is passed, in words.
         factor: the constant that the loss is multiplied by.
         wrong: descriptions of the differences from the loss.
-        faults: names of the known faults that return the same values.
+        faults: names and descriptions of the known faults that return the same values.
         remarks: policies, behaviour near the ends of the range, and other observations.
         evidence: how closely the answers agree, and on how many probes.
         names: names under which the loss is published.
@@ -213,7 +213,7 @@ def _searched(
     """Search with rows of different norms and, if nothing fits and the norms matter, with rows of norm 1.
 
     Returns:
-        The search, why the target cannot be identified from its answers (or ""), and what was found.
+        The search, why the target cannot be identified from its answers (or ""), and the matches.
 
     Raises:
         TargetError: the target accepts no probes.
@@ -329,7 +329,7 @@ class Published(NamedTuple):
 
     Attributes:
         name: the name.
-        call: the call of the batches that identify it, which gives its positives and negatives.
+        call: the call of the probes that identify it.
         loss: its name in the catalogue.
         options: its options that differ from their defaults, apart from those of the reduction.
         temperature: the temperature, if it is part of the definition.
@@ -468,7 +468,7 @@ def _report_evidence(found: Identification, search: Search, match: Match) -> Non
 
 
 def _policy(found: Identification, search: Search, match: Match) -> str:
-    """Find the policy for anchors without positives; add remarks on differences that no policy explains."""
+    """Return the policy for anchors without positives ("zero" if none fits); report it and what no policy explains."""
     edges = [probe for probe in search.answers if probe.batch in search.probes.edges]
     judged = match.count not in ("mean_pairs", "sum_pairs") and not match.variant.binary
     settings = ((probe, read_as(probe.batch, match.variant.positives)) for probe in edges if judged)
@@ -564,15 +564,15 @@ def _report_nearest(found: Identification, search: Search, matches: list[Match])
 
 
 CALLED = {QUEUE: VIEWS, HARD: VIEWS, PARTNERS: LABELS}
-"""The call of a target for those probes that have a different call: a queue, or hard negatives, are passed in addition
-to two views, and partners are passed in place of labels."""
+"""The call of a target, by the call of its probes, where they differ: a queue, or hard negatives, are passed in
+addition to two views, and partners in place of labels."""
 
 
 def name_faults(found: Identification, search: Search, faults: Sequence[Any]) -> None:
     """Name the faults with the target's values and gradients for every probe, unless it matches a loss exactly.
 
-    A fault explains nothing if the correct loss has the same answers, and accepts the same batches: it is wrong only
-    for options that no probe has, such as weights, or at lower temperatures.
+    A fault is not named if the correct loss has the same answers, and accepts the same batches: such a fault is wrong
+    only for options that no probe has, such as weights, or at lower temperatures.
     """
     exact = found.match is not None and (found.match.error <= EXACT or search.single)
     differs = any(remark.startswith(("differs", "out of range", "breaks")) for remark in found.remarks)

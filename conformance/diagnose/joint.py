@@ -1,4 +1,4 @@
-"""Diagnose all failing cases of a check together: find few reasons that explain many of them.
+"""Diagnose all cases on which a target (a loss under test) fails together: find few reasons that explain many of them.
 
 A reason explains a case only if a test on this case confirms it. A reason about the formula must reproduce the target's
 value and gradient. A few small cases are explored completely, to find candidates. The candidates are then tested on
@@ -84,7 +84,7 @@ EXTREME = (NORMS, LOST, BROKEN_GRADIENT, NO_POSITIVES, NO_NEGATIVES, UNDERFLOW, 
 CERTAIN = {NO_POSITIVES, NO_NEGATIVES, UNDERFLOW, HIDDEN, OVERFLOW, *WRONG_COUNTS}
 """Reasons for which one failing case is enough, because they cannot hold by coincidence."""
 
-POLICIES: Mapping[tuple[str, str], str] = {
+OPTION_WORDS: Mapping[tuple[str, str], str] = {
     ("no_positive", "zero"): "anchors without positives count as 0 in the mean",
     ("no_positive", "drop"): "anchors without positives are left out of the mean",
     ("no_positive", "nan"): "anchors without positives make the loss NaN",
@@ -130,7 +130,7 @@ class Reason:
 
 @dataclass
 class Diagnosis:
-    """The reasons for the failures of a check.
+    """The reasons for the failures of a target.
 
     Attributes:
         reasons: the reasons, those that explain most cases first.
@@ -172,7 +172,7 @@ class Diagnosis:
         if not self.reasons:
             return f"{_cases(self.failing)} not explained" if self.failing else ""
         first, *others = self.reasons
-        more = f", and {len(others)} more reason{'s' * (len(others) > 1)} above" if others else ""
+        more = f", and {len(others)} more reason{'s' * (len(others) > 1)}" if others else ""
         return f"{first.words} ({len(first.cases)} of {_cases(self.failing)}){more}"
 
     def as_data(self) -> dict[str, Any]:
@@ -193,13 +193,14 @@ Test = Callable[[], Any]
 
 
 class Evidence:
-    """A failing case, with the candidates that may explain it.
+    """A case with the result of the target, and the candidates that may explain this result.
 
     Attributes:
         case: the case.
-        dtype: the dtype in which it failed.
+        dtype: the dtype of the result.
         outcome: what the target returned.
         truth: the true results.
+        computes: the dtype in which the target computes, derived from the result.
         match: the loss that was identified, if any.
     """
 
@@ -210,7 +211,7 @@ class Evidence:
 
     @cached_property
     def failure(self) -> Failure:
-        """The failing check, for comparison with suspects."""
+        """The result, for comparison with suspects: losses that the target may have computed."""
         return Failure(self.case, self.outcome, self.truth, NOISE[self.computes])
 
     @cached_property
@@ -244,7 +245,7 @@ class Evidence:
             found.right = suspect
         else:
             if self.comparable:
-                yield from self._general(found)
+                yield from self._norms(found)
             yield from self._options(options)
         yield from self._dtypes(found)
         if not self._wrong(found):
@@ -259,8 +260,8 @@ class Evidence:
         if not self.comparable:
             return
         if base:
-            yield from self._general(found)
-            # Any other part would contradict the cases that the first reason explains without it.
+            yield from self._norms(found)
+            # A second change of the formula would contradict the cases that the first reason explains alone.
             return
         yield from self._factors(found)
         yield from ((words, partial(_tested, found, suspect, words)) for words, suspect in self.suspects(found))
@@ -277,7 +278,7 @@ class Evidence:
         for option in options:
             for choice in self.case.entry.choices.get(option, ()):
                 if choice != self.case.option(option):
-                    words = POLICIES.get((option, choice), f"{option}={choice} is computed")
+                    words = OPTION_WORDS.get((option, choice), f"{option}={choice} is computed")
                     yield f"{words}\0{option}={choice}", partial(self._has_option, words, option, choice)
 
     def _has_option(self, words: str, option: str, choice: str) -> str | None:
@@ -304,13 +305,13 @@ class Evidence:
             words = COMPUTES.format(self.computes)
             yield words, lambda: words
 
-    def _general(self, found: Failure) -> Iterator[tuple[str, Test]]:
+    def _norms(self, found: Failure) -> Iterator[tuple[str, Test]]:
         """Yield the explanation that norms are clamped, or underflow or overflow, if it holds."""
         if words := clamped_norms(found):
             yield words[0], lambda: words[1]
 
     def _factors(self, found: Failure) -> Iterator[tuple[str, Test]]:
-        """Yield the causes of a factor, and the towers' weights."""
+        """Yield the causes of a constant factor of the values, and the weights of the two directions."""
         factors = factors_of(found)
         for value, words, general in found.causes if factors else ():
             if math.isclose(factors[0], value, rel_tol=1e-4) and factors[0] != 1:  # type: ignore[index]
@@ -401,7 +402,10 @@ def _tested(found: Failure, suspect: Suspect, words: str) -> str | None:
 
 
 def _share(given: Any, found: Any, expected: Any, noise: float, floor: float) -> float:
-    """The distance of ``found`` from ``given``, relative to the distance of ``expected`` from ``given``."""
+    """The distance of ``found`` from ``given``, relative to the distance of ``expected`` from ``given``.
+
+    It is 0 within ``noise`` (relative to ``given``) or ``floor`` (absolute), and infinite if shapes or NaN differ.
+    """
     if given.shape != found.shape or not np.array_equal(np.isnan(given), np.isnan(found)):
         return math.inf
     kept = ~np.isnan(given)
@@ -417,7 +421,7 @@ def _share(given: Any, found: Any, expected: Any, noise: float, floor: float) ->
 def _precision(outcome: Outcome, dtype: str) -> str:
     """The dtype in which a target computes: the narrowest in which all its finite results are representable.
 
-    With fewer than three nonzero results, the dtype of the check.
+    If there is none, or fewer than three results are nonzero, it is the dtype of the check.
     """
     gradient = [] if outcome.gradient is None else [np.ravel(outcome.gradient)]
     rows = torch.tensor(np.concatenate([np.ravel(outcome.values), *gradient]), dtype=torch.float64)
@@ -429,7 +433,7 @@ def _precision(outcome: Outcome, dtype: str) -> str:
 
 
 class Collector:
-    """Collects the failing cases of a check, and diagnoses them.
+    """Collects the failing cases of a target, and diagnoses them.
 
     Args:
         options: the options of the loss that may have another value in the target: those that are not passed to it.
@@ -511,7 +515,7 @@ class Collector:
         return found
 
     def _narrow(self, words: str, left: Sequence[Evidence]) -> None:
-        """Compare the other cases in the dtype in which the target computes, if a reason names one."""
+        """Compare the other cases in the dtype in which the target computes, if ``words`` name one."""
         dtype = next((name for name in LOW if words == COMPUTES.format(name)), None)
         for evidence in left if dtype else ():
             evidence.computes = str(dtype)
@@ -519,7 +523,10 @@ class Collector:
             vars(evidence).pop("_listed", None)
 
     def _best(self, left: Sequence[Evidence], base: str) -> tuple[str, dict[int, str], bool] | None:
-        """Return the candidate that explains most cases: its words, its explanations by case, and ``bool(base)``."""
+        """Return the candidate that explains most cases: its words, its explanations by case, and ``bool(base)``.
+
+        None if no candidate explains enough of them.
+        """
         explains: dict[str, dict[int, str]] = {}
         small = [evidence for evidence in left if is_explained(evidence.case)]
         explored = small[: EXPLORED // 2] + small[EXPLORED // 2 :: max(1, 2 * len(small) // EXPLORED)]
@@ -560,7 +567,7 @@ class Collector:
             yield from evidence.candidates(self.options, base)
 
     def _precise(self, words: str, cases: Sequence[Case], left: Sequence[Evidence]) -> str:
-        """Replace the words of ``OVERFLOW`` by words with the smallest logit among the largest logits of its cases."""
+        """Replace the words of ``OVERFLOW`` by words that name the smallest of its cases' largest logits."""
         if words != OVERFLOW:
             return words
         least = min(_largest_logit(case) for case in cases)

@@ -1,7 +1,7 @@
 """How the arguments of a loss determine which rows are positives, and how implementations misread them.
 
-A ``Setting`` is what a target makes of the arguments: rows, the rows that each anchor is compared with, and which of
-those are its positives. ``POSITIVES`` lists the right and the wrong ways to read them.
+A ``Setting`` is what a target (a loss under test) makes of the arguments: rows, the rows that each anchor is compared
+with, and which of those are its positives. ``POSITIVES`` lists the right and the wrong ways to read them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Tensor = torch.Tensor
 
 LABELS, FEATURES, VIEWS, PAIRS, CASE = "labels", "features", "views", "pairs", "case"
 PARTNERS, QUEUE, HARD = "partners", "queue", "hard"
-"""The calls: which arguments a target takes. "case" stands for a golden case. With "queue", two views and negatives are
+"""The calls: which arguments a target takes. "case" stands for a ``Case``. With "queue", two views and negatives are
 passed; with "hard", two views and hard negatives."""
 
 
@@ -33,11 +33,11 @@ class Setting:
 
     Attributes:
         rows: [M, D], every row that is an anchor or is contrasted with one.
-        member: bool [M, M], A(i).
-        positive: bool [M, M], P(i); within A(i) unless the positives are misread.
+        member: bool [M, M]; row i marks A(i), the rows that anchor i is contrasted with.
+        positive: bool [M, M]; row i marks P(i), the positives of i; within A(i) unless they are misread.
         own: bool [M, M], the self pairs: the column that is the anchor's own row.
         anchors: bool [M].
-        items: [M], the item that a row is a view of.
+        items: [M], the item that a row is a view of; -1 for the rows of a queue.
         n_views: number of views of each item; the views are stacked.
         queued: number of rows of a queue, or of hard negatives, which follow all views.
         views: [M], which view of its item each row is, if the views are not stacked.
@@ -77,7 +77,7 @@ class Setting:
 
     @property
     def first_half(self) -> Tensor:
-        """Bool [M], the first half of the rows, without a queue: those of the first of two views."""
+        """Bool [M], the rows of the first of two views: the first half of the rows that precede a queue."""
         return torch.arange(len(self.rows)) < (len(self.rows) - self.queued) // 2
 
 
@@ -89,7 +89,7 @@ def same(labels: Tensor) -> Tensor:
 def batch_setting(batch: Batch, rows: Tensor | None = None) -> Setting:
     """Return the setting of a batch, with the positives read correctly.
 
-    If the batch has a queue or hard negatives, no members and no positives are set.
+    If the batch has a queue or hard negatives, members, positives and anchors are left to an entry of ``POSITIVES``.
 
     Args:
         batch: the batch.
@@ -101,7 +101,6 @@ def batch_setting(batch: Batch, rows: Tensor | None = None) -> Setting:
         queue = batch.keywords["negatives"] if batch.call == QUEUE else batch.keywords["hard_negatives"].flatten(0, 1)
         items = torch.cat([torch.arange(n // 2).repeat(2), torch.full((len(queue),), -1)])
         nothing = torch.zeros(len(items), len(items), dtype=torch.bool)
-        # A way to read the positives chooses the members and the anchors.
         return Setting(torch.cat([rows, queue]), nothing, nothing, nothing, items < 0, items, 2, len(queue))
     items, own = torch.arange(n // batch.n_views).repeat(batch.n_views), torch.eye(n, dtype=torch.bool)
     if batch.call in (PAIRS, PARTNERS):
@@ -114,7 +113,7 @@ def batch_setting(batch: Batch, rows: Tensor | None = None) -> Setting:
 
 
 def similarity_rows(case: Case) -> list[tuple[int, list[int]]]:
-    """Return, for each row of the similarity matrix, the indices of its row and columns in the joined matrices."""
+    """Return the row and the columns of each row of similarities, as indices into the case's concatenated matrices."""
     places = iter(range(sum(map(len, case.matrices.values()))))
     rows = {name: [next(places) for _ in matrix] for name, matrix in case.matrices.items()}
     columns: dict[int, list[int]] = defaultdict(list)
@@ -158,7 +157,7 @@ class Positives:
     """One way to read the positives from the arguments.
 
     Attributes:
-        calls: the calls whose arguments may be read in this way; "case" stands for the arguments of a golden case.
+        calls: the calls whose arguments may be read in this way; "case" stands for those of a ``Case``.
         change: returns the setting read in this way, given the correct one; None if it cannot be read in this way.
     """
 

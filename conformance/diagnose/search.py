@@ -1,11 +1,11 @@
 """Search for the variant, the temperature and the divisor that explain a target's answers.
 
-A target is called with probes: small batches on which the catalogue's losses and options differ. Each variant predicts
-the sum over the anchors for every probe; the divisor and the factor of that sum are found afterwards. A built-in
-temperature is found from the ratio of the answers to two probes of the same structure, in which every such factor
-cancels: the ratio that a variant predicts is computed on a grid of temperatures, and each temperature at which it
-crosses the ratio of the answers is refined. Variants that fit are then compared with the target on all other probes,
-gradients included.
+A target (a loss under test) is called with probes: small batches on which the catalogue's losses and options differ.
+Each variant predicts the sum over the anchors for every probe; the divisor and the factor of that sum are found
+afterwards. A built-in temperature is found from the ratio of the answers to two probes of the same structure, in which
+every such factor cancels: the ratio that a variant predicts is computed on a grid of temperatures, and each temperature
+at which it crosses the ratio of the answers is refined. Variants that fit are then compared with the target on all
+other probes, gradients included.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ EXACT = 1e-10
 """Relative difference in float64 above which a close explanation is reported as incomplete."""
 
 CLEARLY = 1e3
-"""Factor by which one of two close explanations must be closer to be preferred for that reason."""
+"""Explanations with more than this factor times the smallest error are not considered."""
 
 GRID: tuple[float, ...] = tuple((torch.logspace(-3, 2, 80, dtype=torch.float64) * 1.0001).tolist())
 """Temperatures between which crossings are searched; none of them is a number that people choose."""
@@ -93,7 +93,7 @@ POWERS = (0, 1, -1, 2, -2)
 ANOTHER = (0.5, 2.0)
 """Factors for a temperature that was found: at its multiples, the variant must not explain the answers too."""
 
-LEAST_SHARE = 100
+LEAST_GAIN = 100
 """Factor by which an epsilon must reduce the error, if it does not explain the error completely."""
 
 NEAREST = 2
@@ -103,7 +103,7 @@ REFINED = 40
 """Number of crossings that are refined, or of variants that are compared with all probes: the most promising ones."""
 
 SHORTLIST = 400
-"""Number of variants that are compared with more than two probes when the temperature is passed."""
+"""Number of variants that are compared with more than two batches when the temperature is passed."""
 
 
 # Probes
@@ -403,8 +403,8 @@ def _levels(call: str, bias: float | None) -> Iterator[Sequence[Variant]]:
     return (make(call, bias, losses) for make in (_right_variants, _wrong_variants, _twice_wrong_variants))
 
 
-# The variants are the same for every target with the same bias, so they are enumerated once for each catalogue, which
-# is ``losses``.
+# The variants depend only on the call, the bias and the catalogue, so they are cached. ``losses``, the catalogue, is
+# only a key of the cache.
 
 
 @lru_cache
@@ -430,8 +430,8 @@ def _wrong_variants(call: str, bias: float | None, losses: tuple[Loss, ...]) -> 
 def _combined_with_mistakes(variant: Variant) -> bool:
     """Whether variants with mistakes are derived from a right variant. To save time, not every right variant is used.
 
-    Options that are numbers must have their default or be 0. Of the other options, the ranking loss may have only one
-    that is not the default: the scope of hard negatives, or all four directions.
+    beta and sigma must have their default or be 0. Of its options, the ranking loss may have only one that is not the
+    default: the scope of hard negatives, or all four directions.
     """
     changed = _nonzero(variant)
     if "directions" in variant.entry.keywords:
@@ -493,7 +493,7 @@ def totals(tried: Sequence[Variant], batches: Sequence[Batch], temperatures: Seq
 
 @lru_cache(maxsize=1000)
 def _kept_sums(batch: Batch, temperatures: tuple[float, ...], losses: tuple[Loss, ...]) -> dict[Variant, Any]:
-    """Return the sums at these temperatures by variant, which ``totals`` adds; one mapping for each catalogue."""
+    """Return the cache of ``totals`` for a batch, temperatures and a catalogue: the sums by variant."""
     return {}
 
 
@@ -670,7 +670,7 @@ class Search:
         return ""
 
     def given(self, batches: Iterable[Batch], passed: Iterable[float | None]) -> Array:
-        """[B, 1, P], the sum of the values that the target returned."""
+        """[B, 1, P], the sum of the values that the target returned for each of B batches and P passed temperatures."""
         return np.array([[[self.answers[Probe(batch, at)].total for at in passed]] for batch in batches])
 
     def fitting(self, matches: Iterable[Match]) -> list[Match]:
@@ -744,10 +744,10 @@ class Search:
             yield from self.explain(variant, {passed: passed for passed in PASSED})
 
     def _solved(self, tried: Sequence[Variant]) -> Iterator[Match]:
-        """Yield explanations with a built-in temperature, which does not depend on the temperature that is passed.
+        """Yield explanations with an effective temperature that is found from the answers, for each one that is passed.
 
         If exponentials saturate, or are not summed, the temperature is only a factor of the value. An explanation that
-        another temperature gives too is kept in ``undetermined``: the answers do not determine the temperature.
+        also fits at another temperature is kept in ``undetermined``: the answers do not determine the temperature.
         """
         first, *others = self.passed
         for variant, at in self.crossings(tried, first):
@@ -826,7 +826,7 @@ class Search:
         if fitting and self.inexactness(fitting[0]) and words_of(variant.guard) in variant.words():
             # One epsilon is credible only if the error without it is much larger; two must explain the whole error.
             without = [] if variant.guard in TWO_GUARDS else self.explain(replace(variant, guard=""), temperatures)
-            matches = fitting = fitting * any(match.error >= LEAST_SHARE * fitting[0].error for match in without)
+            matches = fitting = fitting * any(match.error >= LEAST_GAIN * fitting[0].error for match in without)
         return (fitting or sorted(matches, key=lambda match: match.error))[:1]
 
     def _sum_over_pairs(self, variant: Variant, settings: Mapping[Batch, Setting]) -> str:

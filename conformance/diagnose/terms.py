@@ -1,4 +1,4 @@
-"""Find the terms that a failing target computes, from its value and its gradient."""
+"""Find the values of anchors and pairs that a failing target (a loss under test) computes, from value and gradient."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from .variants import Evaluation
 
 @dataclass(frozen=True)
 class Computed:
-    """The terms that a target computes.
+    """The values that a target computes.
 
     Attributes:
         words: what is wrong.
-        anchors: the value of each anchor that is not left out, by row.
+        anchors: the values of the anchors, by row; anchors that the loss leaves out may be missing.
         pairs: the logarithm of the numerator, the logarithm of the denominator and the value of each pair, by
             (anchor, column); empty if the loss has no numerators and denominators.
     """
@@ -43,19 +43,19 @@ def computed_terms(
     reasons: Collection[Reason] = (),
     match: Match | None = None,
 ) -> Computed | None:
-    """Return the terms that a target computes for a failing case.
+    """Return the values that a target computes for a failing case.
 
     Args:
         case: the case.
         dtype: the dtype in which it fails.
         outcome: what the target returned.
         truth: the certified results.
-        reasons: the reasons of a joint diagnosis. If there are any, no other mistakes are tried.
+        reasons: the reasons of a ``Diagnosis``. If there are any, no other mistakes are tried.
         match: the loss that was identified, if any.
 
     Returns:
-        The terms; None if no mistake that is tried reproduces the value and the gradient. If the mistake is another
-        value of an option, only the value is compared.
+        The values; None if the case cannot be explained (``is_explained``), or if no mistake that is tried reproduces
+        the value and the gradient. If the mistake is another value of an option, only the value is compared.
     """
     if not is_explained(case) or not case.anchors() or not all(map(math.isfinite, (*outcome.values, *truth.values))):
         return None
@@ -79,7 +79,7 @@ def computed_terms(
 
 
 def _explains(failure: Failure, other: Outcome) -> bool:
-    """Whether another case has the value that the target returned."""
+    """Whether another outcome has the values that the target returned."""
     values = torch.tensor(other.values, dtype=torch.float64)
     return len(values) == len(failure.given) and failure.left(values, 0) <= EXPLAINED
 

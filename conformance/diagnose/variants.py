@@ -1,9 +1,12 @@
 """The parts of which losses are made, right and wrong ones, each with a description of what is wrong about it.
 
 A variant names its parts: how positives are read, the similarity, how the temperature is applied, the terms of the
-denominator, the guard of the logarithm, how an anchor's pairs become its value, and where the gradient flows.
-The parts are implemented here in torch, over the logits, in float64. ``reference`` and ``fast`` are not used, so that
-agreement with them is evidence. Over the rows z of a batch, with logits s_ij, members A(i) and positives P(i),
+denominator, the guard (an epsilon added before the logarithm), how an anchor's pairs become its value, and where the
+gradient flows. The parts are implemented here in torch, over the logits, in float64. ``reference`` and ``fast`` are not
+used, so that agreement with them is evidence.
+
+Over the rows z of a batch, with logits s_ij, the rows A(i) that anchor i is contrasted with (its members), and its
+positives P(i),
 
     v_ip = log D_ip - s_ip                  the cost of a pair; ``denominator`` defines D_ip
     L_i  = mean over p in P(i) of v_ip      or another ``form``
@@ -446,6 +449,8 @@ class Variant:
         loss: its name in the catalogue.
         options: the options that differ from their defaults, except ``REDUCED_BY``; the direction, if it is not "both".
         share: the weight of the direction a_to_b, the first of ``direction_weights``, which add up to 1.
+
+    The other attributes name the parts: keys of ``POSITIVES``, ``SIMILARITIES``, ``TEMPERINGS``, and so on.
     """
 
     loss: str

@@ -89,7 +89,7 @@ class ClaimContext:
         return [float(str(self.entries(name)[()])) for name in figures]
 
     def reproduced(self, *figures: str) -> bool:
-        """Whether every one of these figures has its recorded verdict."""
+        """Whether every one of these figures passes: its verdict is the recorded one, and no comparison failed."""
         return all(j.passed for j in judge(self.fixture, figures))
 
     def of_call(self, name: str) -> reference.Result:
@@ -308,7 +308,7 @@ class _VectorizedBatch(ClaimContext):
         return self.terms("nt_xent", self.batch, self.partners, temperature=0.5)
 
     def directions(self, batch: Rows) -> list[arb]:
-        """Formula (2): its mean over the first views, its mean over the second views, and the code's mean over both."""
+        """The article's formula (2) as the mean over the first views, the second views and, as in the code, both."""
         first = np.arange(6) < 3
         loss = partial(self.loss, "nt_xent", batch, self.partners, temperature=0.5)
         return [loss(anchors=anchors) for anchors in (first, ~first, None)]

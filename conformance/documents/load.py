@@ -65,7 +65,7 @@ class Input:
     """Embeddings of a document, of ``shape`` [N, D].
 
     ``printed`` has the values as printed, or None if the document does not print them. ``exact`` has the exact values
-    as the shortest decimal texts of float64, or None if they are unknown.
+    as the shortest decimal texts of float64, or None if they are unknown. The schema describes every field.
     """
 
     place: str
@@ -84,7 +84,10 @@ class Input:
 
 @dataclass(frozen=True)
 class Call:
-    """One evaluation of a loss of the catalogue on one input. Temperatures are texts, as in the document."""
+    """One evaluation of a loss of the catalogue on one input. Temperatures are texts, as in the document.
+
+    The schema describes every field.
+    """
 
     loss: str
     input: str

@@ -148,7 +148,7 @@ def supcon_without_positives_nan(given: parts.Features) -> Tensor:
 
 
 @fault("supcon_in", build=parts.labelled, level="policies")
-def supcon_in_without_positives_infinite(batch: parts.Batch) -> Tensor:
+def supcon_in_without_positives_nan(batch: parts.Batch) -> Tensor:
     """An anchor without positives has the loss -log(0 / 0), which is NaN."""
     inside = batch.s.masked_fill(~batch.positive, -torch.inf).logsumexp(dim=1)
     return parts.log_sum(batch.s, batch.other)[:, 0] - inside + batch.counts.log()
@@ -213,7 +213,7 @@ def sigmoid_divided_by_the_cube(batch: parts.Batch) -> Tensor:
 
 @fault("hard_negative", build=parts.hard)
 def hard_negative_hidden_positives_not_counted(given: parts.Hard) -> Tensor:
-    """tau_plus e^s of the positive is subtracted from the sum once, not once for each negative."""
+    """tau_plus times the positive's exponential is subtracted from the sum once, not once for each negative."""
     return given.against(given.log_mean, hidden=given.tau_plus / max(given.number, 1))
 
 

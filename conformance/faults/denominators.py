@@ -161,7 +161,7 @@ def info_nce_closer_negatives_left_out(direction: parts.Direction) -> parts.Rows
 
 @fault("multiple_negatives_ranking", build=parts.ranking)
 def multiple_negatives_ranking_positive_once(given: parts.Ranking) -> parts.Ranking:
-    """The joint denominator contains the positive once, not twice: doc_to_query lacks the document's own query."""
+    """With partition "joint", the denominator contains the positive once, not twice: in doc_to_query it is left out."""
     other = parts.off_diagonal(len(given.doc_to_query)) | (given.partition != "joint")
     return given._replace(doc_to_query=given.doc_to_query.where(other, -torch.inf))
 

@@ -62,9 +62,9 @@ class Verdict:
 
 
 def target_of(fault: Fault, temperature: float | None = None) -> External:
-    """An adapter of a fault that claims to be the right loss; a ``temperature`` is built into its function."""
+    """Return the adapter of a fault, which claims to be the right loss; a given ``temperature`` is always used."""
     function = fault.function if temperature is None else partial(fault.function, temperature=temperature)
-    # Faults have both directions, also with negatives, unless they claim one.
+    # A fault evaluates both directions, also with explicit negatives, unless its settings say otherwise.
     both = {"direction": "both"} if "direction" in LOSSES[fault.loss].keywords else {}
     settings = {**both, **fault.settings}
     options: dict[str, Any] = {"call": fault.call, "arrays": "torch", "settings": settings, "limit": None}
@@ -98,18 +98,18 @@ def judge(
         Fault(f"{loss}, right, called with {call}", loss, call, "", "", RIGHT[loss, call], {}, "")
         for call in dict.fromkeys(fault.call for fault in faults)
     ]
-    suspects = [target_of(fault, temperature) for fault in (*faults, *right)]
-    found: dict[str, list[Check]] = {suspect.name: [] for suspect in suspects}
-    claims = {str(suspect.claim.settings): suspect.claim for suspect in suspects}
+    targets = [target_of(fault, temperature) for fault in (*faults, *right)]
+    found: dict[str, list[Check]] = {target.name: [] for target in targets}
+    claims = {str(target.claim.settings): target.claim for target in targets}
     for golden in [golden for golden in small_cases() if golden.case.loss == loss][::every]:
-        # The truth and the bounds of a case are computed once for all suspects with the same claim.
+        # The truth and the bounds of a case are computed once for all targets with the same claim.
         for settings, claim in claims.items():
             case, proved = (golden.case, golden) if temperature is None else as_claimed(golden.case, golden, claim)
-            same = [suspect for suspect in suspects if str(suspect.claim.settings) == settings]
+            same = [target for target in targets if str(target.claim.settings) == settings]
             for check in judge_case(case, proved, same, Selection(dtypes=DTYPES)):
                 found[check.implementation].append(check)
-        for suspect in suspects:
-            suspect.outcomes.clear()
+        for target in targets:
+            target.outcomes.clear()
     verdicts = [_verdict(name, checks) for name, checks in found.items()]
     return verdicts[: len(faults)], verdicts[len(faults) :]
 

@@ -228,7 +228,7 @@ def multiple_negatives_ranking_hardness_of_the_positive(given: dict[str, Any]) -
 
 @fault("multiple_negatives_ranking", build=parts.ranked)
 def multiple_negatives_ranking_hardness_of_all_hard_negatives(given: dict[str, Any]) -> parts.Ranking:
-    """The mode "hard_negatives" also weights the hard negatives of other queries."""
+    """The hardness mode "hard_negatives" also weights the hard negatives of other queries."""
 
     def harder(mode: str, own: Tensor) -> Tensor:
         found = parts.harder_columns(mode, own)
@@ -310,7 +310,7 @@ def dclw_ignored_pairs_with_a_logit_of_zero(
 def dclw_weights_of_the_rows_that_are_not_ignored(
     embeddings: Tensor, labels: Tensor, *, temperature: float, ignored: Tensor | None = None
 ) -> Tensor:
-    """The softmax of the weights is multiplied by the number of rows minus that of the anchor's ignored pairs."""
+    """The softmax of the weights is multiplied by N minus the number of the anchor's ignored pairs, not by N."""
     batch = parts.cosines(embeddings, labels, temperature)
     weights = parts.decoupled_weights(batch, temperature).detach()
     if ignored is not None:

@@ -54,7 +54,7 @@ def supcon_epsilon_in_the_logarithm(batch: parts.Batch) -> Tensor:
 
 @fault("nt_xent", github("Lightning-Universe/lightning-bolts", "issues/681"), build=parts.views)
 def nt_xent_epsilon_twice(rows: parts.Rows) -> Tensor:
-    """1e-6 is added to the sum of exponentials, and once more to the denominator."""
+    """1e-6 is added to the denominator twice."""
     total = rows.logits.logsumexp(dim=1)
     for _ in range(2):
         total = torch.logaddexp(total, torch.tensor(1e-6, dtype=total.dtype).log())
@@ -234,7 +234,7 @@ def hard_negative_floor_left_out(given: parts.Hard) -> Tensor:
     build=parts.views,
     level="digits",
     right_at=(0.33, math.inf),
-    because="A negative has at least e^(-2/T) times the positive's exponential, and e^-6.1 is above 2^-9.",
+    because="A negative's exponential is at least e^(-2/T) times the positive's, and e^-6.1 is above 2^-9.",
 )
 def nt_xent_probability_rounds_to_1(rows: parts.Rows) -> Tensor:
     """An anchor whose probability rounds to 1 in bfloat16 counts as solved: its loss and its gradient are 0."""

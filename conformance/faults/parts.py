@@ -39,7 +39,7 @@ class Batch(NamedTuple):
         s: [N, N] logits. ``batch_of``, ``dots`` and ``labelled`` subtract the largest off-diagonal logit of each row,
             detached; ``products``, ``cosines``, ``paired`` and ``across`` do not.
         positive: [N, N], true where the column is a positive of the row; within a batch false on the diagonal.
-        other: [N, N], true off the diagonal; true everywhere for towers.
+        other: [N, N], true for the pairs that the loss uses: off the diagonal, or all pairs of two towers.
     """
 
     s: Tensor
@@ -162,8 +162,8 @@ class Hard(NamedTuple):
 
         Args:
             log_mean: [2B], the logarithm of the mean of the negatives' exponentials.
-            hidden: the factor of the positive's exponential that is subtracted from the mean; ``tau_plus`` by default.
-            number: the factor of this mean; by default the number of negatives.
+            hidden: this factor times the positive's exponential is subtracted from the mean; ``tau_plus`` by default.
+            number: the factor of the difference; by default the number of negatives.
             floors: the factor of e^(-1/temperature) in the floor; ``number`` by default.
         """
         own = self.rows.logits[self.rows.positive]
@@ -189,10 +189,10 @@ class Ranking(NamedTuple):
         doc_to_query: [N, N], row i is document i.
         doc_to_doc: [N, N].
         doc_to_hard: [N, N H].
-        chosen: the directions.
-        partition: "joint" or "per_direction".
-        scope: what each hard negative is contrasted with: "batch", "own" or "own_only".
-        raw: the same, but without hardness, and with the logits of all pairs, also of those that do not count.
+        chosen: names of the directions that the loss uses.
+        partition: "joint" (one denominator) or "per_direction".
+        scope: the option ``hard_negatives_scope`` of the loss.
+        raw: the same logits without hardness, also of pairs that do not count.
     """
 
     query_to_doc: Tensor
@@ -372,7 +372,7 @@ def paired(embeddings: Tensor, positive_pairs: Tensor, temperature: float) -> Ba
 
 
 class Features(NamedTuple):
-    """The arguments of a call with features [B, V, D], and labels, a mask or neither (then items are classes)."""
+    """The arguments of a call with features [B, V, D], and labels, a mask or neither (then each item is a class)."""
 
     features: Tensor
     labels: Tensor | None
@@ -394,12 +394,12 @@ class Features(NamedTuple):
 
     @property
     def dots(self) -> Batch:
-        """The batch of their dot products, shifted."""
+        """The batch of the dot products of the rows, shifted."""
         return batch_of(self.rows @ self.rows.T / self.temperature, self.same)
 
     @property
     def cosines(self) -> Batch:
-        """The batch of their cosines, shifted."""
+        """The batch of the cosines of the rows, shifted."""
         return self._replace(features=unit(self.features)).dots
 
     @property
@@ -687,12 +687,12 @@ def bxent_anchors(batch: Batch, as_positive: Tensor, as_negative: Tensor) -> Ten
 
 
 def exponentials(batch: Batch) -> Tensor:
-    """[N, N], the batch tutorial's exponentials plus epsilon."""
+    """[N, N], the exponentials of ``supcon_epsilon``, plus epsilon."""
     return torch.exp(batch.s - batch.s.amax(dim=1, keepdim=True)) + EPSILON
 
 
 def epsilon_anchors(batch: Batch, e: Tensor) -> Tensor:
-    """[N], the value of every anchor in the batch tutorial's loss, from its exponentials plus epsilon."""
+    """[N], the value of every anchor in ``supcon_epsilon``, from ``e``, its exponentials plus epsilon."""
     total = row_sums(e, batch.other).where(batch.other.any(dim=1), 1.0)
     return row_sums(total.log()[:, None] - e.log(), batch.positive) / (batch.counts + EPSILON)
 

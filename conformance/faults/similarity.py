@@ -123,7 +123,7 @@ def supcon_zero_row_norm_clamped(embeddings: Tensor, labels: Tensor, *, temperat
 
 @fault("supcon", level="range", zero_row="zero")
 def supcon_zero_row_left_out(embeddings: Tensor, labels: Tensor, *, temperature: float) -> parts.Batch:
-    """A row of zeros is left out of the denominators of the other rows."""
+    """A row of zeros is left out of the denominators of rows with other labels."""
     kept = embeddings.detach().any(dim=1)
     norms = embeddings.norm(dim=1, keepdim=True).where(kept[:, None], 1.0)
     batch = parts.dots((embeddings / norms).where(kept[:, None], 0.0), labels, temperature)

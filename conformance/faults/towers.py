@@ -102,7 +102,7 @@ def info_nce_mean_outside(
     labels: Tensor | None = None,
     ref_labels: Tensor | None = None,
 ) -> Tensor:
-    """The mean over several positives is taken outside the logarithm, although it is required inside."""
+    """The mean over several positives is taken outside the logarithm, although inside_reduction is "mean"."""
     sides = parts.both_sides(view_a, view_b, temperature=temperature, labels=labels, ref_labels=ref_labels)
     return torch.cat([_values(side) for side in sides])
 
@@ -116,7 +116,7 @@ def info_nce_sum_divided_by_the_positives(
     labels: Tensor | None = None,
     ref_labels: Tensor | None = None,
 ) -> Tensor:
-    """The ratios inside the logarithm are averaged, although their sum is required."""
+    """The ratios inside the logarithm are averaged, although inside_reduction is "sum"."""
     sides = parts.both_sides(view_a, view_b, temperature=temperature, labels=labels, ref_labels=ref_labels)
     return torch.cat([_values(side, "mean") for side in sides])
 

@@ -150,6 +150,7 @@ def _means(values: Tensor, members: Tensor, weights: Tensor | None) -> Tensor:
 
 
 def _total(weights: Tensor) -> Tensor:
+    """The sum of the weights; 1 if it is not positive."""
     total = weights.sum()
     return total.where(total > 0, 1)
 

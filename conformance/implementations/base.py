@@ -44,7 +44,7 @@ class Deviation:
         link: where the difference is discussed or documented.
         wrong: whether the result is a mistake, not a convention: digits are lost, or the result contradicts the
             implementation's own documentation.
-        target: name of the only target that it applies to; empty for any.
+        target: name of the only target (a user's loss) that it applies to; empty for any.
         losses: the only losses that it applies to; None for any.
         dtypes: the only dtypes that it applies to; None for any.
     """
@@ -69,7 +69,7 @@ class Deviation:
 
 
 def deviation(name: str, link: str, **facts: Any) -> Callable[[Callable[[Case, str, Truth], bool]], Deviation]:
-    """Declare a deviation: the function is its condition, and the last paragraph of its docstring is the reason."""
+    """Declare a deviation: the decorated function is its condition, the last paragraph of its docstring the reason."""
 
     def declared(condition: Callable[[Case, str, Truth], bool]) -> Deviation:
         reason = inspect.cleandoc(condition.__doc__ or "").rpartition("\n\n")[2]
@@ -247,7 +247,7 @@ class Implementation(ABC):
         """Evaluate the value and the gradients of a case."""
 
     def tensors(self, case: Case, dtype: str) -> dict[str, Tensor]:
-        """The float matrices of a case as leaf tensors with gradients, by argument name, the embeddings first."""
+        """The float matrices of a case as leaf tensors that require grad, by argument name, the embeddings first."""
         kind = getattr(torch, dtype)
         return {name: torch.tensor(z).to(self.device, kind).requires_grad_() for name, z in case.matrices.items()}
 
@@ -290,7 +290,7 @@ def outcome_of(loss: Tensor, leaves: Mapping[str, Tensor], anchors: dict[int, fl
     Args:
         loss: one value, or one per anchor.
         leaves: leaf tensors by argument name, the embeddings first.
-        anchors: the value of every anchor by row, if they are known.
+        anchors: the value of every anchor by row, if known.
     """
     found = {name: gradient.numpy() for name, gradient in gradients_of(loss, leaves).items()}
     values = loss.detach().double().cpu().reshape(-1).tolist()
@@ -383,8 +383,8 @@ def by_views(case: Case, given: Mapping[str, Tensor], loss: Callable[..., Tensor
     Args:
         case: a case of nt_xent or info_nce.
         given: its matrices.
-        loss: a function of the anchors, their positives and the further negatives or None, which reduces as the case
-            requires.
+        loss: a function of the anchors, their positives and the further negatives (None without any); it reduces as
+            the case requires.
     """
     views = stacked_views(case, given[case.first]) if "partners" in case.arguments else tuple(given.values())[:2]
     found = [loss(one, other, given.get("negatives")) for one, other in directed(case, views)]
@@ -415,7 +415,7 @@ def logits(case: Case) -> npt.NDArray[np.float64]:
 
 
 def labels_of(case: Case) -> tuple[list[int], list[int] | None]:
-    """Labels of the rows, and of the references or None, that give the positives of a case without a mask."""
+    """The labels of the rows and those of the references (or None) that give the positives of a case without a mask."""
     if "labels" in case.arguments:
         return case.arguments["labels"], case.arguments.get("ref_labels")
     partners = [int(p) for p in case.arguments["partners"]]
@@ -431,7 +431,7 @@ def lacks_positives(case: Case) -> bool:
 
 
 def gradient_is_missing(case: Case, dtype: str, true: Truth, name: str) -> bool:
-    """Whether the gradient of a matrix exceeds its bounds, so that a gradient of 0 in its place fails."""
+    """Whether a missing gradient of a matrix fails: the true one is farther from 0 than its bounds allow."""
     gradient = true.other_gradients.get(name)
     return gradient is not None and exceeds(gradient, bounds(case, true, dtype).rows[name])
 

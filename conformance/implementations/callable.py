@@ -59,7 +59,7 @@ Tensor = torch.Tensor
 
 PROBED_AS = {"stacked": "views", "interleaved": "views", "towers": "views"}
 """For a target with one of these calls, the call of the batches that ``pairproof identify`` passes to it.
-``Target.call_as`` determines that of other calls."""
+``Target.call_as`` handles other calls."""
 
 REQUIRED: Mapping[str, tuple[str, str]] = {
     "queue": ("info_nce", "negatives"),
@@ -68,7 +68,8 @@ REQUIRED: Mapping[str, tuple[str, str]] = {
 """For each call with a third matrix in addition to two views: a loss that takes it, and its keyword."""
 
 LATE = 3
-"""Number of calls of one kind that may exceed the time limit; further cases or usages of this kind are not run."""
+"""Number of calls of one kind (small batches, large batches, or usages: see ``usages.py``) that may exceed the time
+limit; further calls of this kind are not run."""
 
 SMALL = 40
 """The largest ``Case.size`` of a small batch; without references or towers, this is its number of rows.
@@ -173,11 +174,12 @@ class Target:
         constructs: whether it is a class, constructed for every call.
         takes_temperature: whether a temperature can be passed.
         temperature_by: how it is passed, in words.
-        trial_keywords: further keywords of every call that explores the target, from ``TRIAL_NUMBERS``.
+        trial_keywords: further keywords of trial calls and of ``pairproof identify``, from ``TRIAL_NUMBERS``.
         forms: the plausible ways to call it, the best guess first.
         form: the one that is used.
         call: how it is called, one of ``CALLS``.
-        probed_as: the call of the batches that identify it: one of ``CALLS``, "partners", or a key of ``REQUIRED``.
+        probed_as: the call of the batches of ``pairproof identify``: one of ``CALLS``, "partners", or a key of
+            ``REQUIRED``.
         arrays: the arrays that it takes, one of ``ARRAYS``.
         result: the name of the loss among several results; None if it returns one, or has not returned any yet.
         strict: whether a torch target must return a tensor.
@@ -803,7 +805,7 @@ class External(Implementation):
         return [batch], []
 
     def _anchors(self, case: Case, values: Tensor, given: Mapping[str, Tensor]) -> dict[int, float] | None:
-        """Return the value of every anchor, from a second call with reduction "none" if the target supports it."""
+        """Return the value of every anchor, if necessary from a second call with reduction "none"; None if unknown."""
         claim, counted = self.claim, case.counted()
         each = claim.reduced_here or case.option("reduction") == "none"
         takes_none = "reduction" in claim.passed and "none" in (claim.values_of("reduction") or ("none",))

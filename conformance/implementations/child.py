@@ -1,4 +1,4 @@
-"""A Python target in a child process, so that it cannot end, delay or alter the process that judges it.
+"""A user's loss (a *target*) in a child process, so that it cannot end, delay or alter the process that judges it.
 
 The child is forked, not started anew: a target may be a lambda or a local function, and torch is imported already. One
 process, the spawner, is forked before the target is loaded. It runs no code of the target, and forks a worker that
@@ -564,8 +564,9 @@ class IsolatedTarget(Target):
         Raises:
             TargetError: the target raised an error, died or was late, or the result is not a loss.
         """
-        values, gradient = self.child.ask(self._choice, batch, limit)
+        answer = self.child.ask(self._choice, batch, limit)
         try:
+            values, gradient = answer
             found = None if gradient is None else torch.tensor(gradient, dtype=torch.float64)
             if found is not None and found.shape != batch.embeddings.shape:
                 raise ValueError("shape")

@@ -110,13 +110,13 @@ class FastExact(Fast):
 
 
 def products_exceed_float32(case: Case) -> bool:
-    """Whether, under dot, the product of two entries in one column may exceed the range of float32."""
+    """Whether, under dot similarity, the product of two entries in one column may exceed the range of float32."""
     largest = float(np.abs(np.concatenate(list(case.matrices.values()))).max(initial=0.0))
     return case.option("similarity") == "dot" and largest > math.sqrt(np.finfo(np.float32).max)
 
 
 def ignores_without_kernels(case: Case) -> bool:
-    """Whether a case ignores pairs by a mask, or by ids together with a mask of positives or in supcon_epsilon."""
+    """Whether the kernels refuse the ignored pairs: a mask, or ids with a mask of positives or in supcon_epsilon."""
     ids = "ignored_ids" in case.arguments
     return "ignored" in case.arguments or (ids and ("positives" in case.arguments or case.entry.epsilon != 0))
 

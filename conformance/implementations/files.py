@@ -28,7 +28,7 @@ class PackagePeer(TorchImplementation):
     modules: ClassVar[tuple[str, ...]]
     """The modules to import, all of the same package."""
     extra: ClassVar[str] = "peers"
-    """The extra of this package that installs it."""
+    """The extra of pairproof that installs it."""
 
     def load(self, options: Mapping[str, str]) -> None:
         """Import the modules."""

@@ -1,4 +1,4 @@
-"""The plausible ways to call a target, in the order in which they are tried, and a wrapper for a target that none fits.
+"""The plausible ways to call a user's loss (a *target*), in the order tried, and a wrapper for a target that none fits.
 
 A form is chosen by the loss, the names and the number of the parameters, and whether the call raises an error. It is
 never chosen by the value that the target returns, because that would hide a wrong loss.
@@ -197,7 +197,7 @@ def wrapper(spec: object, signature: Signature, call: str) -> list[str]:
     """Return the lines of a function that calls a target, with ``...`` for the arguments that are not known.
 
     Args:
-        spec: the target as the user named it, or the target.
+        spec: the target, or the text that names it.
         signature: its parameters.
         call: one of ``CALLS``; the call of the wrapper.
     """
@@ -243,7 +243,7 @@ def cannot_be_called(spec: object, signature: Signature, failures: Sequence[tupl
     """Return the lines of the error for a target that no form fits.
 
     Args:
-        spec: the target as the user named it, or the target.
+        spec: the target, or the text that names it.
         signature: its parameters.
         failures: the forms that were tried, and the errors.
     """

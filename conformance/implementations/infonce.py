@@ -1,7 +1,8 @@
 """The installed infonce: ``InfoNCE`` for NT-Xent of two views, ``SupervisedInfoNCE`` for SupCon inside the logarithm.
 
-Terms: features are embeddings; a target is labels. ``SupervisedInfoNCE`` divides the sum over positives by that over
-negatives under one logarithm. It is judged as supcon_in with the denominator "only_negatives", from which it deviates.
+Terms: features are embeddings; ``target`` is the labels. ``SupervisedInfoNCE`` divides the sum over positives by that
+over negatives under one logarithm. It is judged as supcon_in with the denominator "only_negatives", from which it
+deviates.
 """
 
 from __future__ import annotations

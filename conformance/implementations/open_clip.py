@@ -3,8 +3,8 @@
 Their file, ``open_clip/loss.py``, needs only torch, so it is loaded without the package.
 
 Terms: image features and text features are the two towers; the logit scale is one over the temperature, and the logit
-bias is the bias. Both take dot products; under cosine similarity the adapter normalises the rows, as the models of
-open_clip do.
+bias is the bias. Both losses take dot products; under cosine similarity the adapter normalises the rows, as the models
+of open_clip do.
 """
 
 from __future__ import annotations

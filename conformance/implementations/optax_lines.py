@@ -16,7 +16,7 @@ import numpy as np
 
 
 def main() -> None:
-    """Import JAX and optax; answer requests by labels until standard input ends."""
+    """Import JAX and optax; answer requests until standard input ends."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     # Every batch size is compiled and run once, so that the time to compile dominates.
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")

@@ -168,7 +168,7 @@ def _pairs_do_not_fit(case: Case) -> bool:
 
 PAIRS_FIT = ("NTXentLoss would build a pairs x pairs matrix that is too large", _pairs_do_not_fit)
 ALL_REFERENCES = ("cannot exclude the row of an anchor from the references", _leaves_rows_out)
-MEAN_OVER_PAIRS = (
+CANNOT_DROP = (
     "NTXentLoss has no option for anchors without positives",
     lambda case: case.loss in NT_XENT and case.option("no_positive") == "drop",
 )
@@ -198,7 +198,7 @@ class PytorchMetricLearning(PackagePeer):
     distribution = "pytorch-metric-learning"
     modules = tuple(f"pytorch_metric_learning.{name}" for name in ("losses", "distances", "reducers"))
     extra = "pml"
-    support = replace(SUPPORT, options=MEANS, also=(ALL_REFERENCES, MEAN_OVER_PAIRS, PAIRS_FIT))
+    support = replace(SUPPORT, options=MEANS, also=(ALL_REFERENCES, CANNOT_DROP, PAIRS_FIT))
     deviations: ClassVar[tuple[Deviation, ...]] = DEVIATIONS
 
     def loss(self, case: Case, **keywords: Any) -> Any:
@@ -268,7 +268,7 @@ class CrossBatchMemory(PytorchMetricLearning):
 
     name = "pml-cross-batch-memory"
     title = "pytorch-metric-learning's CrossBatchMemory"
-    support = replace(SUPPORT, options=MEANS, also=(OWN_ROWS_ONLY, MEAN_OVER_PAIRS, PAIRS_FIT))
+    support = replace(SUPPORT, options=MEANS, also=(OWN_ROWS_ONLY, CANNOT_DROP, PAIRS_FIT))
     deviations = (memory_is_detached, *DEVIATIONS)
 
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> Any:

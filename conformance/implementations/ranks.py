@@ -1,7 +1,7 @@
-"""A target in several processes of one group (``torch.distributed``, backend gloo), each with its own rows.
+"""A user's loss (a *target*) in several processes of one group, each with its own rows.
 
-Each process is a ``Child``, a *rank*. The rows are the product of inputs and a projection, so that every rank has a
-gradient with respect to a parameter that all ranks share.
+The group is one of ``torch.distributed`` with the backend gloo. Each process is a ``Child``, a *rank*. The rows are the
+product of inputs and a projection, so that every rank has a gradient with respect to a parameter that all ranks share.
 """
 
 from __future__ import annotations

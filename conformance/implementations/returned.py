@@ -1,4 +1,4 @@
-"""Find the loss in what a target returns: a tensor, a tuple, a mapping, a dataclass, or logits with their labels."""
+"""Find the loss in what a user's code returns: a tensor, tuple, mapping or dataclass, or logits with their labels."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def take(parts: Mapping[str, Any], name: str) -> Any:
 
 
 def note(name: str, parts: Mapping[str, Any]) -> str:
-    """Return the note for a choice."""
+    """Return the message that reports which result is judged."""
     if name == LOGITS:
         return "result: logits and labels; their mean cross-entropy is judged"
     return f"result: {name}, of {', '.join(parts)}; override with --result"

@@ -1,4 +1,4 @@
-"""The import of targets, and limits on the time and the memory of a call."""
+"""The import of users' losses (*targets*), and limits on the time and the memory of a call."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def describe(spec: object) -> str:
 
 
 def copy_of(thing: Any) -> str:
-    """Return the file of a target, and the version of its package if it has one."""
+    """Return which copy of a target is used: its file, and the version of its package if it has one."""
     plain = inspect.unwrap(thing) if inspect.isfunction(thing) else thing
     module = inspect.getmodule(plain) or inspect.getmodule(type(plain))
     package = sys.modules.get(module.__name__.partition(".")[0]) if module else None

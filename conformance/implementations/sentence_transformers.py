@@ -185,7 +185,7 @@ class SymmetricSentenceTransformers(_Ranking):
 
 
 class _Model:
-    """A model that returns the rows that it is called with, as far as the losses use a model."""
+    """A model that returns the rows that it is called with. It has only what the losses use."""
 
     tokenizer = SimpleNamespace(get_vocab=dict)
     max_seq_length = 1
@@ -198,7 +198,7 @@ class _Model:
 
 
 class _Cached(torch.autograd.Function):
-    """The value of a loss that adds the gradients of its inputs to their ``grad`` in its backward pass."""
+    """Make a loss whose backward pass writes to ``grad`` differentiable with ``torch.autograd.grad``."""
 
     @staticmethod
     def forward(ctx: Any, loss: Callable[[list[torch.Tensor]], Any], *columns: torch.Tensor) -> torch.Tensor:
@@ -219,7 +219,7 @@ class CachedSentenceTransformers(_Ranking):
 
     name = "sentence-transformers-cached"
     title = "CachedMultipleNegativesRankingLoss"
-    dtypes = ("float64",)  # the formula is that of the loss without mini-batches
+    dtypes = ("float64",)  # one dtype suffices: the formula is that of the loss without mini-batches
     files: ClassVar[Mapping[str, str]] = {
         f"{FOLDER}/sentence_transformer/losses/cached_multiple_negatives_ranking.py": (
             "13bb849c271d2e9fa2e91e996747e6952f73200bc621e2eaa69caf31bf6c0d49"
@@ -253,8 +253,8 @@ class CachedSentenceTransformers(_Ranking):
 class GistSentenceTransformers(FilePeer):
     """``GISTEmbedLoss``, with guides that leave out the ignored pairs of a case, and every self pair.
 
-    If the guide's embeddings of a query and its document are equal, the loss contrasts rows with themselves. No guide
-    that is passed here has equal embeddings; tests/test_ranking.py has the values of such a guide.
+    If the guide's embeddings of a query and its document are equal, the loss contrasts rows with themselves. The guides
+    that are passed here never have equal embeddings; tests/test_ranking.py tests a guide that has.
     """
 
     name = "sentence-transformers-gist"
@@ -361,7 +361,7 @@ def _hard(case: Case) -> Any:
 
 
 def _ignored(case: Case) -> dict[str, Mask]:
-    """The ignored pairs of a case by blocks; without ``ignored``, none are."""
+    """The mask of a case's ignored pairs, split into blocks of columns by name; all False without ``ignored``."""
     n, hard, further = case.n, len(_hard(case)), case.option("directions").split("+")[1:]
     widths = {"query_to_doc": n, "hard": hard, **dict.fromkeys(further, n)}
     widths |= {"doc_to_hard": hard} if "doc_to_doc" in further and hard else {}

@@ -1,7 +1,7 @@
 """setfit's copy of the original SupCon code, ``setfit/losses.py``. The file needs only torch and is loaded by its path.
 
-Terms: it takes a model in place of features, so the adapter's model returns the embeddings unchanged; a mask is
-positives. It normalises, and takes one view of every sentence: without labels no anchor has a positive, so it does
+Terms: it takes a model in place of features, so the adapter's model returns the embeddings unchanged; ``mask`` is
+``positives``. It normalises, and takes one view of every sentence: without labels no anchor has a positive, so it does
 not compute NT-Xent.
 """
 

@@ -1,6 +1,7 @@
-"""Read from the signature of a target how it is called, with which arrays and options; and describe its claim.
+"""Read from the signature of a target how it is called, with which arrays and options.
 
-Whatever the signature does not state is guessed from the names of its parameters. Every guess is noted in words.
+A ``Claim`` describes what the target, a user's loss, computes. Whatever the signature does not state is guessed from
+the names of its parameters. Every guess is noted in words.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ class Signature:
         return keys
 
     def keyword(self, name: str) -> inspect.Parameter | None:
-        """Return the parameter for an option of the catalogue, unless the user gives its value."""
+        """Return the parameter for an option of the catalogue; None without one, or if the user gives its value."""
         words = ALIASES.get(name, (name,))
         found = (own[word] for own, word in product((self.constructor, self.call), words) if word in own)
         usable = (p for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
@@ -402,11 +403,11 @@ class Claim:
         options = {option: values for option, values in judged.items() if values is not None}
         if self.temperature is not None:
             options = {"temperature": (self.temperature,), **options}
-        # The call has no parameters for these.
+        # Arrays for which the call has no parameters.
         by_partners = entry.targets == "partners" and "partners" not in self.passed and self.call != "command"
         without = {"ref_embeddings"} if by_partners or self.call == "features" else set()
         without |= {"anchors"} if by_partners and self.call != "labels" else set()
-        # The harness changes the order of the rows for other calls, and the towers for the other direction.
+        # The harness changes the order of the rows for other calls, and swaps the towers for the other direction.
         in_order = self.call in ("labels", "pairs", "towers", "command") or (self.call == "views" and entry.two_towers)
         in_order = in_order and not self.directed_here
         without |= set() if in_order else {*IGNORED, *WEIGHTS, "direction_weights"}

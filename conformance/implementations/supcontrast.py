@@ -5,8 +5,8 @@
 ``supcontrast-today`` is commit 66a8fe5: its code is called if the user passes a path (*live*); otherwise, its recorded
 values are used.
 
-Terms: features [batch, views, dim] are embeddings; a mask is positives; with ``contrast_mode="one"`` only the rows of
-the first view are anchors. The code does not normalise: under cosine similarity the adapter does.
+Terms: features [batch, views, dim] are embeddings; ``mask`` is ``positives``; with ``contrast_mode="one"`` only the
+rows of the first view are anchors. The code does not normalise: under cosine similarity the adapter does.
 """
 
 from __future__ import annotations

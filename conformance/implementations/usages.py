@@ -39,7 +39,7 @@ class Usage:
     Attributes:
         name: short name; the check is called "usage/NAME".
         words: what is changed, for messages.
-        level: the level of its findings.
+        level: the level of its check.
         case: makes the case on which it is judged from an ordinary case; None if the usage does not apply to it.
         arguments: changes the arguments of the call.
         around: a context manager around the call, given the device type.
@@ -187,7 +187,7 @@ def _detached(positional: list[Any], keywords: dict[str, Any]) -> Arguments:
 
 
 def _again(called: Callable[..., Any], positional: list[Any], keywords: dict[str, Any]) -> Any:
-    """Call it with fewer rows and with the same rows in another order first."""
+    """First call it with fewer rows and with the rows in another order, then as usual."""
     changes: tuple[Callable[[Tensor], Tensor], ...] = (lambda x: x[:-2], lambda x: x.roll(1, 0))
     for change in changes:
         with suppress(Exception):
@@ -656,7 +656,7 @@ class Use:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Compare the state of the process."""
+        """Record what the body has changed."""
         now = _state()
         self.seen |= {kind: SIDE_EFFECTS[kind] for kind, value in self._before.items() if now[kind] != value}
         self._compare_grads(self._grads)
@@ -718,7 +718,7 @@ class Use:
         return found
 
     def result(self, loss: Tensor, arrays: str) -> Tensor:
-        """Record the shape and the dtype of a result, and return it."""
+        """Return a result; record its shape or its dtype if it is not the expected one."""
         if self.each is not None and loss.dim() != self.each:
             expected = "[K], one value per anchor or per pair," if self.each else "[]"
             self.seen["result-shape"] = f"returns a result of shape {list(loss.shape)} where {expected} is expected"

@@ -230,7 +230,8 @@ class CheckResult:
         ends = [phrase(status, counts[status]) for status in Status if counts[status]]
         ends += [f"{len(above)} failed above {self.level}"] if above else []
         idle = f"; {several(len(self.unused), 'declaration')} without a matching check" if self.unused else ""
-        why = f"{self.diagnosis.short}; " if self.diagnosis.short else ""
+        above_only = f"above {self.level}, " if self.verdict == CONFORMS else ""
+        why = f"{above_only}{self.diagnosis.short}; " if self.diagnosis.short else ""
         return f"{self.verdict} at {self.level}: {self.request.name} as {loss}{values}: {why}{', '.join(ends)}{idle}"
 
     def worst(self) -> dict[str, float]:
@@ -393,7 +394,7 @@ def inputs_of(
 
 
 def probes(stored: Mapping[Case, GoldenCase | None], claim: Claim) -> Iterator[Case]:
-    """Yield ordinary cases with the built-in temperature and the claimed options of a target."""
+    """Yield the golden cases of the level formula, with the built-in temperature and claimed options of a target."""
     for case, golden in stored.items():
         if golden and level_of_case(case, golden) is Level.FORMULA:
             yield case_as_claimed(case, claim)
@@ -505,7 +506,7 @@ def explanation(check: Check, case: Case, golden: GoldenCase | None, outcome: Ou
 
 
 def _identified(request: Request, target: External) -> Match | None:
-    """Return the match that identification finds; None if it finds none, or if the target is a command."""
+    """Return the match that identification finds; None if it finds none or fails, or if the target is a command."""
     from ..diagnose.identify import identify
 
     if target.claim.call == "command":
@@ -532,7 +533,7 @@ def _advice(target: External, failing: Sequence[tuple[Case, Outcome]]) -> Iterat
 
 def _depends_on_norms(target: External, case: Case) -> bool:
     """Return whether scaling the embeddings changes the value; False if the target raises an error."""
-    # All entries are halved if one is 1 or more, so that no product overflows.
+    # Entries are doubled, or halved if the magnitude of one is 1 or more, so that no product overflows.
     factor = 2.0 if max(np.abs(rows).max() for rows in case.matrices.values()) < 1 else 0.5
     scaled = replace(case, embeddings=factor * case.embeddings, others={k: factor * z for k, z in case.others.items()})
     try:

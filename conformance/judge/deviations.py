@@ -147,7 +147,10 @@ def _entry(entry: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 @cache
 def _nearest(name: str, names: tuple[str, ...]) -> list[str]:
-    """Return the most similar name, if one is similar. Cached, because the plugin repeats the slow search often."""
+    """Return a list of the most similar name; empty if none is similar.
+
+    Cached, because the plugin repeats the slow search often.
+    """
     return difflib.get_close_matches(name, names, 1)
 
 

@@ -126,7 +126,7 @@ def reviewed(
 
 
 def _tiny_epsilon(case: Case, true: Truth, outcome: Outcome, allowed: Bounds, dtype: str) -> str:
-    """Return the guard of ``TINY_GUARDS`` that explains a result: an epsilon that only affects extreme logits.
+    """Return the tiny epsilon (a *guard* in ``diagnose/variants.py``) that explains a result at extreme logits.
 
     Args:
         case: the case.

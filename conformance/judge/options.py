@@ -144,6 +144,10 @@ def read_commas(texts: Iterable[str]) -> tuple[str, ...]:
 def read_pairs(texts: Iterable[str], form: str = NAME_PATH) -> dict[str, str]:
     """Convert texts of the form ``KEY=VALUE`` to a mapping.
 
+    Args:
+        texts: the texts.
+        form: the form, as the error message names it.
+
     Raises:
         ValueError: a text does not have this form.
     """
@@ -365,9 +369,8 @@ class Request:
             views: (view_a, view_b). towers: the same, for two encoders. stacked: (embeddings), all first views, then
             all second views. interleaved: (embeddings), the views of an item in neighbouring rows. similarities:
             (matrix) or (matrix, labels), a matrix of all similarities. pairs: (embeddings, positive_pairs). A queue is
-            passed to a parameter named negatives or queue. By default inferred from the parameter names,
-            tried on a small batch, and reported. With --loss, it is also inferred from the loss. With --call command,
-            the target is a program that reads and writes JSON lines.
+            passed to a parameter named negatives or queue. By default inferred from the parameter names, tried on a
+            small batch, and reported. With --call command, the target is a program that reads and writes JSON lines.
         arrays: Kind of arrays passed to the target: torch, numpy or jax. By default inferred from the imports of the
             target, and reported.
         temperature: The temperature that is built into the target. Not needed if the target has a parameter for it.
@@ -478,7 +481,7 @@ def read_numbers(texts: Iterable[str]) -> tuple[int, ...]:
     """Convert texts such as ``1,2,4`` to whole numbers.
 
     Raises:
-        ValueError: a part is not a positive whole number.
+        ValueError: a part is not a whole number from 1 to 9999.
     """
     parts = read_commas(texts)
     for part in parts:
@@ -502,12 +505,13 @@ class ParityRequest:
             reported.
         vary: An argument whose values should all give the same results, such as chunk_size=0,4 (repeatable). By
             default, arguments that are named like a chunk size.
-        temperature: The temperature to pass, if the target takes one. Default: 0.1, and 0.05 for batches whose positive
-            pairs are nearly equal.
+        temperature: The temperature to pass, if the target takes one. Default: 0.1; batches whose positive pairs
+            are nearly equal are evaluated at 0.1 and at 0.05.
         linear_memory: Require that memory grows linearly with the batch size.
         rows: Memory is measured at this batch size, at twice and at four times this size.
         only: Only this comparison: repetition, permutation, chunks, float32, bfloat16, autocast, compile or memory;
-            with --world-size: loss, gradient or uneven (repeatable or comma-separated).
+            with --world-size: loss, gradient or uneven, which means ranks with different numbers of rows (repeatable or
+            comma-separated).
         world_size: Instead of these comparisons, run the loss in these numbers of processes (torch.distributed, gloo),
             and compare the loss and the gradients of parameters, averaged over the ranks, with those of one process
             (comma-separated, such as 1,2,3,4).
@@ -568,8 +572,8 @@ class Batch:
         ref_embeddings: File with an [M, D] array, the rows that anchors are contrasted with instead of the batch.
         ref_labels: File with [M] integers, the labels of the reference rows or of the second tower.
         self_rows: File with [N] integers: each anchor's own row in the reference rows, or -1 if it is not among them.
-        ignored: File with [N, M] booleans: the pairs that are left out. For
-            multiple_negatives_ranking, the docstring of the function lists the columns.
+        ignored: File with [N, M] booleans: the pairs that are left out. For hard negatives, the docstring of the loss
+            lists the columns.
         ignored_ids: File with [N] integers; pairs with equal ids are left out unless they are positives.
         ref_ignored_ids: File with [M] integers, the ids of the reference rows or of the second tower.
         positive_weights: File with [N, M] weights of positives, at least 0.

@@ -69,7 +69,8 @@ ITEMS = (7, 10, 13)
 """The numbers of items of the random batches. An item is a single row, or two views."""
 
 NEGLIGIBLE = 1e-12
-"""A fitted batch is left out if its loss, relative to that of the random batches, is below this number."""
+"""A batch of nearly equal positives ("fitted") is left out if its loss is below this share of that of
+random batches."""
 
 UNITS_UNMEASURED = 2.0**12
 """The allowed difference in unit roundoffs for numpy and jax targets, whose operations cannot be changed."""
@@ -171,7 +172,12 @@ class _Subject:
         }
 
     def __call__(self, choice: tuple[int, str | None] | None, *request: Any) -> Any:
-        """Answer a request: find out how to call the target if no choice is given, else ``evaluate`` or ``memory``."""
+        """Find out how to call the target, or call ``evaluate`` or ``memory``.
+
+        Args:
+            choice: how to call the target, as in ``facts``; None to find it out.
+            request: the name of the method, the batch and the options of the method.
+        """
         if choice is None:
             try:
                 self.target.settle(limit=self.limit)
@@ -401,7 +407,12 @@ class _Parity:
         return [one for one in found if one.batch.name not in steep]
 
     def slope(self, one: _Drawn, every: bool) -> tuple[float, float]:
-        """Measure the effect of relative changes on the values and on the gradient, per unit of change."""
+        """Measure the effect of relative changes on the values and on the gradient, per unit of change.
+
+        Args:
+            one: the batch.
+            every: whether all arithmetic is changed, or only the products.
+        """
         worst = [0.0, 0.0]
         for seed in range(TRIALS):
             found = self.ask(one.batch, noise=(every, seed))
@@ -644,7 +655,7 @@ class _Parity:
 
 
 def exponent(memory: Sequence[tuple[int, int, int]], column: int) -> float:
-    """Return the exponent of N with which memory grows, from the two largest sizes."""
+    """Return the exponent of N with which a column of ``memory`` (1 kept, 2 peak) grows, from the two largest sizes."""
     (few, *before), (many, *after) = memory[-2:]
     return math.log(max(after[column - 1], 1) / max(before[column - 1], 1)) / math.log(many / few)
 

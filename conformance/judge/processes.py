@@ -69,7 +69,7 @@ READING_TEMPERATURE = 0.5
 PATIENCE = 10.0
 """Seconds that ranks with uneven rows wait for each other, if the limit is longer."""
 
-MASKED = ("labels", "features", "pairs")
+SEVERAL_POSITIVES = ("labels", "features", "pairs")
 """The calls in which a row can have several positives."""
 
 EQUAL = 1e-6
@@ -198,7 +198,7 @@ class Processes:
         centres = torch.nn.functional.normalize(normal(2 + len(counts) + total, width), dim=-1)
         orthogonal = torch.linalg.qr(normal(width, width))[0]
         # With several positives, the coefficient of a very similar positive can have the sign of a negative.
-        orthogonal_rows = reading and call in MASKED
+        orthogonal_rows = reading and call in SEVERAL_POSITIVES
         parts, used = [], 2 + len(counts)
         for rank, items in enumerate(counts):
             # The first item has a class of its own rank; the others have two classes that all ranks share.
@@ -301,7 +301,9 @@ class Processes:
                 yield Comparison(f"world size {world}", ERRORED, str(error))
 
     def prepare(self) -> None:
-        """Choose which numbers are passed as tensors with a gradient.
+        """Choose which numbers are passed as tensors with a gradient, and note the precision of the target.
+
+        A note also says if the gradient in one process is not the derivative of the loss.
 
         Raises:
             CouldNotRun: the target is random, or returns no finite loss with a gradient.
@@ -564,7 +566,7 @@ class Naming:
                 i, j = next((i, j) for i, j in wrong if places[j][1] < 0 <= places[i][1])
                 return f"{HARD_TARGETS}: {shown(i, j)} are a positive pair; check the order of the gathered rows"
             if all(self._without_offset(i, j, places, index, true) for i, j in wrong):
-                masked = self.processes.facts["probed_as"] in MASKED
+                masked = self.processes.facts["probed_as"] in SEVERAL_POSITIVES
                 return f"{POSITIVE_MASK if masked else OFFSET}: {example}"
             return f"{ORDER}: {example}"
         if changed:

@@ -130,7 +130,10 @@ def repeated(stored: Sequence[Case], claim: Claim, *, thorough: bool = False) ->
 
 @lru_cache(maxsize=2048)
 def _with(case: Case, options: tuple[tuple[str, object], ...]) -> Case:
-    """Return a case with other values of some options; the same case if its rows cannot be scaled, or if a row is 0."""
+    """Return a case with other values of some options.
+
+    The same case if its rows cannot be scaled, or if a row is 0 under cosine.
+    """
     changed = replace(case, keywords={**case.keywords, **dict(options)})
     if changed.option("similarity") == "cosine":
         return changed if all(rows.any(axis=1).all() for rows in case.matrices.values()) else case

@@ -307,7 +307,7 @@ def batches(loss: str, kind: str = "any", fixed: Mapping[str, Any] = MappingProx
             more["hard_negatives"] = n * draw(st.integers(1, 2))
         total = n + sum(more.values())
         dim = draw(st.integers(1, 3))
-        # They have an effect only with weights of pairs or rows of zeros, which only some properties add.
+        # These options have an effect only with weights of pairs or rows of zeros, which only some properties add.
         left_out = ("weights_divisor", "zero_row")
         choices = {name: values for name, values in entry.choices.items() if name not in left_out}
         keywords = {name: draw(st.sampled_from(values)) for name, values in choices.items()}
@@ -597,12 +597,12 @@ def _of_equal_logits(case: Case, logit: float, slack: float) -> Results:
 def _of_other_losses(
     subject: Subject, case: Case, arguments: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[tuple[Loss, str, Results]]:
-    """Yield the results of other losses, with each of their denominators, that the subject supports on the batch.
+    """Yield each loss and denominator that the subject supports on the batch, with the results.
 
     Args:
         subject: what is tested.
         case: the case whose batch and options are used.
-        arguments: for each loss, the arguments that give it the same positives.
+        arguments: the losses, each with the arguments that give it the same positives.
     """
     keywords = {name: case.option(name) for name in (*COMMON, *case.keywords)}
     over_anchors = {"sum_pairs": "sum", "none_pairs": "none"}.get(case.option("reduction"), "mean")

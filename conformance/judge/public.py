@@ -108,7 +108,7 @@ def dtypes_of(public: PublicLoss) -> tuple[str, ...]:
 
 
 def written(public: PublicLoss, folder: Path, place: Path) -> str:
-    """Write the module of a loss, and return the target of its check."""
+    """Write the module of a loss into the folder ``place``, and return the target of its check."""
     path = place / f"{public.name.replace('-', '_')}.py"
     path.write_text(public.module(folder), encoding="utf-8")
     return f"{path}:{public.target}"
@@ -120,15 +120,16 @@ def _golden(loss: str) -> dict[str, GoldenCase]:
 
 
 def numbers(written: object) -> Matrix:
-    """Return the array of nested lists of hexadecimal numbers."""
+    """Convert nested lists of hexadecimal floats to an array."""
     return np.asarray(np.vectorize(float.fromhex, otypes=[float])(np.array(written, dtype=object)))
 
 
 def replay(public: PublicLoss) -> Finding:
     """Judge the recorded answers of a loss.
 
-    The limits, the level of the usages, the identified loss, and the reasons that no recorded case shows are taken from
-    the record. As in ``check``, the diagnosis compares the identified loss with the target on every case.
+    The limits, the level of the usages (autocast and others), the identified loss, and the reasons that no recorded
+    case shows are taken from the record. As in ``check``, the diagnosis compares the identified loss with the target on
+    every case.
 
     Raises:
         Unavailable: no answers are recorded.

@@ -2,10 +2,10 @@
 
 One batch of eight ordinary rows is judged repeatedly: at decreasing temperatures, with decreasing and increasing norms,
 and, for dot products, with increasing logits. A result breaks if the call raises an error, if the result is not finite,
-or if its relative error exceeds ``WIDE`` and the effect of rounding the largest logit. The true loss and gradient stay
-ordinary numbers of the dtype at each point, so a result that breaks shows a limit of the implementation. They are
-proved, except that the gradients at other norms follow from the proved one. The limit is found by bisection, to 1.1 %,
-between a point at which the loss is right and one at which it breaks.
+or if its relative error exceeds both ``WIDE`` and the effect of rounding the largest logit (at most 0.1). The true loss
+and gradient stay ordinary numbers of the dtype at each point, so a result that breaks shows a limit of the
+implementation. They are proved, except that the gradients at other norms follow from the proved one. The limit is found
+by bisection, to 1.1 %, between a point at which the loss is right and one at which it breaks.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Limit:
         if self.kind == "late":
             return f"{self.message} at {name} {self.tried:.3g}: the search for limits stopped"
         if self.at is None:
-            return f"no limit found {'down' if self.direction == 'below' else 'up'} to {name} {self.tried:.3g}"
+            return f"no error found {'down' if self.direction == 'below' else 'up'} to {name} {self.tried:.3g}"
         where = f"{self.direction} {name} {self.at:.3g}"
         state = {"nan": "is NaN", "infinite": "is infinite"}.get(self.kind, "is wrong")
         if self.quantity == "norm" and self.kind in ("clamped", "overflow", "underflow"):

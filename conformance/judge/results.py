@@ -47,7 +47,7 @@ class Check:
         value: the computed loss, if it is one number; else None.
         repeat: a command that repeats the check.
         flags: names of the flags of the case.
-        ulps: the largest error of the loss in units in the last place of the accumulating dtype; None if no numbers
+        ulps: the largest error of the loss in units in the last place of the dtype of its sums; None if no numbers
             were compared.
         declared: names of the declared deviations that apply to this check.
         level: the level at which the check counts; set only by ``check``. It is the level of the case or of the usage,

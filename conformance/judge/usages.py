@@ -72,7 +72,7 @@ def names() -> list[str]:
 
 
 def chosen(request: Request) -> list[Usage]:
-    """Return the usages that a request selects: all unless it selects cases."""
+    """Return the usages that a request selects; all if it selects no cases."""
     patterns = request.cases
     return [u for u in USAGES if not patterns or any(fnmatchcase(u.id, one) for one in patterns)]
 
@@ -155,14 +155,16 @@ class UsageJudge:
                 or not np.abs(true.gradient).max() > LEAST
             ):
                 continue
-            try:
-                outcome = self.target.evaluate(case, dtype)
-                if compare(case, true, outcome, bounds(case, true, dtype), dtype).ratio <= 1:
-                    yield case, true
-            except TargetError:
-                continue
-            except Exception:  # external code may raise anything
-                continue
+            if self._is_right(case, true, dtype):
+                yield case, true
+
+    def _is_right(self, case: Case, true: Truth, dtype: str) -> bool:
+        """Whether the target computes a case correctly in an ordinary call."""
+        try:
+            outcome = self.target.evaluate(case, dtype)
+        except Exception:  # external code may raise anything
+            return False
+        return compare(case, true, outcome, bounds(case, true, dtype), dtype).ratio <= 1
 
     def check(self, request: Request, usage: Usage) -> Check | None:
         """Judge one usage; None if its dtype is not selected, or if it does not apply to the target or to any case."""
@@ -198,6 +200,9 @@ class UsageJudge:
             if not found and (kinds := [kind for kind in usage.reveals if kind in effects]):
                 ratio, found = math.inf, f"it {effects[kinds[0]]}"
             if found:
+                if usage.temperature == "tensor" and true and not self._is_right(case, true, dtype):
+                    wrong = f"the loss is also wrong with the temperature as a number ({case.id})"
+                    return replace(blank, status=Status.SKIPPED, message=f"not judged: {wrong}")
                 level = usage.level
                 if usage.name == "zero-row" and not _is_of_zero_similarities(case, outcome):
                     level, found = Level.POLICIES, f"{found}, or the loss with similarities of 0"
@@ -242,7 +247,10 @@ class UsageJudge:
 
 
 def _is_of_zero_similarities(case: Case, outcome: Outcome) -> bool:
-    """Whether a loss is the one with similarities of 0 for zero rows, which is the result if norms are clamped."""
+    """Whether a loss is the one with similarities of 0 for zero rows, which is the result if norms are clamped.
+
+    True if that loss cannot be proved.
+    """
     rows = {
         name: z / (np.linalg.norm(z, axis=1, keepdims=True) + (z == 0).all(1)[:, None])
         for name, z in case.matrices.items()

@@ -188,7 +188,7 @@ def make_case(batch: Batch) -> Case:
 
 
 def read_settings(loss: Loss, settings: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options of a loss, whose values are given as texts, with numbers as floats.
+    """Return the options of a loss, converted from texts; numbers become floats.
 
     Raises:
         Refused: The loss has no such option, or a number is expected.

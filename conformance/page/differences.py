@@ -1,4 +1,4 @@
-"""The terms of a failing case side by side: the expected ones, and those that were returned or computed."""
+"""The value, anchors, pairs and gradients of a failing case: the expected ones beside those returned or computed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHOWN = 40
 """Largest number of failing cases that are shown."""
 
 SEARCHED = 5
-"""Number of failing cases whose wrong terms are searched for; the search evaluates hundreds of variants."""
+"""Number of failing cases for which ``computed_terms`` is called, which evaluates hundreds of variants."""
 
 MOST_LINES = 24
 """Largest number of rows of a table."""
@@ -45,9 +45,9 @@ Failures = Sequence[tuple[tuple[str, str], Sequence[Check]]]
 
 
 def failing_cases(found: Report | CheckResult) -> Failures:
-    """Return the failing cases. For ``check``, the lowest levels are first, then the smallest cases.
+    """Return the failing cases; for ``check``, sorted by level, then by size.
 
-    ``check`` also gives the failing usages (other ways to call the loss).
+    For ``check``, the failing usages (other ways to call the loss) are included.
 
     Args:
         found: the results of ``verify`` or of ``check``.
@@ -163,7 +163,7 @@ def _tables(evidence: Failing, outcome: Outcome, computed: Computed | None, mess
 
 
 def _gradients(truth: Expected, outcome: Outcome, name: str, message: str) -> Iterator[dict[str, Any]]:
-    """Yield the gradient with respect to each matrix, row by row."""
+    """Yield a table of the gradient with respect to each matrix; ``name`` is the name of the first matrix."""
     if truth.gradient is None or outcome.gradient is None:
         return
     pairs = {name: (truth.gradient, outcome.gradient)}
@@ -183,7 +183,7 @@ def _gradients(truth: Expected, outcome: Outcome, name: str, message: str) -> It
 
 
 def _table(title: str, found: str, columns: Sequence[str], rows: Sequence[Row], message: str) -> dict[str, Any]:
-    """A table with the first difference marked: the term that the message names, or the first that differs.
+    """A table with one row marked: the one that the message names, otherwise the first that differs.
 
     ``found`` is the heading of the found numbers; "" if there are none.
     """

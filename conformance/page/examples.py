@@ -38,7 +38,7 @@ def exp(value: Any) -> float | str:
 
 
 def pairs_of(result: Result) -> dict[str, list[Any]]:
-    """The pairs of every anchor: other, positive, members, numerator, denominator, value, ratio."""
+    """By anchor, a list for each pair: other row, whether positive, members, numerator, denominator, value, ratio."""
     found: dict[str, list[Any]] = {}
     for (anchor, other), pair in result.terms.pairs.items():
         found.setdefault(str(anchor), []).append([other, pair.positive, list(pair.members), *_parts(pair)])
@@ -94,7 +94,7 @@ def _four(case: Case) -> Iterator[Case]:
 
 
 def _same(one: Case, other: Case) -> bool:
-    """Whether two cases of one batch are the same loss of the same pairs."""
+    """Whether two cases of one batch have the same loss, the same pairs and the same value."""
     if one.loss != other.loss:
         return False
     a, b = call_reference(one), call_reference(other)
@@ -141,14 +141,14 @@ def _view(cases: Sequence[Case]) -> dict[str, Any]:
 
 
 def _certified(judgement: Judgement) -> str:
-    """The exact loss of a figure's inputs; for an artefact without it, the recorded true value; "" if unknown."""
+    """The exact loss of a figure's inputs. Without it, the recorded true value if the figure is wrong; else ""."""
     if judgement.value is None and judgement.verdict == "artefact" and judgement.figure.instead:
         return f"{float(judgement.figure.instead['value']):.9g}"
     return "" if judgement.value is None else repr(judgement.value)
 
 
 def _digits_differ(judgement: Judgement) -> bool:
-    """Whether the certified value, rounded to the printed number of decimals, is another number."""
+    """Whether a reproduced figure differs from the certified value, rounded to the printed number of decimals."""
     printed = judgement.figure.printed
     if judgement.value is None or judgement.verdict != "reproduced" or not isinstance(printed, str):
         return False

@@ -115,7 +115,7 @@ def _constant(figure: Judgement, tutorial: Implementation) -> Finding:
     ]
     outcomes = [tutorial.evaluate(case, DTYPE) for case in cases]
     values, slopes = [one.values[0] for one in outcomes], [_largest(one) for one in outcomes]
-    last = next(x for x, slope in zip(factors, slopes, strict=True) if slope == 0)
+    flat = next(x for x, slope in zip(factors, slopes, strict=True) if slope == 0)
     name = f"{tutorial.name} in {DTYPE}"
     x = "factor of the rows; 1 is torch.randn, as in the tutorial"
     charts = (
@@ -128,7 +128,7 @@ def _constant(figure: Judgement, tutorial: Implementation) -> Finding:
     )
     proof = (
         f"Rows of standard normal numbers are multiplied by a factor. At factor 1, the loss is {values[-1]:.4f}. From"
-        f" factor {last:.2g} to 1, every entry of the gradient is exactly 0."
+        f" factor {flat:.2g} to 1, every entry of the gradient is exactly 0."
     )
     return Finding("constant", "A loss that does not move", _because(figure), proof, "", charts)
 
@@ -193,7 +193,7 @@ def _rising_mean(pml: Implementation, reason: Deviation) -> Finding:
 
 
 def _saturation(pml: Implementation, reason: Deviation) -> Finding:
-    """Two pairs whose partners are far apart, with a row of the other pair close by, at decreasing temperatures."""
+    """Two pairs at decreasing temperatures: each row is far from its partner and close to a row of the other pair."""
     rows = np.array([[25, 0], [-15, 20], [24, 7], [-20, 15]], dtype=np.float64)
     truths, outcomes = [], []
     for temperature in 1.56 / np.arange(10, 201, 10):
@@ -317,7 +317,7 @@ def _shown(error: float) -> float | str:
 
 
 def public_losses(stored: Mapping[Case, GoldenCase | None]) -> Iterator[dict[str, Any]]:
-    """Yield the public losses that are not installed: what each computes, what ``check`` reports, and a case.
+    """Yield the public losses that are not installed: what each computes, what ``check`` reports, and a failing case.
 
     Args:
         stored: the cases with their golden entries, as ``load_cases`` returns them.
@@ -332,7 +332,7 @@ def public_losses(stored: Mapping[Case, GoldenCase | None]) -> Iterator[dict[str
 
 
 def _first_failure(loss: PublicLoss, golden: Mapping[str, GoldenCase]) -> Check | None:
-    """The first recorded answer that fails at a required level, if possible one whose true loss is not 0."""
+    """The first recorded answer that fails at a required level, if possible with a true loss other than 0, or None."""
     path = FOLDER / "answers" / f"{loss.name}.json"
     data = json.loads(path.read_text(encoding="utf-8"))
     request = public.request_of(loss, "recorded")

@@ -1,7 +1,7 @@
 """Line charts as SVG. Colours are CSS variables of the page, so that a chart follows its light or dark theme.
 
 The lines of a chart differ in colour, marker and dashes, so that they can be told apart without colours. A value that
-is not finite is drawn as a cross on the upper edge.
+is not finite, or not positive on a logarithmic axis, is drawn as a cross on the upper edge.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Chart:
         return "".join([*parts, "</svg>"])
 
     def _line(self, line: Line, style: str, dash: str, marker: int | None, across: _Axis, upward: _Axis) -> list[str]:
-        """The path of a line, its markers, and crosses for values that are not finite."""
+        """The path of a line, its markers, and crosses for values that cannot be drawn."""
         parts, path, down = list[str](), list[str](), False
         for x, y in line.points:
             value = max(y, self.lowest) if self.log_y and not math.isnan(y) else y

@@ -33,7 +33,7 @@ LARGEST = 3_000_000
 BENCH = Path(__file__).resolve().parents[2] / "bench/results/cpu.json"
 """The results of the benchmark. The installed package does not contain them."""
 SMALLEST = 1e-9
-"""If a loss differs by at most this, or by at most 0.1 %, from the expected one, the term that differs is shown."""
+"""If a loss differs from the expected one by at most this, or at most 0.1 %, a term that differs is shown instead."""
 NOT_FINITE = re.compile(r"got (?:nan|-?inf)")
 COLUMNS = 128
 """The number of columns of the embeddings in the timings that are plotted."""

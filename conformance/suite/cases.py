@@ -461,7 +461,7 @@ class Case:
 
     @once
     def counted(self) -> list[int]:
-        """The anchors that reduction "none" returns: all, except those that ``no_positive="drop"`` leaves out."""
+        """The anchors whose values reduction "none" returns: all, except those left out by ``no_positive="drop"``."""
         positives = self.positive_counts()
         return [i for i in self.anchors() if positives[i] or self.option("no_positive") != "drop"]
 

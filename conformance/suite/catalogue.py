@@ -128,8 +128,8 @@ class Loss:
         lowest: the lowest possible similarity, if the formula and the baseline use its logit; they take this logit as
             the option ``lowest``.
         weights: the weights that the formula and the baseline take as the option ``weights``, if there are any.
-        unfit: function of the options and matrices of a call that returns the options whose values contradict the
-            others; the defaults of these options do not. By default every combination is valid.
+        unfit: takes the options and matrices of a call, and returns the options whose values contradict the others; the
+            defaults of these options do not. By default every combination is valid.
         module_class: name of its ``torch.nn.Module`` in ``fast``, or "".
         own_choices: allowed values of options that differ from ``CHOICES`` or are not in it.
         variant: fields of ``diagnose.variants.Variant`` that describe the loss. If empty, ``diagnose`` evaluates the
@@ -257,8 +257,8 @@ class Loss:
         "mean" is the mean over the positives of -log ratio, "inside" is -log of the mean ratio or of the sum of the
         ratios, "binary" is the binary cross-entropy of every pair, averaged over the negatives and over the positives
         (of which the self pair is one, with loss 0), "sigmoid" is the sum of the binary cross-entropies of all pairs,
-        "mass" is the cross-entropy against a mass of negatives that has a floor, "weighted" is the logarithm of the sum
-        over the negatives less the weighted logit of the positive, and "" is any other.
+        "mass" is the cross-entropy of ``hard_negative``, "weighted" is the logarithm of the sum over the negatives less
+        the weighted logit of the positive, and "" is any other.
         """
         return self.variant.get("form", "")
 
@@ -370,7 +370,7 @@ def supcon_in_baseline(
 
 
 def info_nce_baseline(logits: Tensor, member: Tensor, positive: Tensor, *, inside_reduction: str = "none") -> Tensor:
-    """SupCon with the mean over the positives outside the logarithm or, on request, inside."""
+    """SupCon with the mean over the positives outside the logarithm or, on request, the mean or the sum inside."""
     if inside_reduction == "none":
         return supcon_baseline(logits, member, positive)
     return supcon_in_baseline(logits, member, positive, inside_reduction=inside_reduction)
@@ -466,7 +466,11 @@ def ranking_weights_baseline(
 
 
 def unfit_for_ranking(given: Mapping[str, object]) -> list[str]:
-    """The partition if a separate denominator contains no positive; the scope "own_only" without hard negatives."""
+    """The options that contradict the others.
+
+    These are "partition" if a separate denominator would contain no positive, and "hard_negatives_scope" if it is
+    "own_only" and there are no hard negatives.
+    """
     alike = any(name in str(given.get("directions")) for name in ("query_to_query", "doc_to_doc"))
     found = ["partition"] if alike and given.get("partition") == "per_direction" else []
     alone = given.get("hard_negatives_scope") == "own_only" and given.get("hard_negatives") is None
@@ -474,7 +478,7 @@ def unfit_for_ranking(given: Mapping[str, object]) -> list[str]:
 
 
 def dclw_weights_baseline(similarity: Tensor, member: Tensor, positive: Tensor, *, sigma: float = 0.5) -> Tensor:
-    """2 - R softmax(similarity of a row and its positive / sigma) over all R rows, [R, 1]."""
+    """2 - R softmax(s / sigma), [R, 1], where s has the similarity of each of the R rows and its positive."""
     closeness = similarity.where(positive, 0.0).sum(dim=1, keepdim=True) / sigma
     return 2 - len(closeness) * closeness.softmax(dim=0)
 

@@ -266,7 +266,7 @@ def _collide_in_bfloat16(labels: Sequence[int]) -> bool:
 
 
 def _is_floored(case: Case) -> bool:
-    """Return whether the mass of an anchor's negatives is below its floor, for a loss with a floor."""
+    """Return whether the mass of an anchor's negatives is below its floor, both as in ``hard_negative_loss``."""
     if not case.lowest:
         return False
     logits, members, positives = _logits(case).tolist(), case.members(), case.positives()

@@ -86,8 +86,9 @@ SHAPES: Mapping[str, str] = {
 }
 """The shape of every array of a case, one character per axis.
 
-M equals N without ref_embeddings, and for two towers without an argument that gives the positives. K and P are
-arbitrary; for hard_negatives K is a multiple of N, and a loss takes them as [N, H, D]. The axis "2" has two entries.
+M equals N for one tower without ref_embeddings, and for two towers without an argument that gives the positives. K and
+P are arbitrary; for hard_negatives K is a multiple of N, and a loss takes them as [N, H, D]. The axis "2" has two
+entries.
 """
 
 WHOLE_NUMBERS = ("labels", "ref_labels", *IDS)

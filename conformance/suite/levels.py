@@ -12,7 +12,7 @@ class Level(StrEnum):
         FORMULA: the value and the gradient on ordinary inputs.
         POLICIES: anchors without positives or without negatives, empty sets, duplicates, layouts, label values.
         RANGE: extreme temperatures, norms and logits.
-        DIGITS: results close to the rounding error of the dtype.
+        DIGITS: results that are nearly as small as the rounding error of the dtype.
     """
 
     FORMULA = "formula"

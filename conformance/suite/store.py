@@ -52,9 +52,9 @@ def expect(met: bool, path: str, expected: object, found: object) -> None:
 
 @contextmanager
 def damage_of(name: str) -> Iterator[None]:
-    """Report exceptions that Python raises because of the content of a file as FixtureErrors that name the file.
+    """Replace an exception that the content of a file causes by a FixtureError that names the file.
 
-    Examples are objects that are nested too deeply, and integers that have too many digits or exceed every float.
+    Causes are, for example, objects that are nested too deeply, and integers with too many digits or above every float.
 
     Args:
         name: name of the file, for messages.

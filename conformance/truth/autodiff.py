@@ -1,8 +1,8 @@
 """Reverse-mode automatic differentiation with scalars of any type, for the gradient of the reference's loops.
 
-A ``Var`` records the operation that computed it; ``gradient`` goes through the record backwards. With ``arb`` scalars
-every entry of the gradient is a proved enclosure. At a kink, such as the maximum of two equal values, the branch that
-the loops take is differentiated.
+A ``Var`` records the operation that computed it; ``gradient`` goes through the record backwards. With balls (``arb``)
+as scalars, every entry of the gradient is a proved enclosure. At a kink, such as the maximum of two equal values, the
+branch that the loops take is differentiated.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from ..suite.records import Bounds, Matrix, Outcome, Truth
 from .tolerances import accumulating, unit_roundoff
 
 PAIR_ULPS = 16
-"""Bound on the errors of the recorded terms of a pair, in units of u (1 + their sizes): a few roundings each."""
+"""Bound on the errors of the recorded terms of a pair, in units of (1 + their sizes) times the unit roundoff."""
 
 NORMAL = 1e-300
 """Recorded numerators and denominators below this are not compared, because underflow may have rounded them."""

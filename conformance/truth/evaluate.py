@@ -22,8 +22,8 @@ from .closed import Form, evaluated
 from .intervals import PRECISION, precision
 
 PROVE_UP_TO = 40
-"""The largest ``Case.size`` for which every run uses the slow loops: for the similarities and the weights of a truth,
-and for gradients by the complex step."""
+"""The largest ``Case.size`` for which every run uses the slow loops: for ``Truth.similarity``, ``Truth.weights``, and
+gradients by the complex step."""
 
 NARROW = 2.0**-100
 """Largest radius of a result that :func:`truth` returns, relative to the size of the terms it is computed from."""
@@ -72,8 +72,9 @@ def enclosures(
 ) -> Enclosures:
     """Evaluate a case in ball arithmetic, with this many bits.
 
-    The reference evaluates one anchor at a time from its row of the similarity matrix, and the tape differentiates its
-    part of the loss with respect to that row. Memory is therefore proportional to the number of similarities.
+    The reference evaluates one anchor at a time from its row of the similarity matrix, and the tape (``autodiff``)
+    differentiates its part of the loss with respect to that row. Memory is therefore proportional to the number of
+    similarities.
 
     Every loss is a function of the logits s_ij / T, plus the bias if it has one, multiplied by T / base_temperature if
     there is one. It may also depend on weights, which are functions of the s_ij but not of T. With these held constant,

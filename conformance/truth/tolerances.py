@@ -32,7 +32,7 @@ A loss that is the sum of n such terms, with the logits z = s / T + b, has only 
 positive and has a small relative error, so the error of the sum is (LOSS_ULPS + sqrt(n)) u times the sum. The bias b
 counts as one more product of the dot product, of size T |b| in units of a similarity.
 
-The loss whose mass of negatives has a floor (``hard_negative``) contains the logarithms of two sums over the negatives,
+The loss whose mass M of negatives has a floor (``hard_negative``) contains the logarithms of two sums over negatives,
 of e^((1 + beta) z) and of e^(beta z), which may be computed from separate products. The weight of a negative is the
 difference of its shares in both sums. The bounds add the shares instead: the *gross* weight. Let q be the difference
 of the two logarithms minus the logit of the positive. The mass is a multiple of e^q - tau_plus, whose relative error is
@@ -49,7 +49,7 @@ and the derivative of m by twice as much. The growth is therefore 1 + 4 T / sigm
 
 Allowing these errors hides few mistakes. This was measured when 138 faults were known, against bounds of only 2u per
 anchor. 130 faults were caught by the same number of cases. The other eight were caught by one to five cases fewer, but
-still by 15 or more. In the cases that no longer caught them, the loss is near 0 (trained-like or solved batches), and
+still by 15 or more. In the cases that no longer caught them, the loss is near 0 (``trained-like`` or ``solved``), and
 the fault changes it by less than the rounding error of ``logsumexp``.
 
 The batch tutorial's loss subtracts logarithms of exponentials plus epsilon, each up to -log(epsilon) in size; its own
@@ -287,7 +287,7 @@ class _Weighted:
     Attributes:
         positive: bool, of the case's ``shape``.
         own: [R], the logits of the positives.
-        m: [R], R times the softmax of the similarities of all rows to their positives, divided by sigma.
+        m: [R], R times the softmax of s / sigma, where s are the similarities of all rows to their positives.
         direct: [R], the gross derivative with respect to these similarities, with the weights held constant.
         through: [R], the gross derivative through the weights.
     """
@@ -554,7 +554,7 @@ def _amplified(case: Case, truth: Truth, shares: Matrix, amplified: Matrix, dtyp
         truth: its certified results.
         shares: [R], the factor that turns the derivative of a row's value with respect to a logit into the derivative
             of the loss with respect to the similarity.
-        amplified: [R], the growth of the errors of each row's weights.
+        amplified: [R], the relative errors of each row's weights, in units of u.
         dtype: the accumulating dtype.
     """
     lengths, positives, anchors, parts = _lengths(case), case.positives(), case.anchors(), _parts(case)

@@ -15,7 +15,7 @@ the fused kernels, are evaluated in one of these ways, which `plan` chooses for 
 - in symmetric tiles of unshifted exponentials, mostly in larger batches where logits are known to be moderate and rows
   can be sorted by label or by partner;
 - in panels of whole rows of unshifted exponentials (one for a small batch), in other batches with moderate logits;
-- in panels of whole rows, shifted by their maxima, in all other cases, such as pairs with weights;
+- in panels of whole rows, shifted by their maxima, where no other way applies, as for pairs with weights;
 - in panels of unshifted exponentials of the anchors, if these are given and at most half of the rows;
 - in tiles of unshifted exponentials, for negatives that need no gradient, such as a queue;
 - for the rows of one of many processes, if positives are symmetric, in panels of unshifted exponentials (`shared`);

@@ -46,11 +46,11 @@ def loss_of(batch: Batch, policy: Policy, backend: Backend, hardened: Hardened |
 
 
 def hardened_loss(batch: Batch, policy: Policy, hardened: Hardened) -> Tensor | None:
-    """Return the loss of a batch whose negatives are weighted by their similarity; None if `direct` cannot evaluate it.
+    """Return the loss of a batch whose negatives are weighted by their similarity; None if it does not suit `direct`.
 
     Args:
         batch: two towers. The temperature of the rule is that of the weighted negatives.
-        policy: the policy.
+        policy: how the values are reduced.
         hardened: the hardness weights.
     """
     suits = small.suits(batch, policy, large=True) and small.is_direct(batch)
@@ -342,7 +342,7 @@ class _Loss(Reverse):
 class _Values(Reverse):
     """Per-anchor values ``[N]`` and the numbers of positives and negatives, for plain eager execution.
 
-    It may save any object for the backward pass, and does only the work that is needed.
+    Unlike `_Traceable`, it may save any object for the backward pass, and skips references that need no gradient.
     """
 
     @staticmethod
@@ -471,7 +471,7 @@ def _most_stats() -> int:
 
 
 def _backward(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    """Return the gradients. Operators return only tensors: that of an absent input is empty, not None."""
+    """Return the gradients. Operators return only tensors, so the gradient of an absent input is empty, not None."""
     first, last = len(_TENSORS), len(_TENSORS) + _SAVED
     batch, plan = _planned(*_described(arguments[:first], arguments[last:]))
     positives, negatives, rows, factor, power, stats = arguments[first:last]
@@ -488,7 +488,7 @@ def _backward(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
 def second_derivative(
     directions: Sequence[Tensor], grad: Tensor, batch: Batch, plan: Plan
 ) -> tuple[Tensor | None, ...]:
-    """Differentiate the product of the gradients with ``directions``.
+    """Differentiate the inner product of the gradients with ``directions``.
 
     The operations of the rowwise form are differentiated, in the computing dtype, one panel of anchors at a time, so
     that memory is linear.

@@ -40,7 +40,7 @@ class Directions(NamedTuple):
     Attributes:
         query_to_query: whether queries are contrasted with the other queries.
         doc_to_query: whether documents are contrasted with the queries.
-        doc_to_doc: whether documents are contrasted with the other documents and their hard negatives.
+        doc_to_doc: whether documents are contrasted with the other documents and the hard negatives of these.
         apart: whether doc_to_query has a denominator of its own; then there are no other directions.
     """
 
@@ -99,8 +99,8 @@ class _Panel(NamedTuple):
         exponentials: ``[R, C]``; 0 for the pairs of queries and their documents, and for pairs that are left out.
         buffer: the memory of the exponentials.
         pos: ``[N, 1]``, the exponentials of queries and their documents.
-        neg: ``[N, 1]``, the sum of each query's row and of its document's row.
-        across: ``[N, 1]``, the sum of each document's column of queries; None if it is not used.
+        neg: ``[N, 1]``, the sum of each query's row and, if documents are rows too, of its document's row.
+        across: ``[N, 1]``, the sum over queries of each document's column; None if it is not used.
     """
 
     scaled: Scaled
@@ -222,7 +222,7 @@ def _differentiate(
 
 
 class _Small(Reverse):
-    """The loss, or without a policy the values, in plain eager execution."""
+    """The loss (without a policy, the values) in plain eager execution."""
 
     @staticmethod
     def forward(ctx: Any, given: _Given, *inputs: Tensor | None) -> Tensor:

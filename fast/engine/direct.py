@@ -1,13 +1,13 @@
 """The direct form: the loss of two large towers and its gradient in one pass over panels.
 
 If the loss is the mean or the sum of all values, the derivative of the loss with respect to each value is the same
-number. If each value also depends on the logits of its own row only, the weights of a panel follow as soon as its
-exponentials are summed. They are multiplied with the rows and the columns while the panel is in the cache. Only these
-products and the scaled rows and columns are kept for the backward pass, so memory is linear, and no product of rows and
-columns is computed twice.
+number. If each value also depends on the logits of its own row only, the weights of a panel (the derivatives of the
+values with respect to its logits) follow as soon as its exponentials are summed. They are multiplied with the rows and
+the columns while the panel is in the cache. Only these products and the scaled rows and columns are kept for the
+backward pass, so memory is linear, and no product of rows and columns is computed twice.
 
 Exponentials are not shifted, so logits must be known to be moderate. With E = e^s for the logits s without the bias,
-and p the positive of the row,
+p the positive of the row, and N its negatives,
 
     "out"      value = log(1 + neg / pos), neg = sum over N of E, pos = E_p
                weights = (E, and -neg at p) / (neg + pos)

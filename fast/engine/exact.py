@@ -5,9 +5,10 @@ are flushed to zero):
 
 - The computing dtype is float64, whatever the embeddings' dtype, so neither autocast nor TF32 affects it. On a device
   without float64 it is float32, and the limits for float64 embeddings below apply with float32's range.
-- float32, bfloat16 and float16 embeddings: value and gradient are finite, and no entry of the gradient is rounded to
-  zero, where the true entry lies within the range of the gradient's dtype, and the logits within that of the value's.
-- float64 embeddings: the same, with three limits. An entry of a row may count as zero if it is more than 2^900 times
+- float32, bfloat16 and float16 embeddings: where the logits lie within the range of the value's dtype, the value is
+  finite. Where a true entry of the gradient also lies within the range of the gradient's dtype, the computed entry is
+  finite and not rounded to zero.
+- float64 embeddings: the same, with these limits. An entry of a row may count as zero if it is more than 2^900 times
   smaller than the row's largest. Under "dot", a product of two entries may count as zero if it is more than 2^900 times
   smaller than the product of the largest entries of their rows. Within one row of the gradient, a contribution may
   count as zero if it is more than 2^1800 times smaller than the largest contribution to this row. If an anchor has
@@ -91,7 +92,7 @@ def anchor_values(batch: Batch) -> AnchorValues:
 
 
 def _bias_column(bias: Tensor, rows: Tensor, count: int) -> Tensor:
-    """Return a column for rows ``[N + M, D]``, of which N are anchors, that adds a bias to their products.
+    """Return a column that, appended to rows ``[N + M, D]``, adds a bias to the products of N anchors with M others.
 
     It holds the bias divided by a power of two for the anchors, and this power for the other rows. So the product is
     exactly the bias, and both are of similar size.
@@ -233,7 +234,7 @@ class _Row:
                 self.over_positives = _log_sum(self.logits, self.positive)
 
     def _guard(self, logits: Tensor, rows: Tensor) -> None:
-        """Replace logits by log(e^(s - max) + epsilon), up to a constant of the row, and store the log of its slope.
+        """Replace logits by log(e^(s - max) + epsilon), up to a constant of the row; store the log of its derivative.
 
         The constant cancels in every ratio of the formula. It is chosen so that the values of a row's largest pairs are
         near zero, both where s - max is near zero and where e^(s - max) is far below epsilon. Their differences then
@@ -478,8 +479,8 @@ def _pull(grad_values: Tensor, terms: list[_WeightTerm], scaled: _Scaled, temper
 def _split_power(term: _WeightTerm) -> tuple[Tensor, Tensor]:
     """Return a term's weights as a number near the coefficient and an exponent of two, ``[N, N]`` each.
 
-    The weights are zero outside the mask. The power of two is exact and detached, so weights that cancel do so at every
-    scale.
+    The weights are zero outside the mask. The power of two is exact and detached, so weights that cancel still do
+    after scaling.
     """
     # A weight of e^-4000 is zero in float64, whatever representable number it is multiplied by.
     logarithm = torch.where(term.mask, term.logarithm, 0.0).clamp(min=-4000)

@@ -13,8 +13,7 @@ the value under the terms "out" and "in", and its derivative with respect to the
     negative  =  c share,    positive = -c share + (share - 1/n)          "out"
     negative  =  c share,    positive = -c share                          "in"
 
-Apart from the means, an anchor's value is -log(sum over P / sum over D). D, the contrast and c depend on the
-denominator:
+The contrast is -log(sum over P of e^s / sum over D of e^s). D and c depend on the denominator:
 
     "all"             P and N:  contrast = softplus(odds),  c = sigmoid(odds)
     "only_negatives"  N:        contrast = odds,            c = 1
@@ -28,10 +27,10 @@ with respect to s_p:
 
 "lse" is log(sum over N of e^s), whose derivative is the share. "binary" is the sum over P of softplus(-s) / (n + 1)
 plus the sum over N of softplus(s) / m; "sigmoid" is the same without the divisors. "epsilon" is "out" for logits
-log(e^(s - max) + epsilon), times n / (n + epsilon).
+log(e^(s - max) + epsilon), with the row's largest logit max, times n / (n + epsilon).
 
-With weights of positives, the means over P are weighted, and 1/n is a positive's part in them. With weights of
-negatives, s is the logit of a negative plus the logarithm of its weight.
+With weights of positives, the means over P are weighted: each weight, divided by their sum, replaces 1/n. With weights
+of negatives, s is the logit of a negative plus the logarithm of its weight.
 
 Each form computes these sums in its own `Row`, in a way that neither overflows nor loses digits.
 """
@@ -97,13 +96,13 @@ class Row(Protocol):
         """The logarithm of the mean, or of the sum, over P of sigmoid(-o)."""
 
     def mean_softplus(self, sign: int, more: int) -> Tensor:
-        """Sum of softplus(sign s) divided by (count + more), over N if the sign is 1 and over P if it is -1."""
+        """Sum of softplus(sign s) divided by (number of terms + more), over N if the sign is 1, over P if it is -1."""
 
     def sum_softplus(self) -> Tensor:
         """Sum over P of softplus(-s), plus the sum over N of softplus(s)."""
 
     def guarded_sum(self) -> Tensor:
-        """Sum over P of -log(e_p / sum over P and N of e), e = e^(s - max) + epsilon."""
+        """Sum over P of -log(g_p / sum over P and N of g), g = e^(s - max) + epsilon."""
 
 
 def value(rule: Rule, row: Row) -> Tensor:
@@ -157,8 +156,8 @@ class Sums(NamedTuple):
     """Sums of unshifted exponentials E = e^s per row, ``[N]`` each.
 
     The last three are for the denominator "one_positive", where r = E / (E + neg) is the ratio of a positive, and for
-    the "epsilon" terms, where r = E / (neg + pos); they are empty for the others. Under "epsilon", E stands for
-    E + guard in all but the guard, which is epsilon times the largest exponential of the row.
+    the "epsilon" terms, where r = E / (neg + pos); they are empty for the others. Under "epsilon", E is the
+    guarded exponential e^s + guard; the guard is epsilon times the row's largest e^s.
 
     Attributes:
         neg: sum over negatives of E.
@@ -272,7 +271,7 @@ def counted(batch: Batch, positives: Tensor, negatives: Tensor | int, *, all_pos
 
     Args:
         batch: the batch.
-        positives: ``[N]``, the size of P(i); unused if ``all_positive``, for partners and for "binary" and "lse".
+        positives: ``[N]``, the size of P(i); unused if ``all_positive``, for partners, "binary", "sigmoid" and "lse".
         negatives: ``[N]``, the size of N(i), or one positive number for all rows.
         all_positive: whether all rows are known to have positives.
     """
@@ -288,7 +287,7 @@ def counted(batch: Batch, positives: Tensor, negatives: Tensor | int, *, all_pos
 
 
 def is_plain(batch: Batch, policy: Policy) -> bool:
-    """Return whether the loss under a policy is the mean or the sum of the values of all rows, which use all pairs."""
+    """Return whether the loss is the mean or sum of all rows' values, without weights or pairs that are left out."""
     usual = policy.no_positive == policy.no_negative == "zero" and policy.base_temperature is None
     targets = batch.targets
     every = batch.anchors is None and targets.ignored is None and targets.ids is None

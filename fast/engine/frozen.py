@@ -41,13 +41,13 @@ def _scaled(batch: Batch) -> tuple[Scaled, Tensor]:
     if rule.similarity == "cosine":
         scaled, columns = scale_both(batch, LN2)
         return scaled, columns.rows
-    # `scale_rows` divides by the root of this temperature times log 2, which is the batch's temperature times log 2.
+    # `scale_rows` divides by sqrt(temperature * log 2): for the temperature T^2 log 2, this is T log 2.
     squared = replace(rule, temperature=rule.temperature * rule.temperature * LN2)
     return scale_rows(batch.embeddings, squared, batch.sizes, LN2), others.to(dtypes_of(others)[0])
 
 
 def _sums(rows: Tensor, across: Tensor, plan: Plan, *, backward: bool) -> tuple[Tensor, Tensor | None]:
-    """Return the sums ``[N]`` of each row's exponentials and, for the backward pass, ``[N, D]`` of E_ij y_j."""
+    """Return the sums over j of E_ij, ``[N]``, and for the backward pass those of E_ij y_j, ``[N, D]``."""
     # The sums are allocated before the tiles; see `unshifted.evaluate`.
     neg, pull = rows.new_zeros(len(rows)), torch.zeros_like(rows) if backward else None
     height, width = min(plan.rows, len(rows)), min(plan.columns, len(across))

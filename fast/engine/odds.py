@@ -1,4 +1,4 @@
-"""Losses with partners that combine the odds of the negatives at several temperatures with the logits of the positives.
+"""Losses for partners, combined from the logits of positives and the odds of negatives at several temperatures.
 
 Such a loss describes how it combines these parts as a `Formula`. A small batch with moderate logits is evaluated in one
 panel of unshifted exponentials, as in `small`: the logits are computed once, and the weights of all sums are added
@@ -134,7 +134,7 @@ def _evaluate(batch: Batch, factors: Sequence[float], number: int) -> tuple[Odds
 
 
 class _Small(Reverse):
-    """The loss of a small batch, or without a policy the values, in plain eager execution."""
+    """The loss of a small batch (without a policy, the values) in plain eager execution."""
 
     @staticmethod
     def forward(

@@ -2,7 +2,7 @@
 
 The logits of the pairs are computed and differentiated in panels of whole rows, so that memory is linear in the numbers
 of rows and of pairs. Under "sigmoid", a value depends only on its logit. Otherwise it also depends on the logarithm of
-the sum of the negatives' exponentials, which every backend computes as the anchor's value of the terms "lse".
+the sum of the negatives' exponentials, which every backend computes as the value of an anchor if `Rule.terms` is "lse".
 """
 
 from __future__ import annotations

@@ -88,8 +88,8 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
 def _softplus_sum(x: Tensor, out: Tensor) -> None:
     """Sum softplus(x) over each row of ``[b, M]``.
 
-    It is max(x, 0) + log(1 + e), where e = e^-|x| is at most 1. A logarithm takes longer than the products that combine
-    two of them: (1 + e)(1 + f) = 1 + (e + f (1 + e)). Nothing cancels, so that the sum of small terms keeps its digits.
+    It is max(x, 0) + log(1 + u), where u = e^-|x| is at most 1. A logarithm takes longer than the products that combine
+    two of them: (1 + u)(1 + v) = 1 + (u + v (1 + u)). Nothing cancels, so that the sum of small terms keeps its digits.
     """
     if x.numel() <= FEW:
         torch.sum(F.softplus(x, threshold=LINEAR_ABOVE), 1, out=out)

@@ -22,9 +22,9 @@ DENSE_UP_TO = 512
 SMALL_TOWERS = 1024
 """The same for two towers whose rows are partners, if the loss is a plain mean or sum, which `small` evaluates."""
 NARROW_UP_TO = 1024
-"""Largest number of rows of a batch with wide tiles, which extend from the diagonal to the last column."""
+"""Largest number of rows of a batch whose tiles are narrow bands of rows, from the diagonal to the last column."""
 NARROW_ROWS = 256
-"""Rows of a wide tile; the fewer rows, the less of the symmetric matrix is computed twice."""
+"""Rows of a narrow band; the fewer rows, the less of the symmetric matrix is computed twice."""
 TILE_ROWS = 256
 """Rows of a tile in larger batches."""
 TILE_COLUMNS = 512
@@ -122,7 +122,7 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True, fixed: bool
         return Plan("rowwise", height, columns, False, reads), batch
     tiles = others is None and targets.kind in ("labels", "partners") and rule.terms in ("out", "in", "epsilon")
     tiles = tiles and not omits
-    # The largest dot product of each row would have to be found before the first tile is weighed.
+    # Tiles do not yield the largest dot product of each row, which "epsilon" needs.
     tiles = tiles and not (rule.terms == "epsilon" and rule.similarity == "dot")
     # An upper bound on |s_ij|; infinity if values would have to be read from an accelerator to find one.
     largest, temperature, across = math.inf, rule.temperature, 1.0

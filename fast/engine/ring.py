@@ -77,11 +77,11 @@ class Blocks(References):
 
 
 def anchor_values(batch: Batch, backend: Backend) -> AnchorValues:
-    """Return the values of this rank's anchors, whose gradient includes the losses of all ranks.
+    """Return the values of this rank's anchors; the gradient of its rows is that of all ranks' losses.
 
     Args:
         batch: the rows of this rank, in the dtype to compute in; the references are `Blocks`. Pairs have no weights.
-        backend: "auto", "dense" or "tiled": the size of panels.
+        backend: "auto", "dense" or "tiled"; it determines the size of panels.
     """
     temperature = batch.rule.temperature if isinstance(batch.rule.temperature, Tensor) else None
     inputs = batch.embeddings, batch.references.embeddings, temperature

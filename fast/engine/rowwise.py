@@ -278,7 +278,7 @@ class Sums(NamedTuple):
 
 
 def _raised(top: Tensor, number: Tensor, more: Tensor, more_number: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the larger of the largest logits of two sums, and how much it exceeds either; 0 for an empty sum."""
+    """Return the larger of the largest logits of two sums, and how much it exceeds each; 0 for an empty sum."""
     found = torch.where(number == 0, more, torch.where(more_number == 0, top, torch.maximum(top, more)))
     return found, torch.where(number == 0, 0.0, found - top), torch.where(more_number == 0, 0.0, found - more)
 
@@ -559,7 +559,7 @@ def weights(logits: Tensor, panel: Panel | LonePanel, rule: Rule, grad: Tensor, 
 
 
 def _guarded_weights(row: _Row, up: Tensor) -> Tensor:
-    """Return the weights of the epsilon terms; the largest logit's weight includes the derivative by the maximum."""
+    """Return the weights of the epsilon terms; that of the largest logit includes the derivative through max."""
     logits, number = row.logits, row.number
     star = logits.argmax(1, keepdim=True)
     exponentials, guarded = row.guarded(star)

@@ -28,9 +28,9 @@ MODERATE = 2.0**60
 
 
 class Scaled(NamedTuple):
-    """Rows y with ``y_i . y_j = s_ij / unit``: embeddings divided by sqrt(temperature * unit), and by their norm.
+    """Rows y with ``y_i . y_j = s_ij / unit``: embeddings divided by sqrt(temperature * unit).
 
-    Under "dot" they are not divided by their norm.
+    Under "cosine", they are also divided by their norm.
 
     Attributes:
         rows: ``[N, D]`` in the computing dtype: embedding times ``power`` times ``factor``.
@@ -48,7 +48,7 @@ class Saved(NamedTuple):
     """What the forward pass saves for the backward pass, in addition to the batch.
 
     Attributes:
-        scaled: the scaled rows; sorted in the symmetric form.
+        scaled: the scaled rows; sorted in the symmetric and the anchored form.
         stats: sums per row, ``[N]`` each, and other results that the backward pass of the form needs.
         kept: the exponentials, or in `pairs` the logits: flat, ``[N, M]`` or a list; None or empty if not kept.
         classes: the sorted order of the rows, or the scaled columns; None if it is to be computed again.

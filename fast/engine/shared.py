@@ -47,7 +47,7 @@ def suits(batch: Batch, backend: Backend) -> bool:
 
 
 def planned(batch: Batch, backend: Backend) -> tuple[Plan, Batch] | None:
-    """Return the plan of a batch that has the rows of all ranks as references; None if logits may be too large."""
+    """Return the result of `choose` for references that are the rows of all ranks; None if logits may be too large."""
     temperature = batch.rule.temperature
     if isinstance(temperature, Tensor) and not device.may_read(temperature):
         return None
@@ -56,7 +56,7 @@ def planned(batch: Batch, backend: Backend) -> tuple[Plan, Batch] | None:
 
 
 def anchor_values(batch: Batch, plan: Plan, share: Share) -> AnchorValues:
-    """Return the values of this rank's anchors, whose gradient includes the losses of all ranks.
+    """Return the values of this rank's anchors; the gradient of its rows is that of all ranks' losses.
 
     Args:
         batch: the rows of this rank; the references are the rows of all ranks, without a gradient.

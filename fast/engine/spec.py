@@ -146,7 +146,7 @@ class Rule:
             losses.
         similarity: ``"cosine"`` or ``"dot"``.
         temperature: the positive number that similarities are divided by, or a 0-dimensional tensor.
-        denominator: the denominator of each positive's ratio; used only by ``"out"`` and ``"in"``.
+        denominator: what a positive's e^s is divided by in its ratio; used only by ``"out"`` and ``"in"``.
         inside_reduction: whether ``"in"`` takes the mean or the sum of the ratios.
         bias: the number that is added to similarity / temperature, or a 0-dimensional tensor; used only by
             ``"sigmoid"``.

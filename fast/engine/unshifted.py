@@ -258,7 +258,7 @@ def _sum(
     Returns:
         The panel, and the fields of `Sums`, then ``lin``, ``itself`` and the number of positives of `_Row`, ``[b]``
         each; those that the formula does not use are empty. ``itself`` is the mean of t over positives. Sums and logits
-        are taken relative to it before they are subtracted, so that the difference keeps its digits.
+        are taken relative to it, so that the logarithm of a sum minus the mean logit keeps its digits.
     """
     rule, targets = batch.rule, batch.targets
     omits = targets.ignored is not None or targets.ids is not None  # without the call of `Targets.omits`
@@ -365,7 +365,7 @@ def _guarded(logits: Tensor, positive: Tensor, number: Tensor, batch: Batch, her
 
 
 def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
-    """Return the values, those of mutual references after those of the rows; the sums, and the panels if kept."""
+    """Return the values, those of mutual references last, and for the backward pass the sums and any kept panels."""
     rule, kind = batch.rule, batch.targets.kind
     scaled, columns = scale_both(batch, LN2)
     rows, count, width = scaled.rows, len(scaled.rows), len(columns.rows)

@@ -1,8 +1,8 @@
 """Per anchor: compute values from sums, and the coefficients of the backward pass from sums and upstream gradients.
 
 Each array consists of a few lines, with one number per row in each line. The formulas are those of the published
-losses, in a form that stays accurate for losses near 0: log(sum of all / sum over positives) is computed as log1p of
-the ratio of sums, or as a difference of logarithms if the ratio exceeds `LARGE`.
+losses, in a form that stays accurate for losses near 0: log((first + second) / second) of two sums is computed as
+log1p(first / second), or as a difference of logarithms if this ratio exceeds `LARGE`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ LARGE = tl.constexpr(2.0**100)
 COUNTED = tl.constexpr(11)
 """The line of the stats that is 1 for anchors that count, and 0 for all other rows."""
 BY_BIAS = tl.constexpr(5)
-"""The line of the stats that holds the derivative of each value with respect to the bias, for summed terms."""
+"""The line of the stats that holds the derivative of each value with respect to the bias, under SUMMED (see `tile`)."""
 
 
 @triton.jit
 def ratio_of(first, first_top, second, second_top):
     """Return first e^first_top / (second e^second_top): 0 if either sum is 0, infinity if the ratio exceeds LARGE.
 
-    A sum of exponentials that are shifted by their largest logit is at least 1. A sum of unshifted exponentials may be
-    small; its top is 0, and the other sum is then neither very small nor very large.
+    The tops were subtracted from the logits of the sums. A sum of exponentials that are shifted by their largest logit
+    is at least 1. A sum of unshifted exponentials may be small; its top is 0, and the other sum is then neither very
+    small nor very large.
     """
     some = (first != 0) & (second != 0)
     apart = tl.where(some, first_top - second_top, 0.0)
@@ -74,11 +75,11 @@ def combine(
 
     ``averaged`` is 1 if the ratios of the "in" terms are averaged, and 0 if they are summed.
 
-    The lines of the stats: 0 to 4 are FIRST, SECOND, NUMBER, FIRST_TOP and SECOND_TOP of `sums`. 5 and 6, for
-    `positives`, are the logarithm of the sum over negatives and the boost (epsilon: the sum of guarded exponentials and
-    the largest logit); under "binary", 5 is the number of negatives, or under SUMMED the sum of BELOW. 7 to 10 are the
-    lines of `positives`. 11 is 1 for rows that count and 0 for others; only this line has the rows in their given
-    order, all other lines have them in sorted order. `tile` explains SUMMED, FIXED and IDS.
+    The lines of the stats: 0 to 4 are FIRST, SECOND, NUMBER, FIRST_TOP and SECOND_TOP of `sums`. 5 and 6 are
+    inputs of `positives`, which explains them: the logarithm of the sum over negatives and the boost (epsilon: the
+    total and the largest logit); under "binary", 5 is the number of negatives, or under SUMMED the sum of BELOW. 7 to
+    10 are the lines of `positives`. 11 is 1 for rows that count and 0 for others; only this line has the rows in their
+    given order, all other lines have them in sorted order. `tile` explains SUMMED, FIXED and IDS.
     """
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     real = rows < n
@@ -245,7 +246,7 @@ def coefficients(
 ):
     """Compute the coefficients that `gradient` describes, from upstream gradients scaled to about 1.
 
-    The coefficients of rows that do not count are 0.
+    NEGATIVE, SLOPE and LEVEL of rows that do not count are 0.
     """
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     real = rows < n

@@ -149,7 +149,10 @@ def gradient_plain(
 def weights_of(
     t, positive, other, at_star, negative, negative_top, slope, slope_top, level, inside, TERMS: tl.constexpr
 ):
-    """Return dL_i/ds of the pairs of one direction; coefficients are columns or rows that broadcast over the tile."""
+    """Return dL_i/ds of the pairs of one direction; coefficients are columns or rows that broadcast over the tile.
+
+    ``other`` marks the pairs that count, ``at_star`` the columns of LEVEL under "epsilon". ``inside`` is 1 for "in".
+    """
     if TERMS == "softmax":
         e = tl.exp(t - tl.where(positive, slope_top, negative_top))
         w = tl.where(other, e * tl.where(positive, slope, negative) + tl.where(positive, level, 0.0), 0.0)
@@ -218,7 +221,7 @@ def gradient_marked(
     GROUP: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """Store the gradient from the tiles that `gradient_plain` hides; under ALL, from all tiles, without that kernel."""
+    """Store the same from the tiles that `gradient_plain` leaves out; under ALL, from all tiles."""
     ALL: tl.constexpr = MARKS != "labels" or IDS or (TERMS != "softmax" and TERMS != "own")
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     part = tl.program_id(1)

@@ -439,7 +439,7 @@ def backward(problem: Problem, grad: Tensor, stats: Tensor) -> Gradients:
 
     Args:
         problem: the result of `set_up`.
-        grad: ``[N]``, the gradient of the values.
+        grad: the gradient of each value that `forward` returned.
         stats: the statistics that `forward` returned.
     """
     x, y, grad = problem.anchors, problem.columns, grad.contiguous()

@@ -71,8 +71,7 @@ def positives(
     itself = tl.load(x_self + rows)
     around = tl.program_id(0) * BM // GROUP_ROWS
     label_low, label_high, self_low, self_high = bounds_at(x_bounds, around, x_pad // GROUP_ROWS)
-    # own: the logarithm of the sum over negatives, and the boost. epsilon: the sum of guarded exponentials, and the
-    # largest logit.
+    # own: the logarithm of the sum over negatives, and the boost. epsilon: the total, and the largest logit.
     over = tl.load(stats + 5 * n + rows, mask=rows < n, other=0.0)
     lift = tl.load(stats + 6 * n + rows, mask=rows < n, other=0.0)
 

@@ -84,7 +84,7 @@ def prepare_labels(
     """Store each row's ``label`` and ``itself``, and the bounds of both for tiles of 128, 64 and 32 rows.
 
     LABELS selects the labels: "given"; "paired": the smaller of the row numbers of a row and its partner; "place": the
-    row number; "never": a label that no column has. SELVES ("place", "given" or "never") selects ``itself`` likewise.
+    row number; "never": -1, which no reference has. SELVES ("place", "given" or "never") selects ``itself`` likewise.
     The first program also stores the first two constants: the factor that turns products into logits, and the same
     factor divided by log 2. The third is the bias, which is added to the logits under SUMMED.
     """
@@ -228,7 +228,7 @@ def finish(
     source = place_of(rows, order, n, ORDERED)
     factor = tl.load(scale + rows)
     lifted = tl.load(power + rows)
-    # 1 / temperature, times the power of two by which `coefficients` divided the upstream gradients.
+    # 1 / temperature, divided by REACH, times the power of two by which `coefficients` divided the upstream gradients.
     whole = tl.load(constants) * (1.0 / REACH) * two_to_the(exponent_of(tl.load(largest)))
     step = pad.to(tl.int64) * DIM
 

@@ -150,7 +150,7 @@ def sums_marked(
     GROUP: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """Store the same for the tiles that `sums_plain` hides, or for all tiles if it does not apply (see ALL)."""
+    """Store the same for the tiles that `sums_plain` hides, or under ALL for all tiles."""
     ALL: tl.constexpr = TERMS != "softmax" or MARKS != "labels" or IDS
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     part = tl.program_id(1)

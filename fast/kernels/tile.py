@@ -10,12 +10,16 @@ Rows are multiplied in one of three ways:
 
 Other compile-time constants:
 
-    TERMS        the terms of the loss. Where their difference does not matter, "out", "in" and "lse" are "softmax", or
-                 "own" if each positive has its own denominator
+    TERMS        the ``terms`` of the loss's `Rule`, but "binary" for "sigmoid". Some kernels get "softmax" for "out",
+                 "in" and "lse", or "own" if each positive has its own denominator
+    DENOMINATOR  "all", "only_negatives", or "own" if each positive has its own denominator
     SUMMED       whether the "binary" terms of a row are summed, as in the sigmoid loss, instead of averaged
     FIXED        whether no maximum is subtracted from logits; the plain kernels then use logits in units of log 2
     IDS          whether rows have ids; a pair of rows with equal ids is not a negative
     MARKS        how positives are given: "labels" (also for partners), "mask" or "pairs"
+    SOME         whether only some rows are anchors
+    ORDERED      whether rows are sorted by label
+    LEARNED      whether the temperature is a tensor
     DIM          the padded length of a row
     BK, OUT      ``part`` and ``out`` of `table.Launch`; BM and BN are its ``rows`` and ``columns``
     GROUP        the number of columns of the plain kernel's tile; GROUP_ROWS is its number of rows

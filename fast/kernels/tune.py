@@ -55,7 +55,7 @@ MASK_ROWS = 16384
 
 
 class Timed(NamedTuple):
-    """A tile, the milliseconds of the pass with it, and the milliseconds with the table's tile."""
+    """A tile, the milliseconds of the pass with it, and the milliseconds with the tile that the search started from."""
 
     launch: Launch
     milliseconds: float
@@ -65,7 +65,7 @@ class Timed(NamedTuple):
 def candidates(key: Key, launch: Launch) -> list[Launch]:
     """Return a tile and its neighbours: with a size, the warps or both doubled or halved, or one stage more or less.
 
-    All obey the rules of the table. The tiles of a pass fit together because its plain kernel is tuned first.
+    All obey the rules of the table, and fit the current tiles of the other kernels of their pass.
     """
     found = [launch]
     for name in ("rows", "columns", "part", "out", "warps"):
@@ -105,7 +105,7 @@ def best_of(key: Key, timer: Timer) -> Timed:
         timer: see `Timer`.
 
     Raises:
-        RuntimeError: the table's own tile does not run.
+        RuntimeError: the current tile does not run.
     """
     best = _now(key)
     before = last = math.inf
