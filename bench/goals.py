@@ -1,8 +1,8 @@
 """The goals for the measurements on a CPU and on an H200, and whether they are met.
 
-A ratio is the time of plain torch or of a peer divided by that of pairproof, as the median over pairs. The "best"
-implementation has the smallest ratio. If the measurements for a goal are missing, ``met`` is None and ``reason`` says
-what is missing.
+A ratio is the time of plain torch or of a peer divided by that of pairproof, as the median over pairs of neighbouring
+timings. The "best" implementation has the smallest ratio. If the measurements for a goal are missing, ``met`` is None
+and ``reason`` says what is missing.
 
 A floor is a fraction of a goal on a ratio, or a limit on memory divided by this fraction. For a goal that is not met
 yet, it is a fraction of the figure in ``missed.json``, so that a regression is noticed. ``python -m bench --quick
@@ -36,7 +36,8 @@ PLAIN_RATIOS = {
 }
 """Goals for forward+backward relative to plain torch, by `forms.Recipe.group` and number of rows.
 
-At other numbers of rows, for drawn combinations, and for the forward pass from `FORWARD_ROWS` rows on, the goal is 1.
+The goal is 1 at other numbers of rows, and for the forms in `forms.CORNERS`. The forward pass has the goal 1 from
+`FORWARD_ROWS` rows on.
 """
 
 FORWARD_ROWS = 128
@@ -54,7 +55,7 @@ RATIOS = (
     (256, "both", "pml_ntxent", (PAIRWISE,), 500.0, 500.0),
     (256, "both", "pml_ntxent", (PAIRWISE_CLASSES,), 5000.0, 5000.0),
 )
-"""Number of rows, part of the step, peer, forms, and the goals with the default and the tuned allocator."""
+"""Number of rows, part of the step, peer, forms, and the goals in the two regimes of `jobs.REGIMES`."""
 
 SHARES = {4096: {SUPCON: 0.80, NT_XENT: 0.60}, 8192: dict.fromkeys(TWO_VIEW, 0.60)}
 """Goals for forward+backward as a share of the throughput of torch.mm in the same run, by number of rows."""
@@ -62,7 +63,7 @@ OTHER_SHARE = 0.55
 """The same for every other form at 4096 rows."""
 
 MEMORY = {4096: 12 * MIB, 8192: 20 * MIB}
-"""Goals for the peak memory of two views by number of rows; for every other form, one float32 matrix N x N."""
+"""Goals for the peak memory of `TWO_VIEW` by number of rows; for every other form, one float32 matrix N x N."""
 GROWTH = 2.5
 """Goal for the peak memory at 8192 rows divided by that at 4096: linear memory gives 2, quadratic memory 4."""
 

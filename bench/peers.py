@@ -1,7 +1,7 @@
 """The implementations that are measured: `pairproof.fast`, plain torch and the peers, as functions of the inputs.
 
-Packages are loaded by the adapters of `pairproof.conformance.implementations`. `bench.plain` has plain torch. On
-a GPU, two compiled peers are measured as well: plain torch, and the logsumexp that FlexAttention returns.
+Packages, except Inf-CL, are loaded by the adapters of `pairproof.conformance.implementations`. `bench.plain` has plain
+torch. On a GPU, two compiled peers are measured as well: plain torch, and the logsumexp that FlexAttention returns.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from . import plain
 from .forms import FORMS, RECIPES, WAYS, Form, Step
 
 Make = Callable[..., Step]
-"""Makes a step from what an implementation loads, a batch of a form and a temperature.
+"""Makes a step from three arguments: what an implementation has loaded, a `Form`, and a temperature.
 
 It raises `Unavailable` if the implementation does not have the loss.
 """
@@ -228,7 +228,7 @@ def mask_without_diagonal(flex: Any, n: int, device: torch.device) -> Any:
     if rest or count == 1:
         return flex.create_block_mask(different_rows, None, None, n, n, device=str(device))
     one = torch.ones(1, 1, count, dtype=torch.int32, device=device)
-    # Row r lists r first, then the others in turn.
+    # Row r of blocks lists block r first, then the others in turn.
     listed = torch.arange(count, dtype=torch.int32, device=device)
     blocks = ((listed[:, None] + listed[None, :]) % count)[None, None]
     others = blocks.roll(-1, dims=-1).contiguous()
@@ -278,7 +278,7 @@ SUPCONTRAST_FORMS = (NT_XENT, *(f"supcon, {way}" for way in WAYS["supcon"] if wa
 
 @_entry("supcontrast", "original", SUPCONTRAST_FORMS, **SUPCONTRAST)
 def _supcontrast(peer: Any, form: Form, temperature: float) -> Step:
-    """Call the code with one normalised view ``[N, 1, D]`` and labels or a mask; for NT-Xent with two views."""
+    """Call the code with one normalised view ``[N, 1, D]`` and labels or a mask, for NT-Xent ``[B, 2, D]``."""
     code = peer.loss(temperature=temperature, base_temperature=temperature)
     if form.name == NT_XENT:
         return lambda z: code(torch.stack(F.normalize(z, dim=1).chunk(2), dim=1))
@@ -335,7 +335,7 @@ INF_CL: dict[str, Any] = {"load": _load_inf_cl, "version": lambda _: f"inf-cl {i
 # It has no float64, so the check detects another loss but not an inexact one.
 @_entry("inf_cl", "Inf-CL", (ONE,), agreement=1e-2, accelerator=True, **INF_CL)
 def _inf_cl(module: Any, form: Form, temperature: float) -> Step:
-    """Call the function for one device of DAMO-NLP-SG/Inf-CLIP. Its Triton kernels use TF32 for every dtype."""
+    """Call the single-device function of DAMO-NLP-SG/Inf-CLIP. Its Triton kernels use TF32 for every dtype."""
     columns = form.inputs[0].shape[1]
     width = min(columns, INF_CL_WIDTH)
     if form.inputs[0].device.type != "cuda":

@@ -106,8 +106,8 @@ class MemoryBankModule(nn.Module):
         gather_distributed: whether the rows of all processes are stored.
         feature_dim_first: True: the bank is returned as ``[D, size]``; False: as ``[size, D]``.
         bare_size: how a number of rows without a dimension is handled. "infer": the dimension is that of the first
-            batch, with a warning, as in lightly at commit e8d317f. "error": a ValueError is raised, as in lightly
-            1.6.0.
+            batch, with a warning if it is an int, as in lightly at commit e8d317f. "error": a ValueError is raised, as
+            in lightly 1.6.0.
 
     Raises:
         ValueError: a size is negative, or, with ``bare_size="error"``, has no dimension or more than one.

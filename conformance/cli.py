@@ -344,8 +344,8 @@ def check(
         bool,
         typer.Option(
             "--all",
-            help="Also show and explain the other failing cases, those above the required level included, the counts "
-            "for each flag, and all reasons for skipped cases.",
+            help="Show and explain all failing cases, not only the first three, and those above the required level. "
+            "Also show the counts for each flag and all reasons for skipped cases.",
         ),
     ] = False,
     **options: Any,
@@ -359,11 +359,11 @@ def check(
 
     Exit codes: 0 it conforms, 1 it does not, 2 invalid command line, 3 could not run.
 
-    On Linux, the target runs in a child process. If it crashes, exits or exceeds --limit, the check counts as errored,
-    and the next one runs in a new child process. Time-outs are counted separately for batches of up to 40 rows, for
-    larger batches, and for usages, which are other ways to call the target, such as under autocast. After three
-    time-outs of one kind, the remaining checks of this kind are not run. What the target prints is written to standard
-    error.
+    On Linux, the target runs in a child process. If it crashes, exits or exceeds --limit, the check counts as errored;
+    if the process has ended, the next check runs in a new one. Time-outs are counted separately for batches of up to 40
+    rows, for larger batches, and for usages, which are other ways to call the target, such as under autocast. After
+    three time-outs of one kind, the remaining checks of this kind are not run. What the target prints is written to
+    standard error.
 
     A declared deviation is a known, intended difference. It is an error if a declaration matches no check, or if a
     check that it matches passes. python -m pydoc pairproof.conformance.judge.deviations describes the format.

@@ -7,8 +7,9 @@ running it:
 
 - shared memory (on sm_100 also tensor memory) is within the limit, and no registers are spilled to the stack;
 - matrix products use tensor cores;
-- the plain kernels with FIXED (see `pairproof.fast.kernels.tile`) compute one exponential per pair;
-- there are no atomic operations on device memory, since the result would depend on the order of the threads.
+- with FIXED (see `pairproof.fast.kernels.tile`), the kernels for tiles of negatives, `*_plain`, compute one exponential
+  per pair;
+- there are no atomic operations, since the result would depend on the order of the threads.
 
 Exit code: 0 all checks passed; 1 a check failed; 2 wrong usage; 3 triton or its cuobjdump is missing.
 """

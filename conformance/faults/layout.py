@@ -50,7 +50,7 @@ def nt_xent_first_view_twice(view_a: Tensor, view_b: Tensor, *, temperature: flo
 
 @fault("nt_xent", build=parts.views)
 def nt_xent_off_by_one(rows: parts.Rows) -> parts.Rows:
-    """The index of each partner is 1 too small, as if the diagonal had been removed from every row."""
+    """The index of each partner is 1 too small (0 becomes the last row)."""
     partners = (rows.target - 1) % len(rows.target)
     return rows._replace(target=partners.where(partners != torch.arange(len(partners)), rows.target))
 

@@ -6,8 +6,8 @@ loads the target and answers all requests. If the worker dies, the spawner forks
 state. If the judging process is killed, the spawner kills the worker and ends. Requests are pickled. Answers are JSON,
 because reading a pickle of the target could run its code here.
 
-Some processes cannot be forked: those of systems other than Linux, and those in which CUDA or jax runs. The target is
-then loaded in this process, and a note says so.
+Some processes cannot be forked: those of systems other than Linux, those in which CUDA runs and, for a target of jax
+arrays, those in which jax is loaded. The target is then loaded in this process, and a note says so.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ PRINTED = 20
 """Maximum number of different lines of a target's output that are shown."""
 
 LONGEST_MESSAGE = 1000
-"""Maximum length of an error message, in characters."""
+"""Maximum length of an error message, and of what is kept of one write to an output, in characters."""
 
 Served = tuple[dict[str, Any], Callable[..., Any]]
 """Facts about a target as JSON data, and a function that answers a request with JSON data."""
@@ -79,7 +79,7 @@ class Child:
 
     Attributes:
         facts: what the worker reported when it had loaded the target.
-        last_death: how the worker died the last time; "" if it never died.
+        last_death: how the worker died the last time; "" if it has not died since the trial.
     """
 
     def __init__(self, load: Callable[[], Served], limit: float | None) -> None:
@@ -138,7 +138,7 @@ class Child:
             answer = self.ask(None)
         self._deaths, self.last_death = 0, ""
         if isinstance(answer, dict) and answer.get("changed") and self._worker:
-            # The side effects of the trial must not hide those of the cases.
+            # The trial changed global state. A new worker judges the cases, so that they show the change again.
             self._end(0.0)
         if isinstance(answer, dict) and "failed" in answer:
             self.close()
@@ -392,7 +392,7 @@ def _line(text: object) -> str:
 
 
 class IsolatedLoss(External):
-    """The loss of a user, judged according to a claim, in a child process."""
+    """The loss of a user, judged as what its user says that it computes (`Claim`), in a child process."""
 
     def __init__(self, spec: object, *, device: str = "cpu", **options: Any) -> None:
         """Load a target in a child process; the arguments and errors are those of ``External``.
@@ -407,7 +407,7 @@ class IsolatedLoss(External):
 
             def facts() -> dict[str, Any]:
                 claim = {name: getattr(target.claim, name) for name in ("call", "arrays", "settings")}
-                # The temperature is a number that the user passed, or one that the target has built in.
+                # None if the temperature is passed in each call; otherwise that of the user, or the built-in one.
                 at = None if target.claim.temperature is None else float(target.claim.temperature)
                 claim |= {name: sorted(getattr(target.claim, name)) for name in ("passed", "required")}
                 found: dict[str, Any] = {"claim": claim | {"temperature": at}, "notes": target.notes}
@@ -551,7 +551,7 @@ class IsolatedTarget(Target):
 
     @property
     def last_death(self) -> str:
-        """How the child process died the last time; "" if it never died."""
+        """How the child process died the last time; "" if it has not died since the trial."""
         return self.child.last_death
 
     def close(self) -> None:

@@ -72,7 +72,7 @@ def solved_anchors_leave(case: Case, dtype: str, true: Truth) -> bool:
     roundoff = unit_roundoff(dtype)
     left = [value for value in values if value > roundoff]
     if not left and values:
-        # The loss is 0 to rounding, but a reference that is not a positive of any anchor still has a gradient.
+        # The loss is 0 to rounding, but the gradient of a reference may still exceed its bound.
         rows = bounds(case, true, dtype).rows
         return any(base.exceeds(found, rows[name]) for name, found in true.other_gradients.items())
     change = sum(values) / len(left) - sum(values) / len(values) if left else 0.0
@@ -93,7 +93,7 @@ def saturated(case: Case, dtype: str, true: Truth) -> bool:
     """Whether the true loss of some pair is close to, or above, the largest one that NTXentLoss can return.
 
     NTXentLoss adds finfo.tiny inside its logarithm: the loss of a pair is at most 87.34 in float32 and 708.40 in
-    float64, where its gradient vanishes.
+    float64. At this value, its gradient is 0.
     """
     limit, positives = -math.log(np.finfo(dtype).tiny) - 8, case.positives()
     # The loss of a pair is at most the anchor's loss, a mean over its pairs, times their number.
@@ -219,7 +219,7 @@ class PytorchMetricLearning(PackagePeer):
 class Reducers(PytorchMetricLearning):
     """Both losses with ``MeanReducer``, ``SumReducer`` or ``DoNothingReducer``.
 
-    For ``NTXentLoss``, unless the reduction is "mean_pairs", the reducer is wrapped in ``PerAnchorReducer``.
+    For ``NTXentLoss``, unless the reduction is over pairs, the reducer is wrapped in ``PerAnchorReducer``.
     """
 
     name = "pml-reducers"

@@ -17,8 +17,8 @@ from .base import Implementation, Support
 STEP = {"cosine": 1e-120, "dot": 1e-200}
 """The complex step, in units of the largest entry of a row.
 
-The relative truncation error is of the order of its square. Dot products can be large, so they need a smaller step than
-cosines; the larger step keeps the digits of gradients down to 1e-160."""
+The relative truncation error is of the order of its square. Dot products can be large, so they need a smaller step. The
+step of cosines is larger, so that step times gradient does not underflow for gradients down to 1e-160."""
 
 AT_ONCE = 2048
 """Number of entries with respect to which one run of the loops differentiates, unless one row has more.

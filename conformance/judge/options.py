@@ -254,7 +254,7 @@ class Selection:
             other than Linux use one process.
         covering: Run only a small fixed subset of the selected cases, which still reaches every flag, every value of
             every option and every kernel.
-        thorough: Also run the cases of more than 258 rows, bfloat16 and float16; without this option, they run only
+        thorough: Also run bfloat16, float16 and the cases of more than 258 rows; without this option, they run only
             if --case, --dtype or --covering selects them. Run fast-dense, fast-tiled and fast-exact on every case;
             without this option, each runs on a third of the cases unless --loss, --case, --dtype, --covering or --impl
             is given.
@@ -384,7 +384,8 @@ class Request:
             (repeatable). The value is read as a Python literal if it is one. Batch size, number of views, device, world
             size and rank are passed automatically.
         result: The name or position of the loss, if the target returns several results. By default, the result with
-            the name loss, total_loss or similar is used, or else the only single number; the choice is reported.
+            the name loss, total_loss or similar is used, or else the only plausible result, such as a single number;
+            the choice is reported.
         device: The torch device on which the target runs.
         limit: Maximum time of one evaluation, in seconds.
         deviations: TOML file that declares known, intended differences (deviations) with their reasons; a check that
@@ -394,9 +395,9 @@ class Request:
         fuzz: Number of random batches, drawn in addition to the stored cases. They vary sizes, classes, layouts and
             every option that the target takes.
         seed: The seed of the random batches. By default it is random, and reported; in pytest it is 0.
-        thorough: Also run the cases of more than 40 rows whose proof takes long, up to a minute each. This matters only
-            if a temperature or an option is built into the target: the expected results are then proved again for its
-            value. Proofs are stored, so that the next run is fast.
+        thorough: Also run the cases whose proof takes long, mostly those of more than 40 rows. This matters only if a
+            temperature or an option is built into the target: the expected results are then proved again for its value.
+            Proofs are stored, so that the next run is fast.
         level: The highest level at which the target must pass: formula (ordinary batches), policies (also batches
             without positives or negatives, duplicates and the like; the default), range (also extreme temperatures,
             norms and logits) or digits (also rounding errors). Failures above it are reported, but do not change the
@@ -572,8 +573,8 @@ class Batch:
         ref_embeddings: File with an [M, D] array, the rows that anchors are contrasted with instead of the batch.
         ref_labels: File with [M] integers, the labels of the reference rows or of the second tower.
         self_rows: File with [N] integers: each anchor's own row in the reference rows, or -1 if it is not among them.
-        ignored: File with [N, M] booleans: the pairs that are left out. For hard negatives, the docstring of the loss
-            lists the columns.
+        ignored: File with [N, M] booleans: the pairs that are left out. With hard negatives, there are more columns,
+            which the docstring of the loss lists.
         ignored_ids: File with [N] integers; pairs with equal ids are left out unless they are positives.
         ref_ignored_ids: File with [M] integers, the ids of the reference rows or of the second tower.
         positive_weights: File with [N, M] weights of positives, at least 0.

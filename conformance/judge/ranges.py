@@ -33,7 +33,7 @@ DTYPES = ("float64", "float32")
 """The dtypes whose limits are found."""
 
 WIDE = 1e-3
-"""Relative error from which a value or a gradient counts as wrong, far above every rounding error on this batch."""
+"""Relative error from which a value or a gradient counts as wrong: far above rounding errors of moderate logits."""
 
 FINE = 64
 """Number of steps per factor of two: limits are found to 1.1 %."""
@@ -138,7 +138,7 @@ class _Break:
 
 
 Breaks = dict[str, _Break]
-"""How the loss and the gradient break, by "loss" and "gradient"; what is right is missing."""
+"""How the loss and the gradient break, by "loss" and "gradient"; a part that is right has no entry."""
 
 
 def find_limits(target: External, claim: Claim, dtypes: Sequence[str] = DTYPES) -> list[Limit]:
@@ -203,7 +203,7 @@ def _with(case: Case, **options: Any) -> Case:
 
 
 def _power(exponent: float) -> float:
-    """A power of two, rounded to eight bits, so that its product with a row is exact in float32."""
+    """2 to any real exponent, rounded to eight bits, so that its product with a row is exact in float32."""
     whole = math.floor(exponent)
     return math.ldexp(round(128 * 2 ** (exponent - whole)) / 128, whole)
 

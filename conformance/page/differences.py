@@ -1,4 +1,4 @@
-"""The value, anchors, pairs and gradients of a failing case: the expected ones beside those returned or computed."""
+"""The value, anchors, pairs and gradients of a failing case: the expected ones beside those of the loss."""
 
 from __future__ import annotations
 

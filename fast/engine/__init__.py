@@ -10,13 +10,13 @@ underflow; panels also use quotients of these sums, so their bound is lower.
 Under "auto", `small` evaluates the plain mean or sum of a small batch with moderate logits on a CPU; `odds` and
 `blocks` do so for losses that combine several sums of exponentials. `direct` evaluates the plain mean or sum of a large
 batch of two towers in one direction, together with its gradient. All other batches, except those of "exact" and of
-the fused kernels, are evaluated in one of these ways, which `plan` chooses for the batches of one process:
+the fused kernels, are evaluated in one of these ways. `plan` chooses it, except for many processes:
 
 - in symmetric tiles of unshifted exponentials, mostly in larger batches where logits are known to be moderate and rows
   can be sorted by label or by partner;
 - in panels of whole rows of unshifted exponentials (one for a small batch), in other batches with moderate logits;
 - in panels of whole rows, shifted by their maxima, where no other way applies, as for pairs with weights;
-- in panels of unshifted exponentials of the anchors, if these are given and at most half of the rows;
+- in panels whose rows are only the anchors, if `anchors` selects at most half of the rows, unshifted;
 - in tiles of unshifted exponentials, for negatives that need no gradient, such as a queue;
 - for the rows of one of many processes, if positives are symmetric, in panels of unshifted exponentials (`shared`);
 - for the rows of one of many processes that pass their rows around, in panels shifted by their maxima (`ring`);
