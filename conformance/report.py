@@ -515,13 +515,13 @@ def _judged(result: CheckResult) -> Iterator[Part]:
     if rest := reasons[len(listed) :]:
         number = sum(count for _, count in rest)
         yield Text(f"  {number} skipped for {len(rest)} other reasons: --all shows them", "dim")
-    if result.fresh:
-        yield f"random batches: {len(result.fresh)}, drawn with --seed {request.seed}"
     needed = (reason.removeprefix("needs ") for reason, _ in reasons if "=" in reason)
     yield from (
-        Text(f"  if the target fixes the value of an option, pass it, for example: --set {it}", "dim")
+        Text(f"  to run skipped cases, claim what the target computes, for example: --set {it}", "dim")
         for it in [*needed][:1]
     )
+    if result.fresh:
+        yield f"random batches: {len(result.fresh)}, drawn with --seed {request.seed}"
     if result.not_tried:
         yield Text(f"  not tried: {', '.join(result.not_tried)}", "dim")
     if result.judged:

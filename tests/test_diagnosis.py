@@ -7,13 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from pairproof.conformance.diagnose.identify import identify
 from pairproof.conformance.diagnose.joint import Diagnosis, Reason
 from pairproof.conformance.diagnose.search import Match
 from pairproof.conformance.implementations.child import PRINTED
 from pairproof.conformance.judge.check import CheckResult, check_loss
+from pairproof.conformance.judge.results import Status
 from pairproof.conformance.judge.suggest import suggested
+from pairproof.conformance.suite.levels import Level
 
 sys.path.insert(0, str(Path(__file__).parent / "targets"))
 import public_mistakes as public
@@ -111,6 +114,23 @@ def test_first_reason_is_the_mistake(name: str, loss: str, words: str, setting: 
     assert len(reason.cases) >= 0.6 * found.failing
     assert f"explains {len(reason.cases)} of {found.failing} failing cases" in found.sentences()[0]
     assert reason.words in result.summary
+
+
+@pytest.mark.slow
+def test_a_reason_that_passing_cases_contradict_is_not_chosen() -> None:
+    """On small batches with one pair of positives, there are as many directed pairs as anchors with a positive."""
+
+    def loss(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float = 0.07) -> torch.Tensor:
+        rows = torch.nn.functional.normalize(embeddings, dim=1)
+        own = torch.eye(len(rows), dtype=torch.bool)
+        logs = (rows @ rows.T / temperature).masked_fill(own, -torch.inf).log_softmax(dim=1).masked_fill(own, 0.0)
+        positives = (labels[:, None] == labels) & ~own
+        number = positives.sum(dim=1)
+        return -((logs * positives).sum(dim=1)[number > 0] / number[number > 0]).mean()
+
+    result = check_loss(loss, "supcon", dtypes=("float64",), seed=5)
+    assert result.levels[Level.FORMULA][Status.FAILED] == 0
+    assert result.diagnosis.reasons[0].words == "anchors without positives are left out of the mean"
 
 
 @pytest.mark.parametrize(("number", "more"), [(1, ""), (2, ", and 1 more reason"), (3, ", and 2 more reasons")])

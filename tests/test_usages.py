@@ -224,7 +224,7 @@ def test_temperature_tensor_is_not_judged_if_the_loss_is_wrong_at_this_temperatu
     )
     (usage,) = (check for check in result.checks if check.case == "usage/temperature-tensor")
     assert usage.status is Status.SKIPPED
-    assert usage.message.startswith("not judged: the loss is also wrong with the temperature as a number")
+    assert usage.message.startswith("the loss is already wrong with the temperature as a number")
 
 
 def test_one_usage_is_repeated_by_its_name() -> None:

@@ -62,6 +62,9 @@ MOST = 3
 PASSING = 6
 """Number of passing cases on which candidates are tested."""
 
+MORE_PASSING = 30
+"""Number of further passing cases, on which only the candidates that would be chosen are tested."""
+
 LARGEST_PASSING = 16
 """The largest passing case on which candidates are tested, by ``Case.size``."""
 
@@ -443,7 +446,7 @@ class Collector:
         self.options = tuple(options)
         self.failing: list[tuple[Evidence, bool]] = []
         self.dtypes: dict[str, tuple[str, ...]] = {}
-        self.passing = 0
+        self.passing: list[Evidence] = []
         self.refuting: list[Evidence] = []
 
     def add(self, case: Case, dtypes: Sequence[str], outcome: Outcome, truth: Truth | Expected, ordinary: bool) -> None:
@@ -461,10 +464,9 @@ class Collector:
 
     def add_passing(self, case: Case, truth: Truth | Expected) -> None:
         """Add a case that passes; a reason that would make it fail is less credible. Only a few small ones are kept."""
-        if self.passing < PASSING and case.size <= LARGEST_PASSING and case.anchors():
+        if len(self.passing) < PASSING + MORE_PASSING and case.size <= LARGEST_PASSING and case.anchors():
             outcome = Outcome(list(truth.values), truth.gradient, other_gradients=truth.other_gradients)
-            self.refuting.append(Evidence(case, "float64", outcome, truth))
-            self.passing += 1
+            self.passing.append(Evidence(case, "float64", outcome, truth))
 
     def diagnose(self, propose: Callable[[], Match | None] = lambda: None) -> Diagnosis:
         """Find reasons that explain the failing cases, one after the other.
@@ -474,6 +476,7 @@ class Collector:
                 ordinary cases remain unexplained.
         """
         found = Diagnosis(failing=len(self.failing))
+        self.refuting = self.passing[:PASSING]
         ordered = sorted(self.failing, key=lambda one: (not one[1], one[0].case.size))
         left = [evidence for evidence, _ in ordered]
         ordinary = {id(evidence) for evidence, common in ordered if common}
@@ -538,7 +541,7 @@ class Collector:
                 break
         # Candidates that explain equally many cases keep their order.
         first = sorted(explains, key=lambda words: -len(explains[words]))[: 2 * TESTED]
-        refuted = {words: self._refuted(words) for words in first}
+        refuted = {words: self._refuted(words, self.refuting) for words in first}
         first = [words for words in first if 2 * refuted[words] <= len(explains[words])]
         first = sorted(first, key=lambda words: refuted[words] - len(explains[words]))[:TESTED]
         for evidence in (one for one in left if one not in explored):
@@ -548,14 +551,16 @@ class Collector:
             for words, test in self._candidates(evidence, base):
                 if words in first and id(evidence) not in explains[words] and (details := _safely(test)):
                     explains[words][id(evidence)] = details
-        best = max(first, key=lambda words: len(explains[words]) - refuted[words], default=None)
+        ranked = sorted(first, key=lambda words: refuted[words] - len(explains[words]))
+        more = self.passing[PASSING:]
+        best = next((one for one in ranked if 2 * self._refuted(one, more) <= len(explains[one])), None)
         few = best is None or (len(explains[best]) == 1 and len(self.failing) > FEW and best not in CERTAIN)
         return None if best is None or few else (best, explains[best], bool(base))
 
-    def _refuted(self, words: str) -> int:
+    def _refuted(self, words: str, cases: Sequence[Evidence]) -> int:
         """Return the number of cases that a candidate does not explain, although it predicts another value there."""
         found = 0
-        for evidence in self.refuting:
+        for evidence in cases:
             if _safely(partial(evidence.predicts_failure, words)):
                 tests = [test for name, test in self._candidates(evidence, "") if name == words]
                 found += not any(map(_safely, tests))

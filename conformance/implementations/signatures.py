@@ -535,7 +535,7 @@ def _temperature(claim: Claim, signature: Signature, notes: list[str]) -> float 
     if isinstance(found, torch.Tensor) and found.numel() == 1:
         found = found.item()
     if isinstance(found, bool) or not isinstance(found, (int, float)):
-        missing = "the target has no parameter temperature (or tau, or logit_scale)"
+        missing = "the target takes no argument temperature (or tau, or logit_scale)"
         raise TargetMisused(f"{missing}: pass the temperature that is built in with --temperature")
     found = float(found)
     notes.append(f"temperature: {found!r} is built in, an attribute of the instance; override with --temperature")

@@ -201,8 +201,8 @@ class UsageJudge:
                 ratio, found = math.inf, f"it {effects[kinds[0]]}"
             if found:
                 if usage.temperature == "tensor" and true and not self._is_right(case, true, dtype):
-                    wrong = f"the loss is also wrong with the temperature as a number ({case.id})"
-                    return replace(blank, status=Status.SKIPPED, message=f"not judged: {wrong}")
+                    wrong = f"the loss is already wrong with the temperature as a number ({case.id})"
+                    return replace(blank, status=Status.SKIPPED, message=wrong)
                 level = usage.level
                 if usage.name == "zero-row" and not _is_of_zero_similarities(case, outcome):
                     level, found = Level.POLICIES, f"{found}, or the loss with similarities of 0"
