@@ -300,7 +300,7 @@ def test_built_in_temperature_is_an_option(chosen: list[str], capsys: pytest.Cap
     arguments = ["check", f"{LOSSES}:built_in", "--loss", "supcon"]
     assert call(*arguments) == 2
     error = capsys.readouterr().err
-    assert "no parameter temperature (or tau, or logit_scale): pass the temperature that is built in with" in error
+    assert "no argument temperature (or tau, or logit_scale): pass the temperature that is built in with" in error
     assert call(*arguments, "--temperature", "0.5", *chosen) == 0
     text = capsys.readouterr().out
     assert "temperature: 0.5 built in; the cases are proved again with it, except slow ones (--thorough)" in text

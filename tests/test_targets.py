@@ -212,7 +212,7 @@ def test_contradictory_options_are_refused(options: dict[str, object], words: st
 def test_unknown_temperature_requires_an_option() -> None:
     with pytest.raises(
         TargetMisused,
-        match=r"no parameter temperature \(or tau, or logit_scale\): pass the temperature that is built in with",
+        match=r"no argument temperature \(or tau, or logit_scale\): pass the temperature that is built in with",
     ):
         target("built_in")
     with pytest.raises(TargetMisused, match="--temperature"):
