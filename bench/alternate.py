@@ -13,7 +13,7 @@ SECONDS = 1.0
 LEAST = 7
 """The smallest number of samples of each implementation."""
 SAMPLE = 0.01
-"""Approximate duration of a sample of the slower step, in seconds; quicker steps are repeated."""
+"""Approximate duration of a sample of the slower step, in seconds; if a step takes less, both are repeated."""
 
 
 def alternated(steps: Mapping[str, Callable[[], object]]) -> dict[str, float]:

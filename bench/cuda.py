@@ -41,7 +41,8 @@ class EventClock(Clock):
 
     products: ClassVar[Shapes] = {"mm": (8192, 8192, None), "square": (8192, 8192, 8192)}
     on_device = True
-    # On a GPU, symmetry is not used: forward 2, recomputing the tiles 2, their gradient 2.
+    # On a GPU, symmetry is not used. Operations per pair and dimension: forward 2, recomputing the tiles 2, and their
+    # gradient 2.
     flops = (2, 6)
 
     def __init__(self, device: str = "cuda") -> None:

@@ -12,7 +12,8 @@
                 implementation ("pairproof", "plain" torch, or a peer):
                   status        "measured", or "refused" with a reason
                   version       of the implementation
-                  rounds        number of pairs (pairproof: of rounds); repeats: calls per sample
+                  rounds        number of pairs of samples, one of the peer and one of pairproof (pairproof: of rounds)
+                  repeats       calls per sample
                   processes     number of processes over which the figures are medians, if several
                   forward_ms    [lower quartile, median, upper quartile] per call, without autograd
                   both_ms       the same for forward and backward; a step replayed as a CUDA graph has only this
@@ -22,8 +23,9 @@
                                 512 rows, spread over the batch
                   mm_gflops     throughput of torch.mm in the same rounds
                   forward_share, both_share   quartiles over the rounds: throughput of pairproof divided by that of
-                                mm; a step is counted as N^2 D and 4 N^2 D operations for labels, partners and pairs
-                                (on a GPU 2 N^2 D and 6 N^2 D), and as 2 N M D and 8 N M D operations otherwise
+                                mm. For labels, partners and pairs, the forward pass counts as N^2 D operations, and
+                                forward and backward as 4 N^2 D (on a GPU 2 N^2 D and 6 N^2 D); otherwise as 2 N M D
+                                and 8 N M D
                   square_gflops, forward_square_share, both_square_share   on a GPU, the same for a product of
                                 square matrices of 8192 rows in the same dtype
     memory      one row per form, n, d, dtype and implementation: status, bytes (peak of forward and backward beyond
@@ -33,7 +35,7 @@
                 gradient_error, the medians of the relative errors over the batches; smallest_loss, the smallest true
                 loss
     large       null, or pairproof at 65536 rows in 10 classes: bytes, once_ms, worst_anchor_error, anchors_compared
-    goals       the result of `bench.goals.judge`, on a GPU of `bench.goals.judge_device`
+    goals       the result of `bench.goals.judge`; on a GPU, that of `bench.goals.judge_device`
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def _mean_over_pairs(form: Form, y: Tensor, temperature: float) -> tuple[float, 
 
 
 def loss_and_gradient(form: Form, temperature: float, rows: Tensor | None = None) -> tuple[float, Tensor]:
-    """Return the true loss and its gradient at the embeddings of the batch, as rounded to its dtype.
+    """Return the true loss and its gradient at the batch's embeddings, which are already rounded to its dtype.
 
     Args:
         form: a batch of any form.

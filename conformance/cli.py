@@ -265,7 +265,7 @@ def verify(
     documents make in words are tested, too.
 
     Exit codes: 0 everything holds and the expected number of checks ran, 1 something does not hold, 2 invalid command
-    line, 3 could not run: something that the options request is not available, or no result could be compared.
+    line, 3 could not run: something requested by an option is not available, or no result could be compared.
 
     Examples:
         pairproof verify
@@ -344,7 +344,7 @@ def check(
         bool,
         typer.Option(
             "--all",
-            help="Show and explain all failing cases, not only the first three, and those above the required level. "
+            help="Show and explain all failing cases, instead of the first three, and those above the required level. "
             "Also show the counts for each flag and all reasons for skipped cases.",
         ),
     ] = False,
@@ -365,8 +365,8 @@ def check(
     three time-outs of one kind, the remaining checks of this kind are not run. What the target prints is written to
     standard error.
 
-    A declared deviation is a known, intended difference. It is an error if a declaration matches no check, or if a
-    check that it matches passes. python -m pydoc pairproof.conformance.judge.deviations describes the format.
+    A declared deviation is a known, intended difference. It is an error if a declaration matches no check, or one
+    that passes. python -m pydoc pairproof.conformance.judge.deviations describes the format.
 
     Examples:
         pairproof check mylib.losses:SupConLoss --loss supcon
@@ -637,7 +637,7 @@ def _rebuild(peers: dict[str, str], *, keep: bool) -> None:
         typer.echo(f"fixtures: a rebuild would {f'make {changes} changes' if changes else 'change nothing'}")
     if found.failed:
         advice = "correct the implementations or declare the deviations, then run this command again"
-        counted = "the counts assume that they pass or deviate as declared"
+        counted = "the stored counts of checks assume that they pass or deviate as declared"
         typer.echo(f"fixtures: {len(found.failed)} checks failed; {counted}; {advice}")
     if found.failed or (changes and not keep):
         raise typer.Exit(NOT_CONFORMING)

@@ -11,9 +11,10 @@ The weights are constants, unless ``detach_weights`` is False. An anchor without
 evaluates log(sum over N(i) of e^s / e^s_ip), to which (m_i - 1) s_ip is added. As sigma grows, every w_i approaches 1,
 and the loss approaches DCL, `supcon_loss` with denominator="only_negatives".
 
-Source: Yeh et al. 2022, "Decoupled Contrastive Learning", arXiv 2110.06848, the loss L_DCW. The mean over all rows is
-that of DCLWLoss of lightly at commit e8d317f, where the weights are constants. Gradients flow through the weights in
-raminnakhli/Decoupled-Contrastive-Learning at commit 0b9b76d and in nidl at commit efb1343.
+Source: Yeh et al. 2022, "Decoupled Contrastive Learning", arXiv 2110.06848, the loss L_DCW. Like
+DCLWLoss of lightly at commit e8d317f, this loss takes the mean over the rows, which the paper sums, and its weights are
+constants. Gradients flow through the weights in raminnakhli/Decoupled-Contrastive-Learning at commit 0b9b76d and in
+nidl at commit efb1343.
 """
 
 from __future__ import annotations

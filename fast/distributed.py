@@ -212,7 +212,7 @@ class Share(NamedTuple):
         return slice(self.start, self.start + self.counts[self.rank])
 
     def place(self, tensor: Tensor) -> Tensor:
-        """Return the numbers of this rank's rows among those of all ranks, int64 ``[n]``, on the device of a tensor."""
+        """Return the indices of this rank's rows among the rows of all ranks, int64 ``[n]``, on a tensor's device."""
         return torch.arange(self.here.start, self.here.stop, device=tensor.device)
 
     def gather(self, tensor: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ def order(value: Scalar) -> float:
     """
     if isinstance(value, float):
         return value
-    return float(np.real(value.flat[0] if isinstance(value, np.ndarray) else value))
+    return float((value.item(0) if isinstance(value, np.ndarray) else value).real)
 
 
 def detached(value: Scalar) -> Scalar:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,7 +13,7 @@ from .scalars import Scalar, order, total, zero_like
 
 def dot(a: Sequence[Scalar], b: Sequence[Scalar]) -> Scalar:
     """Return Σ_d a_d b_d of two rows, [D] each."""
-    return total(x * y for x, y in zip(a, b, strict=True))
+    return total(map(operator.mul, a, b))
 
 
 def scaled_row(row: Sequence[Scalar]) -> list[Scalar]:
@@ -23,7 +24,8 @@ def scaled_row(row: Sequence[Scalar]) -> list[Scalar]:
     """
     exponent = math.frexp(max(abs(order(x)) for x in row))[1]
     half = exponent // 2
-    return [x * 2.0**-half * 2.0 ** (half - exponent) for x in row]
+    first, second = 2.0**-half, 2.0 ** (half - exponent)
+    return [x * first * second for x in row]
 
 
 def norm(row: Sequence[Scalar]) -> Scalar:

@@ -365,7 +365,7 @@ def test_a_failed_check_is_reported_with_exit_code_1(
         failed = [line for line in lines if line.startswith("failed: ")]
         assert failed[0].startswith("failed: golden/nt_bxent/one-positive-balanced-tau-half, fast, float64: ")
         assert all("; repeat: pairproof verify --case golden/nt_bxent/" in line for line in failed)
-        counted = "the counts assume that they pass or deviate as declared"
+        counted = "the stored counts of checks assume that they pass or deviate as declared"
         advice = "correct the implementations or declare the deviations, then run this command again"
         assert lines[-2:] == [
             f"fixtures: {words}",
@@ -424,7 +424,7 @@ def test_a_new_revision_is_recorded_with_its_difference(
     assert f"{RECORDED}: sha256: " in text
     assert f"{RECORDED}: golden/{FIRST}, float32: value " in text
     assert f"failed: golden/{FIRST}, supcontrast-today, float32: " in text
-    assert "checks failed; the counts assume that they pass or deviate as declared; correct the" in text
+    assert "checks failed; the stored counts of checks assume that they pass or deviate as declared; correct" in text
     after = files(root)
     assert {name for name in after if after[name] != before[name]} == {RECORDED, "manifest.json"}
     for command, given in (("check", tmp_path), ("rebuild", path)):

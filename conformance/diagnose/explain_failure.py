@@ -605,7 +605,7 @@ def tiny_epsilons(found: Failure) -> Iterator[Suspect]:
 
 
 def _dot(found: Failure, rows: Tensor, words: str = "") -> Suspect:
-    """Dot products of rows that replace those of the case."""
+    """Replace the rows of the case, and compare them by dot product."""
     return found.right.read(words, rows=rows).other(words, similarity="dot")
 
 

@@ -48,7 +48,7 @@ class Batch(NamedTuple):
 
     @property
     def negative(self) -> Tensor:
-        """[N, N], true for off-diagonal pairs that are not positive."""
+        """[N, N], true for the pairs that the loss uses and that are not positive."""
         return self.other & ~self.positive
 
     @property
@@ -317,7 +317,10 @@ def loss_of(loss: str, found: Evaluable) -> Tensor:
 
 
 def composed(loss: str, build: Builder, function: Callable[[Any], Evaluable] = lambda built: built) -> Function:
-    """Return a loss with the parameters of ``build``, whose result, or each item of a list, ``function`` receives."""
+    """Return a loss with the parameters of ``build``.
+
+    ``function`` is applied to the result of ``build``, or to each item if that is a list.
+    """
 
     @wraps(build)
     def called(*given: Tensor | None, **options: Any) -> Tensor:

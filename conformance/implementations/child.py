@@ -79,7 +79,7 @@ class Child:
 
     Attributes:
         facts: what the worker reported when it had loaded the target.
-        last_death: how the worker died the last time; "" if it has not died since the trial.
+        last_death: how the worker died the last time; "" if it has not died since `settle`.
     """
 
     def __init__(self, load: Callable[[], Served], limit: float | None) -> None:
@@ -551,7 +551,7 @@ class IsolatedTarget(Target):
 
     @property
     def last_death(self) -> str:
-        """How the child process died the last time; "" if it has not died since the trial."""
+        """How the child process died the last time; "" if it has not died since `settle`."""
         return self.child.last_death
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ BANK = "https://github.com/lightly-ai/lightly/blob/v1.6.0/lightly/models/modules
 
 @deviation("the bank is detached", BANK)
 def bank_is_detached(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether the gradient of the negatives is too large to be replaced by 0.
+    """Whether the true gradient of the negatives is farther from 0 than its bounds allow.
 
     The memory bank is a buffer, so that the negatives get no gradient. The value and the gradients of both towers are
     right.

@@ -34,7 +34,7 @@ from .results import Status
 
 PROJECT = "pyproject.toml"
 DECLARED = ". Declared: "
-"""What separates the term that differs from the reasons, in the message of a check that deviates."""
+"""The text between the term that differs and the reasons, in the message of a check that deviates."""
 _LISTS = ("case", "flag", "dtype")
 _TEXTS = ("loss", "target", "reason", "link")
 

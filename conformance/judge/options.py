@@ -390,7 +390,8 @@ class Request:
         limit: Maximum time of one evaluation, in seconds.
         deviations: TOML file that declares known, intended differences (deviations) with their reasons; a check that
             differs as declared does not fail. Default: tool.pairproof in the nearest pyproject.toml.
-        cases: Only this case, random batch (fresh-SEED-3) or usage (usage/NAME); * and ? are wildcards (repeatable).
+        cases: Only this case, random batch (fresh-SEED-NUMBER) or usage (usage/NAME); * and ? are wildcards
+            (repeatable).
         dtypes: float64, float32, bfloat16 or float16 (repeatable or comma-separated). Default: float64 and float32.
         fuzz: Number of random batches, drawn in addition to the stored cases. They vary sizes, classes, layouts and
             every option that the target takes.

@@ -46,7 +46,8 @@ class Finding:
         public: the loss.
         checks: number of checks.
         level: the highest level at which it conforms; "" if it does not conform at any level.
-        words: the reasons of the diagnosis, the limits, and a note if it is judged by the bounds of float32.
+        words: the reasons of the diagnosis, the temperatures, norms and logits from which on it fails, and a note if it
+            is judged by the bounds of float32.
     """
 
     public: PublicLoss

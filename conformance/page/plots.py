@@ -73,7 +73,7 @@ class Chart:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Chart:
-        """Return a chart from the data of ``data``."""
+        """Return a chart from the result of ``Chart.data``."""
         lines = [
             Line(one["name"], [(float(x), float(y)) for x, y in one["points"]], one["faint"]) for one in data["lines"]
         ]

@@ -99,12 +99,12 @@ class Case:
         """Number of rows of the embeddings."""
         return len(self.embeddings)
 
-    @property
+    @functools.cached_property
     def entry(self) -> Loss:
         """The loss's entry in the catalogue."""
         return find_loss(self.loss)
 
-    @property
+    @functools.cached_property
     def first(self) -> str:
         """The name of the argument that takes the embeddings."""
         return self.entry.embeddings[0]
@@ -119,7 +119,7 @@ class Case:
         """The square root of the number of similarities, rounded up; the reference's time grows with its square."""
         return math.ceil(math.sqrt(math.prod(self.shape)))
 
-    @property
+    @functools.cached_property
     def shape(self) -> tuple[int, int]:
         """The shape of the similarity matrix: rows that may be anchors, and rows that they are contrasted with.
 
@@ -215,7 +215,7 @@ class Case:
         found = self.keywords.get(name)
         return self.entry.default(name, self.others) if found is None else found
 
-    @property
+    @functools.cached_property
     def form(self) -> str:
         """How the value of an anchor is computed from its terms; see ``Loss.form``."""
         inside = self.entry.form == "mean" and self.option("inside_reduction") in ("mean", "sum")

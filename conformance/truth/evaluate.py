@@ -336,7 +336,7 @@ def _first_wide(case: Case, found: Enclosures) -> str | None:
     cosine, longest = case.option("similarity") == "cosine", max(map(max, norms.values()))
     for name, rows in found.gradients.items():
         for i, (row, norm) in enumerate(zip(rows, norms[name], strict=True)):
-            # The terms of an entry are weights of at most scale / temperature times entries of rows.
+            # Each term of an entry is an entry of a row times a weight of at most scale / temperature.
             size = scale / case.temperature * (1 / (norm or 1.0) if cosine else longest)
             size = max(size, *(abs(float(x)) for x in row))
             if any(is_wide(x, size) for x in row):
@@ -353,39 +353,40 @@ def stored_truth(case: Case, expected: Expected) -> Truth:
     """
     if isinstance(expected, Truth):
         return expected
-    similarity, found = _not_stored(case)
-    return Truth(**vars(expected), similarity=similarity, weights=found)
+    return Truth(**vars(expected), similarity=rounded_similarities(case), weights=weights(case))
 
 
 @lru_cache(maxsize=1024)  # several implementations, dtypes and tests use the same case
-def _not_stored(case: Case) -> tuple[Matrix | None, Matrix]:
-    """Return the similarities (None for a case above ``PROVE_UP_TO``) and the weights, as read-only arrays."""
-    similarity, found = None, weights(case)
-    if case.size <= PROVE_UP_TO:
-        with precision():
-            similarity = _rounded(similarities(case, _balls(case)))
-        similarity.setflags(write=False)
+def rounded_similarities(case: Case) -> Matrix | None:
+    """The true similarity matrix rounded to float64, read-only; None for a case larger than ``PROVE_UP_TO``."""
+    if case.size > PROVE_UP_TO:
+        return None
+    with precision():
+        found = _rounded(similarities(case, _balls(case)))
     found.setflags(write=False)
-    return similarity, found
+    return found
 
 
+@lru_cache(maxsize=1024)
 def weights(case: Case) -> Matrix:
-    """The derivative of the loss with respect to each similarity, of the case's ``shape``.
+    """The derivative of the loss with respect to each similarity, of the case's ``shape``, read-only.
 
     They are only used to scale the tolerances, so they are computed in float64. For cases larger than ``PROVE_UP_TO``
     the loops are too slow, and the straightforward implementation is differentiated.
     """
-    if case.size > PROVE_UP_TO:
+    matrix = rounded_similarities(case)
+    if matrix is None:
         from .baseline import plain_weights  # imports torch, which not every command needs
 
         found = plain_weights(case)
-        return np.where(np.isfinite(found), found, 0.0)
-    matrix = similarities(case, {name: rows.tolist() for name, rows in case.matrices.items()})
-    variables = tape.variables(matrix)
-    with np.errstate(all="ignore"):
-        loss = reference_of_similarities(case, variables).loss
-        found = _rounded(tape.gradient(sum(loss) if isinstance(loss, list) else loss, variables))
-    return np.where(np.isfinite(found), found, 0.0)
+    else:
+        variables = tape.variables(matrix.tolist())
+        with np.errstate(all="ignore"):
+            loss = reference_of_similarities(case, variables).loss
+            found = _rounded(tape.gradient(sum(loss) if isinstance(loss, list) else loss, variables))
+    found = np.where(np.isfinite(found), found, 0.0)
+    found.setflags(write=False)
+    return found
 
 
 def _rounded(rows: Sequence[Sequence[Any]]) -> Matrix:

@@ -28,12 +28,14 @@ mean inside the logarithm, the value is a difference of two logarithms of sums. 
 The binary cross-entropy of a pair is softplus(z) or softplus(-z). PyTorch computes it as z minus the logarithm of the
 sigmoid of z, both of size |z|: u |z| for each pair, averaged like the pairs, and LOSS_ULPS u for the functions.
 
-A loss that is the sum of n such terms, with the logits z = s / T + b, has only relative errors. Every softplus is
-positive and has a small relative error, so the error of the sum is (LOSS_ULPS + sqrt(n)) u times the sum. The bias b
-counts as one more product of the dot product, of size T |b| in units of a similarity.
+The sigmoid loss is a sum of n terms softplus(z) or softplus(-z) with the logits z = s / T + b, which implementations
+compute directly, as -logsigmoid. Each term is positive and has a small relative error, so the error of the sum is
+(LOSS_ULPS + sqrt(n)) u times the sum. The bias b counts as one more product of the dot product, of size T |b| in units
+of a similarity.
 
-The loss whose mass M of negatives has a floor (``hard_negative``) contains the logarithms of two sums over negatives,
-of e^((1 + beta) z) and of e^(beta z), which may be computed from separate products. The weight of a negative is the
+In ``hard_negative``, the denominator is the exponential of the positive plus the *mass* M, an estimate from the
+negatives that has a floor. The loss contains the logarithms of two sums over negatives, of e^((1 + beta) z) and of
+e^(beta z), which may be computed from separate products. The weight of a negative is the
 difference of its shares in both sums. The bounds add the shares instead: the *gross* weight. Let q be the difference
 of the two logarithms minus the logit of the positive. The mass is a multiple of e^q - tau_plus, whose relative error is
 e^q / (e^q - tau_plus) times the error of q. This *growth* and 1 + 2 beta multiply the errors of the weights. At the
@@ -43,9 +45,9 @@ are equal to the floor. The gradients of those cases are not compared.
 
 Let s be the similarity of a row and its positive. The loss with weights 2 - m (``dclw``), where m is R times the
 softmax of s / sigma over all R rows, has the gross weight (2 + m) / T for s. The value also changes through the
-weights, and so does the gradient if the weights are not constants. Their derivative adds m / (T sigma) times the sum of
-the row's |s| and the mean of m |s| over all rows. An error of a similarity changes m by that error times 2 m / sigma,
-and the derivative of m by twice as much. The growth is therefore 1 + 4 T / sigma.
+weights, and so does the gradient if the weights are not constants. Their derivative adds m / (T sigma) times (|s| + the
+mean of m |s| over all rows). An error of a similarity changes m by that error times 2 m / sigma, and the derivative of
+m by twice as much. The growth is therefore 1 + 4 T / sigma.
 
 Allowing these errors hides few mistakes. This was measured when 138 faults were known, against bounds of only 2u per
 anchor. 130 faults were caught by the same number of cases. The other eight were caught by one to five cases fewer, but
@@ -558,17 +560,17 @@ def _amplified(case: Case, truth: Truth, shares: Matrix, amplified: Matrix, dtyp
         dtype: the accumulating dtype.
     """
     lengths, positives, anchors, parts = _lengths(case), case.positives(), case.anchors(), _parts(case)
-    # In these two forms the growth of errors differs between anchors, so it is applied to each anchor's weights.
+    # In these two forms the errors of the weights grow, so the growth is applied to each anchor's weights.
     within = len(case.matrices) == 1 and case.form not in ("mass", "weighted")
     errors, _ = _gross_weights(case, truth)
     # The rounding error of a subnormal exponential is absolute, and its result may be 0.
     errors = errors + shares[:, None] * (float(np.finfo(dtype).tiny) / unit_roundoff(dtype))
     if not within:
         for i in anchors if case.form not in ("sigmoid", "mass", "weighted") else ():
-            # With the mean inside the logarithm, a share is a positive's part of a sum of exponentials: at most 1.
             if case.form == "mean":
                 errors[i] += shares[i] * parts[i]
             else:
+                # With the mean inside the logarithm, a share is a positive's part of a sum of exponentials: at most 1.
                 errors[i, positives[i]] += shares[i]
         errors = errors * amplified[:, None]
     sums = {name: np.zeros(len(matrix)) for name, matrix in case.matrices.items()}
@@ -587,8 +589,8 @@ def held_to(allowed: Bounds, truth: Truth, plain: Outcome) -> Bounds:
 
     The straightforward result is sometimes exact by chance. Therefore no bound is made smaller than the effect of
     FLOOR_ULPS units in the last place of every similarity: its two rows, their product and the quotient by the
-    temperature are all rounded. The floor of a value does not include the rounding errors of the size of a logit.
-    Bounds stay as they are where the straightforward result is not finite.
+    temperature are all rounded. The floor of a value does not include the rounding errors that are relative to the
+    size of a logit. Bounds stay as they are where the straightforward result is not finite.
 
     Args:
         allowed: the a-priori bounds.

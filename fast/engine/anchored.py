@@ -169,7 +169,7 @@ def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, 
             weight = next(products).exp2_().scatter_(1, band.own, 0.0)
         weight.mul_(weights.negative[here, None])
         part, positive = weight[:, band.columns], _positives(classes.labels, band)
-        if some_alone:  # the weight of the only positive is its level
+        if some_alone:  # the only positive of an anchor has the weight `level`, without a multiple of its exponential
             part.mul_(torch.rsub(positive * alone[here, None], 1))
         part.addcmul_(positive, weights.level[here, None])
         torch.mm(weight, rows, out=of_anchors[here])
