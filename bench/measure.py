@@ -225,7 +225,7 @@ def quartiles(values: Sequence[float] | Samples) -> list[float]:
 
 
 def _quartiles_of_parts(key: str, figures: Samples) -> dict[str, list[float]]:
-    """Return the quartiles of figures ``[rounds, 2]`` for each of `PARTS`, with a key as the suffix of the name."""
+    """Return the quartiles of figures ``[rounds, 2]`` as ``forward_KEY`` and ``both_KEY``."""
     return {f"{part}_{key}": quartiles(column) for part, column in zip(PARTS, figures.T, strict=True)}
 
 

@@ -278,7 +278,7 @@ SUPCONTRAST_FORMS = (NT_XENT, *(f"supcon, {way}" for way in WAYS["supcon"] if wa
 
 @_entry("supcontrast", "original", SUPCONTRAST_FORMS, **SUPCONTRAST)
 def _supcontrast(peer: Any, form: Form, temperature: float) -> Step:
-    """Call the code with one normalised view ``[N, 1, D]`` and labels or a mask, for NT-Xent ``[B, 2, D]``."""
+    """Call the code with one view ``[N, 1, D]`` and labels or a mask; for NT-Xent, with two views ``[B, 2, D]``."""
     code = peer.loss(temperature=temperature, base_temperature=temperature)
     if form.name == NT_XENT:
         return lambda z: code(torch.stack(F.normalize(z, dim=1).chunk(2), dim=1))

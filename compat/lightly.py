@@ -101,8 +101,8 @@ class MemoryBankModule(nn.Module):
         [[1.0, 1.0], [1.0, 1.0]]
 
     Args:
-        size: the number of rows and their dimension, such as (65536, 128), or 0: there is no bank. The rows are random
-            unit vectors at first. Without a dimension, that of the first batch is used.
+        size: the number of rows and their dimension, such as (65536, 128), or 0 for no bank. The rows are random unit
+            vectors at first. Without a dimension, that of the first batch is used.
         gather_distributed: whether the rows of all processes are stored.
         feature_dim_first: True: the bank is returned as ``[D, size]``; False: as ``[size, D]``.
         bare_size: how a number of rows without a dimension is handled. "infer": the dimension is that of the first

@@ -54,7 +54,7 @@ class _Pairs(NamedTuple):
     Attributes:
         rows: ``[N, D]``; under "dot", already normalised if the distance normalises.
         similarity: "cosine" or "dot".
-        sizes: the norm of each row (for float64, its largest magnitude) and their range, if values were read.
+        sizes: the norm of each row (for float64, the largest magnitude in it) and their range, if values were read.
         keywords: references, and labels or masks.
         negatives: an upper bound on the number of an anchor's negatives.
         listed: anchors and positives of the P positive pairs, ``[P]`` each, if a miner has listed pairs.
@@ -188,7 +188,7 @@ class _PairLoss(GenericPairLoss):  # type: ignore[misc]
         """
         distance = self.distance
         plain = distance.normalize_embeddings and distance.p == 2 and not distance.collect_stats
-        # References are normalised here: a memory may be overwritten before the backward pass.
+        # References are normalised here: those of a memory bank may be overwritten before the backward pass.
         if plain and ref_emb is embeddings:
             sizes = check_embeddings(embeddings, similarity="dot", validate=False, least=1)
             numbers = torch.finfo(embeddings.dtype)

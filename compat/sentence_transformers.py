@@ -44,9 +44,9 @@ HardnessMode = Literal["in_batch_negatives", "hard_negatives", "all_negatives"]
 
 ORDER: tuple[Direction, ...] = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 ONE_BLOCK_FROM = 2**15
-"""Smallest number of pairs (query, document) for which the engine is faster on a CPU, if no sum spans directions."""
+"""If each denominator has one direction: number of query-document pairs from which the engine is faster on a CPU."""
 BLOCKS_FROM = 2**17
-"""The same if a sum spans several directions, or if there are hardness weights."""
+"""The same if a denominator has several directions, or if there are hardness weights."""
 SMALLEST_NORM = {"ranking": 1e-12, "gist": 1e-8}
 """The norms below which `F.normalize` (ranking) and `nn.CosineSimilarity` (gist) do not give rows the norm 1."""
 

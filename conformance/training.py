@@ -189,7 +189,7 @@ def lowest_value(
     """A lower bound on SupCon and NT-Xent under cosine similarity, for given classes.
 
     Let an anchor have P positives with mean cosine p and N negatives with mean cosine n. By Jensen's inequality, its
-    value under L_out is at least f((n - p) / temperature). Under L_in the same holds for p = 1. Here
+    value under L_out is at least f((n - p) / temperature). Under L_in, it is at least f((n - 1) / temperature). Here
 
         f(x) = log(P + N e^x)   for the denominator "all"
         f(x) = log(1 + N e^x)   for "one_positive"

@@ -470,7 +470,7 @@ def check_labels_or_positives(
 
 
 def _numbered(labels: Tensor, ref_labels: Tensor, own: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """Renumber labels or ids of which one side is uint64: read as int64, its largest may equal negative ones."""
+    """Renumber labels or ids if one side is uint64: its large values, read as int64, may equal negative ones."""
     both = [(own, labels.dtype == torch.uint64), (others, ref_labels.dtype == torch.uint64)]
     keys = [torch.stack((values, (values < 0) & unsigned), 1) for values, unsigned in both]
     numbers = torch.unique(torch.cat(keys), dim=0, return_inverse=True)[1]

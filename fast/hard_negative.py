@@ -108,7 +108,7 @@ def hard_negative_loss(
         temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
             require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
-        similarity: only "cosine", because the floor n e^(-1/temperature) contains its lowest value, -1.
+        similarity: only "cosine", because the floor n e^(-1/temperature) assumes -1 as the lowest similarity.
         tau_plus: number from 0 to below 1, the probability that a negative has the class of the anchor.
         beta: number from 0 to 1e10, the exponent of the weights; 0 gives all negatives the same weight.
         reduction: "mean" or "sum" over the anchors, or "none": one value per anchor, in row order.

@@ -16,9 +16,9 @@ With a hardness mode, the exponentials of some negatives of query_to_doc are mul
 gradient flows through this factor. The product is e^(similarity / T'), 1 / T' = 1 / temperature + strength. The engine
 therefore evaluates the sum at the temperature T', and multiplies its gradient by T' / temperature.
 
-Each direction gives a sum of exponentials relative to the positive, as log(sum of e^s / e^s(a_i, b_i)). The loss is
-log(1 + the sum of these ratios), which keeps the digits of a small loss. If each hard negative is contrasted
-with its own query only, the engine evaluates N H single logits for them.
+Each direction gives the logarithm of a ratio, (sum of e^s) / e^s(a_i, b_i). The loss is log(1 + the sum of these
+ratios), which keeps the digits of a small loss. If each hard negative is contrasted with its own query only, the engine
+evaluates N H single logits for them.
 
 Sources: Henderson et al. 2017, arXiv 1705.00652, section 4.4; GTE: Li et al. 2023, arXiv 2308.03281, section 3.3;
 hardness: Lan et al. 2025, arXiv 2503.04812, equation 5; as in multiple_negatives_ranking.py of
@@ -331,7 +331,7 @@ def _log_sum(
         ids: int64 ``[N]`` and ``[M]``; columns with the id of the row are left out.
         ignored: bool ``[N, M]``, the pairs that are left out.
         strength: the exponentials are multiplied by e^(strength * similarity), through which no gradient flows.
-        rule: the formula with ``partners``; without them, its terms are replaced by "lse".
+        rule: the formula if ``partners`` are given; otherwise its terms are replaced by "lse".
         storage: the original dtype of the rows.
         backend: "auto", "dense", "tiled", "exact" or "triton".
     """

@@ -129,7 +129,7 @@ def check_direction_weights(weights: object, direction: str) -> tuple[float, flo
 
 
 def check_equal_towers(name: str, direction: str, n: int, m: int) -> None:
-    """Raise an error if rows of b are anchors and n is not m: the weights ``name`` have n entries, one per row of a."""
+    """Raise an error if rows of b are anchors and n is not m: the weights have n entries, one per row of a."""
     if direction != "a_to_b" and n != m:
         raise ValueError(f"{name}: expected direction 'a_to_b' for towers of {n} and {m} rows, got {direction!r}")
 

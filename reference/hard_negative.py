@@ -121,7 +121,7 @@ def hard_negative_loss(
         ref_ignored_ids: [M] integers, the ids of the references; with ref_embeddings, both or neither are given.
         temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
-        similarity: only "cosine", because the floor n e^(-1/temperature) contains its lowest value, -1.
+        similarity: only "cosine", because the floor n e^(-1/temperature) assumes -1 as the lowest similarity.
         tau_plus: number from 0 to below 1, the probability that a negative has the class of the anchor.
         beta: number from 0 to 1e10, the exponent of the weights; 0 gives all negatives the same weight.
         reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor).

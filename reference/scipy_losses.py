@@ -173,7 +173,7 @@ def _weighted(
     positive_weights: npt.ArrayLike | None,
     negative_weights: npt.ArrayLike | None,
 ) -> tuple[Array, Mask, Mask, Array]:
-    """Return mat + log(weight) for negatives, P and N without pairs that weights leave out, and positives' weights."""
+    """Return mat plus log(weight) for negatives; P and N without pairs that weights leave out; positives' weights."""
     weights = np.ones_like(mat) if positive_weights is None else np.asarray(positive_weights, dtype=np.float64)
     if negative_weights is not None:
         repeats = np.asarray(negative_weights, dtype=np.float64)

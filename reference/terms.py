@@ -28,8 +28,8 @@ class Pair:
 
     The value is -log(numerator / denominator). For binary cross-entropy, this ratio is 1 / (1 + e^x), where x is -s_io
     for a positive and s_io for a negative: the numerator is e^-shift and the denominator (1 + e^x) e^-shift. For the
-    other losses, s_ia is the logit of the formula, with the weights that dclw_loss and multiple_negatives_ranking_loss
-    apply to it.
+    other losses, s_io and s_ia below are the formula's logits, with the weights that dclw_loss and
+    multiple_negatives_ranking_loss apply to them.
 
     Attributes:
         anchor: the anchor's row.

@@ -63,7 +63,7 @@ class Device(NamedTuple):
     Attributes:
         shared: maximum shared memory of a program in bytes.
         products: the instruction of its tensor cores in SASS (the machine code) and in PTX (the step before it);
-            instructions of older devices also run.
+            mma.sync, the instruction of older devices, also runs.
     """
 
     shared: int

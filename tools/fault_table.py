@@ -67,7 +67,7 @@ def row(fault: Fault, verdict: Verdict, named: str) -> str:
 
 
 def seen_in(link: str) -> str:
-    """Return the cell of a link: a GitHub thread by repository and number, a page by its name; words for ""."""
+    """Return a link's cell: a GitHub thread by repository and number, a page by its name, an empty link as words."""
     if not link:
         return "a common mistake"
     if not link.startswith("https://"):

@@ -2,7 +2,7 @@
 
     .venv/bin/python tools/measure_ranks.py --world 2 4 --rows 2048 --dim 128
 
-Each line is one loss on one path and number of ranks, on this machine, with gloo and one thread per rank. It has the
+Each line of output is for one loss, path and number of ranks, with gloo and one thread per rank. It has the
 milliseconds of a step (forward and backward), the peak memory of the tensors that rank 0 allocates in the step, and the
 bytes that a rank sends if collective operations are rings. The last two are relative to N D numbers, the rows of all
 ranks. Memory is measured in the first step, which is not timed.

@@ -128,7 +128,7 @@ class Mutant:
 
     @property
     def id(self) -> str:
-        """An identifier that depends only on lines with the same text."""
+        """An identifier that changes only if lines with the same text change."""
         return _hash("\0".join((self.file, self.operator, self.text, str(self.turn))))[:10]
 
     def source(self) -> str:
@@ -404,8 +404,8 @@ MEMORY = 12 * 2**30
 class Verdict(NamedTuple):
     """The outcome for one mutant: "killed", "survived", or "unreached" if no check executes its statement.
 
-    ``check`` is the first check that failed, with its message, how the process ended without one, or the number of
-    checks. ``code`` is the digest of the judged code, and ``seconds`` the time of the whole process.
+    ``check`` is the first check that failed, with its message; how the process ended, if it gave no answer; or the
+    number of checks. ``code`` is the digest of the judged code, and ``seconds`` the time of the whole process.
     """
 
     file: str

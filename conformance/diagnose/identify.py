@@ -46,7 +46,7 @@ from .variants import POLICIES, REDUCED_BY, words_of
 PUBLISHED_BASE = 0.07
 """The base temperature of the original SupCon code.
 
-If the temperature is built in, any other base temperature except 1 is reported as a constant factor."""
+If the temperature is built in, base temperatures other than this and 1 are reported as a constant factor."""
 
 UNIT = (
     "rows: passed with norm 1, because no loss explains the answers to rows of other norms; "
@@ -314,7 +314,7 @@ def _report_match(found: Identification, search: Search, good: list[Match]) -> N
     _report_evidence(found, search, match)
     standing = len(match.words()), match.plainness[0]
     alike = [other for other in others if (len(other.words()), other.plainness[0]) == standing]
-    # Only an exact explanation, not in a narrow dtype, shows that two losses are the same function.
+    # Only an exact explanation of float64 answers shows that two losses are the same function.
     exact = not search.single and not search.inexactness(match)
     others_found = [other for other in alike if other.variant.loss != found.loss and exact]
     plain = " with its defaults"

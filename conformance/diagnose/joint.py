@@ -51,7 +51,7 @@ from .search import Match
 from .variants import COUNTS, WRONG_COUNTS, weights_words, words_of
 
 SECONDS = 4.0
-"""CPU time that the search for reasons may take, in seconds."""
+"""CPU time after which fewer candidates are tested, in seconds; it starts again after identification."""
 
 EXPLORED = 12
 """Number of failing cases that are compared with every candidate."""
@@ -231,7 +231,7 @@ class Evidence:
     def candidates(self, options: Collection[str], base: str = "") -> Iterator[tuple[str, Test]]:
         """Yield the words of each candidate and its test, the preferred ones first.
 
-        After the words, there may be a zero character and the option that makes the candidate right, as "name=value".
+        After the words, there may be a NUL character and the option that makes the candidate right, as "name=value".
 
         Args:
             options: the options of the loss that may have another value in the target.
@@ -572,7 +572,7 @@ class Collector:
             yield from evidence.candidates(self.options, base)
 
     def _precise(self, words: str, cases: Sequence[Case], left: Sequence[Evidence]) -> str:
-        """Replace the words of ``OVERFLOW`` by words that name the smallest of its cases' largest logits."""
+        """Replace the words of ``OVERFLOW`` by words with a bound that the largest logit of each case reaches."""
         if words != OVERFLOW:
             return words
         least = min(_largest_logit(case) for case in cases)

@@ -91,7 +91,7 @@ POWERS = (0, 1, -1, 2, -2)
 """Powers of the temperature that a factor may be a multiple of."""
 
 ANOTHER = (0.5, 2.0)
-"""Factors for a temperature that was found: at its multiples, the variant must not explain the answers too."""
+"""Factors for a temperature that was found. If the variant fits at a multiple too, the temperature is undetermined."""
 
 LEAST_GAIN = 100
 """Factor by which an epsilon must reduce the error, if it does not explain the error completely."""
@@ -710,7 +710,7 @@ class Search:
             sides = [replace(variant, positives=f"{variant.positives} {side}") for side in ("a_to_b", "b_to_a")]
 
             def off(at: Sequence[float], sides: Sequence[Variant] = sides) -> Array:
-                """The determinant of three answers and the sums of both sides; 0 if weights explain the answers."""
+                """The determinant of the answers to three batches and each side's sums; 0 if weights explain them."""
                 a, b = totals(sides, batches[:3], at).transpose(1, 2, 0)
                 return np.asarray(np.cross(a, b) @ self.given(batches[:3], [first])[:, 0, 0])
 

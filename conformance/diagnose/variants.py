@@ -590,8 +590,8 @@ class Evaluation:
 
         Args:
             variant: the variant.
-            reduction: a name of ``COUNTS``, "none", or "none_pairs": one value per pair. For a form that no loss with
-                this reduction has, "none_pairs" gives no values.
+            reduction: a name of ``COUNTS``, "none", or "none_pairs": one value per pair. For forms other than
+                "mean", "sum" and "sigmoid", "none_pairs" gives no values.
             policy: one of ``POLICIES``.
         """
         setting, each = self.setting, self.anchors(variant)[0]

@@ -52,7 +52,8 @@ EXACT_INPUTS = "exact inputs"
 class Match:
     """The result of comparing a figure with one way of computing it.
 
-    ``message`` describes the first difference, if not ``met``. For ``run in float32``, it always describes the result.
+    ``message`` describes the first difference, if not ``met``. For the way ``run in float32``, it always describes
+    the result.
     """
 
     way: str

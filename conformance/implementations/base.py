@@ -190,8 +190,8 @@ class Implementation(ABC):
         alternates: its own name and those of similar implementations; unless an option of ``pairproof verify`` selects
             what is judged, each case is judged with only one of them. Empty if it is always judged.
         environment: the environment variables that repeating a check needs, as ``NAME=VALUE``.
-        narrows_weights: whether the weights of pairs in its gradient are rounded to bfloat16 or float16, if the rows
-            have this dtype, before rows are multiplied by them.
+        narrows_weights: whether, for rows of bfloat16 or float16, its gradient multiplies rows by weights of pairs that
+            are rounded to this dtype.
     """
 
     name: ClassVar[str]

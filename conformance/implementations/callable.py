@@ -58,8 +58,7 @@ from .usages import BY_NAME, NotApplicable, Use
 Tensor = torch.Tensor
 
 PROBED_AS = {"stacked": "views", "interleaved": "views", "towers": "views"}
-"""For a target with one of these calls, the call of the batches that ``pairproof identify`` passes to it.
-``Target.call_as`` handles other calls."""
+"""``Target.probed_as`` for a target with one of these calls; ``Target.call_as`` handles other calls."""
 
 REQUIRED: Mapping[str, tuple[str, str]] = {
     "queue": ("info_nce", "negatives"),
@@ -72,7 +71,7 @@ LATE = 3
 limit; further calls of this kind are not run."""
 
 SMALL = 40
-"""The largest ``Case.size`` of a small batch; without references or towers, this is its number of rows.
+"""The largest ``Case.size`` of a small batch; without references or towers, the size is the number of rows.
 
 Time-outs of small and of large batches are counted separately."""
 
@@ -178,8 +177,8 @@ class Target:
         forms: the plausible ways to call it, the best guess first.
         form: the one that is used.
         call: how it is called, one of ``CALLS``.
-        probed_as: the call of the batches of ``pairproof identify``: one of ``CALLS``, "partners", or a key of
-            ``REQUIRED``.
+        probed_as: the kind of batches that ``pairproof identify`` passes to it: one of ``CALLS``, "partners", or a key
+            of ``REQUIRED``.
         arrays: the arrays that it takes, one of ``ARRAYS``.
         result: the name of the loss among several results; None if it returns one, or has not returned any yet.
         strict: whether a torch target must return a tensor.
@@ -683,7 +682,7 @@ class External(Implementation):
         self._complete()
 
     def _given(self, case: Case, leaves: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the matrices that are passed, or whose similarities are passed."""
+        """Return the case's matrices; under cosine, normalised if the claim or the call "similarities" requires it."""
         unit = self.claim.normalised or self.claim.call == "similarities"
         return {name: normalised(z, case) for name, z in leaves.items()} if unit else leaves
 

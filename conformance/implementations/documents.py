@@ -134,8 +134,8 @@ class PairNotebook(_Document):
 def exponentials_overflow(case: Case, dtype: str, true: Truth) -> bool:
     """Whether the exponential of a logit, or the quotient of a denominator and its numerator, overflows in the dtype.
 
-    Exponentials are taken without subtracting a maximum: float32 overflows at temperatures below about 1/88, and the
-    gradient of the logarithm of a quotient below about 1/44.
+    Exponentials are taken without subtracting a maximum: float32 overflows at temperatures below about 1/88, in the
+    gradient below about 1/44.
     """
     largest = 709.78 if dtype == "float64" else 88.72
     return bool(max(base.logits(case).max(), *true.anchors.values()) > largest)

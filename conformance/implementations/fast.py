@@ -116,7 +116,7 @@ def products_exceed_float32(case: Case) -> bool:
 
 
 def ignores_without_kernels(case: Case) -> bool:
-    """Whether the kernels refuse the ignored pairs: a mask, or ids with a mask of positives or in supcon_epsilon."""
+    """Whether the kernels refuse the ignored pairs: any mask, and ids in supcon_epsilon or with a mask of positives."""
     ids = "ignored_ids" in case.arguments
     return "ignored" in case.arguments or (ids and ("positives" in case.arguments or case.entry.epsilon != 0))
 

@@ -64,7 +64,7 @@ def denominator_underflows(case: Case, dtype: str, true: Truth) -> bool:
     of a positive far below another positive is infinite.
 
     The maximum of a row includes its positives: if all negatives lie far below it, their sum is 0 and the gradient is
-    NaN; the loss is -inf if another positive lies as far below.
+    NaN; if a positive also lies far below it, the loss is -inf.
     """
     found, own = logits(case), np.eye(case.n, dtype=bool)
     positive = np.array(case.positive_mask()) & ~own

@@ -374,7 +374,7 @@ def blamed(errors: Mapping[int, str], world: int) -> str:
         errors: the errors by rank.
         world: the number of ranks.
     """
-    # The messages of gloo begin with a line of its source.
+    # The messages of gloo begin with the name of a source file and a line number.
     errors = {rank: re.sub(r"^RuntimeError: \[[^\]]*\] ", "", error) for rank, error in errors.items()}
     waiting = [rank for rank in errors if WAITED.search(errors[rank])]
     failed = [f"rank {rank}: {errors[rank]}" for rank in errors if rank not in waiting]

@@ -15,7 +15,7 @@ NAMES = ("loss", "total_loss", "total", "contrastive_loss", "losses")
 """Names of the loss among several results, the most likely first."""
 
 LOGITS = "logits and labels"
-"""The choice of a pair of logits and labels, whose cross-entropy is the loss."""
+"""What ``choose`` returns for a pair of logits and labels, whose cross-entropy is the loss."""
 
 
 def parts_of(returned: Any) -> dict[str, Any] | None:

@@ -198,7 +198,7 @@ class _Model:
 
 
 class _Cached(torch.autograd.Function):
-    """Make a loss whose backward pass writes to ``grad`` differentiable with ``torch.autograd.grad``."""
+    """Let ``torch.autograd.grad`` differentiate a loss whose backward pass writes to ``grad``."""
 
     @staticmethod
     def forward(ctx: Any, loss: Callable[[list[torch.Tensor]], Any], *columns: torch.Tensor) -> torch.Tensor:
@@ -215,7 +215,7 @@ class _Cached(torch.autograd.Function):
 
 
 class CachedSentenceTransformers(_Ranking):
-    """``CachedMultipleNegativesRankingLoss``, which embeds and contrasts mini-batches: here three."""
+    """``CachedMultipleNegativesRankingLoss``, which embeds and contrasts mini-batches: here at most three."""
 
     name = "sentence-transformers-cached"
     title = "CachedMultipleNegativesRankingLoss"
@@ -317,7 +317,7 @@ class GistSentenceTransformers(FilePeer):
 
 
 class CachedGistSentenceTransformers(GistSentenceTransformers):
-    """``CachedGISTEmbedLoss``, which embeds and contrasts mini-batches: here three."""
+    """``CachedGISTEmbedLoss``, which embeds and contrasts mini-batches: here at most three."""
 
     name = "sentence-transformers-cached-gist"
     title = "CachedGISTEmbedLoss"

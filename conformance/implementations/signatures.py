@@ -191,7 +191,7 @@ class Signature:
             if name == "temperature":
                 value = self._temperature(found.name, value)
             if name == "base_temperature" and value is None and isinstance(found.default, (int, float)):
-                # A base equal to the temperature does not scale the loss, like no base.
+                # No base temperature is the same as one that equals the temperature.
                 value = keywords.get("temperature")
             (constructor if found.name in self.constructor else call)[found.name] = value
         given: list[Any] = []

@@ -81,7 +81,7 @@ SUPPORT = Support(
     losses=("supcon", "nt_xent"),
     options={"reduction": ("mean",), "denominator": ("all",), "no_positive": ("zero", "nan")},
     lacks=("ref_embeddings",),
-    also=(("takes as anchors only all rows or the first views", _other_anchors),),
+    also=(("takes either all rows or the first views as anchors", _other_anchors),),
 )
 
 

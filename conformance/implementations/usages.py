@@ -40,7 +40,7 @@ class Usage:
         name: short name; the check is called "usage/NAME".
         words: what is changed, for messages.
         level: the level of its check.
-        case: makes the case on which it is judged from an ordinary case; None if the usage does not apply to it.
+        case: returns the case on which it is judged, given an ordinary case; None if the usage does not apply to it.
         arguments: changes the arguments of the call.
         around: a context manager around the call, given the device type.
         call: calls the target.
@@ -707,7 +707,7 @@ class Use:
         grads = [_with_grad(x) for x in given if isinstance(x, Tensor) and _is_rows(x)]
         with warnings.catch_warnings() if self.usage.scalar else nullcontext(), self.usage.around(device):
             if self.usage.scalar:
-                # A target may read a learned temperature or bias as a number: that is judged by its gradient.
+                # A target may read a learned temperature or bias as a number: the missing gradient reveals it.
                 warnings.filterwarnings("ignore", "Converting a tensor with requires_grad")
             found = self.usage.call(called, positional, keywords)
         if not all(map(_equal, given, copies)):

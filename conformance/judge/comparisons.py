@@ -41,10 +41,10 @@ TRIALS = 4
 
 FACTOR, UNITS = 8.0, 16.0
 """The allowed difference is the sum of three terms: ``FACTOR`` times the measured effect of rounding, ``UNITS`` unit
-roundoffs of the result, and ``UNITS`` of the largest result on the random batches, because fused operations, such as a
-cross-entropy, round numbers of that size. In bfloat16, the second term is divided by four, and the third has the unit
-roundoff of float32. With several processes, the last two terms are replaced by ``UNITS`` unit roundoffs of the largest
-of the loss and the gradients."""
+roundoffs of the result, and ``UNITS`` unit roundoffs of the largest result on the random batches, because fused
+operations, such as a cross-entropy, round numbers of that size. In bfloat16, the second term is divided by four, and
+the third has the unit roundoff of float32. With several processes, the last two terms are replaced by ``UNITS`` unit
+roundoffs of the largest of the loss and the gradients."""
 
 LEAST = 1e-300
 """A difference that is always allowed, so that no allowed difference is 0."""

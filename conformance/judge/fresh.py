@@ -309,9 +309,10 @@ def _with_ignored(case: Case, claim: Claim, chance: random.Random) -> Case:
 
 
 def _factors(claim: Claim) -> dict[str, tuple[Any, ...]]:
-    """The options and structures that are combined, and the values that the claim accepts; likely values repeat.
+    """The options and structures that are combined, and the values that the claim accepts.
 
-    For an option that is a number, True stands for a number that is drawn later.
+    Values that are drawn more often are repeated. For an option that is a number, True stands for a number that is
+    drawn later.
     """
     entry, support = LOSSES[claim.loss], claim.support
 
@@ -403,8 +404,8 @@ class _Plans:
     def triples(self, plan: Mapping[str, Any]) -> list[Triple]:
         """The combinations of three choices that a batch shows.
 
-        A policy that affects the result counts as one more choice, besides its value. If the result is NaN or constant,
-        the batch shows only combinations with the choice that makes it so.
+        A policy that affects the result adds one more choice. If the result is NaN or constant, the batch shows only
+        combinations with the choice that makes it so.
         """
         denominator = plan.get("denominator", self.denominator)
         lacking = "no_positive" in plan and plan["classes"] in ("single", "distinct")

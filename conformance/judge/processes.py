@@ -1,6 +1,6 @@
 """Compare a loss in several processes with the same loss in one process: ``pairproof parity --world-size``.
 
-The processes are the ranks of a gloo group. Every rank has its own rows, the product of inputs and a parameter, the
+The processes are the ranks of a gloo group. Every rank has its own rows: its inputs times a parameter, the
 *projection*. The mean over the ranks of the loss and of each parameter's gradient is what a training step with
 ``DistributedDataParallel`` uses. Both must equal those of one process with the rows of all ranks.
 
@@ -52,7 +52,7 @@ from .options import CouldNotRun, ParityRequest, UsageError
 Tensor = torch.Tensor
 
 EVEN, UNEVEN = (3, 5), (2, 4, 3, 5)
-"""The number of items of every rank, for each even batch; and of each rank in turn, for the uneven batch."""
+"""The numbers of items per rank: one for each even batch; for the uneven batch, those of successive ranks, repeated."""
 
 MOST = 64
 """The largest number of processes."""

@@ -453,7 +453,7 @@ def _multiplied(results: Results, factor: float) -> Results:
 
 
 def _reduced(case: Case, each: Results) -> Results:
-    """Add the loss to results without it: the case's reduction of the anchors' values."""
+    """Add the loss: the anchors' values in ``each``, reduced by the case's reduction."""
     reduction, counted, positives = case.option("reduction"), case.counted(), case.positives()
     if case.separate:
         return each

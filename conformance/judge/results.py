@@ -47,8 +47,8 @@ class Check:
         value: the computed loss, if it is one number; else None.
         repeat: a command that repeats the check.
         flags: names of the flags of the case.
-        ulps: the largest error of the loss in units in the last place of the dtype of its sums; None if no numbers
-            were compared.
+        ulps: the largest error of the loss in units in the last place, of float64 for float64 inputs, else of float32;
+            None if no numbers were compared.
         declared: names of the declared deviations that apply to this check.
         level: the level at which the check counts; set only by ``check``. It is the level of the case or of the usage,
             unless the failure is attributed to ``Level.DIGITS`` or ``Level.RANGE`` (see :mod:`.levels`).

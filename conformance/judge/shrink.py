@@ -1,4 +1,4 @@
-"""Make a random batch on which a target fails as small and simple as possible, so that it can become a golden case."""
+"""Shrink and simplify a random batch on which a target fails, so that it can become a golden case."""
 
 from __future__ import annotations
 
@@ -134,7 +134,10 @@ def smallest_failure(
 
 
 def _simpler(case: Case) -> Iterator[Case]:
-    """Yield simpler batches: fewer rows, references, negatives, columns, options or arguments, or signs as entries."""
+    """Yield simpler batches.
+
+    Each has fewer rows, references, negatives, columns, options or arguments, or has the signs of the entries.
+    """
     for kept in _parts(case.n, 2):
         if (found := with_rows(case, kept)) is not None:
             yield found

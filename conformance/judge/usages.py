@@ -44,7 +44,7 @@ LEAST = 0.01
 """The loss and the largest entry of its gradient must exceed this, so that a wrong factor is noticed."""
 
 CLAMPED = 1e-3
-"""Relative difference up to which the loss of a batch with a zero row counts as that of a clamped norm."""
+"""Relative tolerance when a loss is compared with that of clamped norms, in which zero rows have similarities of 0."""
 
 NARROW_SLACK = 4.0
 """Factor of the bounds if intermediate results may be rounded to a 16-bit dtype, because sums are then rounded too."""
@@ -272,7 +272,7 @@ def _allowed(usage: Usage, case: Case, true: Truth, dtype: str) -> Bounds:
         return replace(bounds(case, plain, dtype), rows=allowed.rows)
     if not usage.rounds:
         return allowed
-    # The bounds of float32 are widened, because those of the 16-bit dtype also allow the rounding of the results.
+    # The bounds of float32 are widened: those of the 16-bit dtype already contain the rounding of the gradient.
     allowed = bounds(case, true, "float32")
     wider = NARROW_SLACK * unit_roundoff(usage.rounds) / unit_roundoff("float32")
     values = [wider * bound for bound in allowed.values]

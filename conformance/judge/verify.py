@@ -237,7 +237,7 @@ class Limits:
 
         Args:
             dtype: the dtype of the computation.
-            plain: whether the bounds are at most twice the error of the baseline.
+            plain: whether the bounds are tightened to the error of the baseline (``held_to``).
             narrowed: whether the weights of the gradient may be rounded to the dtype.
         """
         if narrowed:
@@ -558,14 +558,14 @@ def _count_problems(
 
 
 def _not_run(implementation: Implementation, case: Case, dtypes: Collection[str]) -> Iterator[tuple[str, bool]]:
-    """The checks of a case that are left out: their dtypes, each with whether it would not be skipped."""
+    """Yield the dtype of each left-out check of a case, and whether a run would judge it."""
     left_out = [dtype for dtype in implementation.dtypes if dtype in dtypes]
     if len(left_out) == len(implementation.dtypes) or not implementation.refuses(case):
         yield from _checks_of(implementation, case, left_out)
 
 
 def _checks_of(implementation: Implementation, case: Case, dtypes: Sequence[str]) -> Iterator[tuple[str, bool]]:
-    """The checks of a case in some dtypes: their dtypes, each with whether it would not be skipped."""
+    """Yield the dtype of each check of a case, and whether a run would judge it."""
     if implementation.refuses(case):
         yield "", False  # a refused case has one check
     else:

@@ -1,4 +1,4 @@
-"""Update the files outside ``fixtures/`` that depend on the cases: two tables, and counts and output in examples."""
+"""Update the files outside ``fixtures/`` that depend on the cases: tables, numbers of checks, the README's sample."""
 
 from __future__ import annotations
 

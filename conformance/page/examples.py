@@ -22,7 +22,7 @@ FOUR = ("supcon", "nt_xent", "nt_xent_pairwise", "nt_bxent")
 """The losses whose terms are shown for every batch."""
 
 MOST_ROWS = 12
-"""Largest number of rows of a batch that is shown, and largest ``Case.size`` of a failing case with all its terms."""
+"""Largest number of rows of a shown batch, and largest ``Case.size`` of a failing case whose terms are shown."""
 
 
 def number(value: Any, digits: int = 6) -> float | str:

@@ -30,8 +30,8 @@ class Facts:
         longest: the largest norm.
         shortest: the smallest norm of a row that is not zero; 0 if all rows are zero.
         anchors: the rows that are anchors.
-        first_views: the rows of the first view of two, three and four views, in the stacked and interleaved layouts;
-            without the numbers of views that do not divide the number of rows.
+        first_views: the rows of the first view, if the batch has two, three or four views, in the stacked and the
+            interleaved layout; only for numbers of views that divide the number of rows.
         mutual: whether the mask of positives is square and symmetric.
         labels: the labels of rows and references; a single 0 if the case has no labels.
     """
@@ -65,7 +65,7 @@ class Facts:
 
     @cached_property
     def margins(self) -> Matrix:
-        """For every row, its smallest positive logit minus the logarithm of the sum of its negatives' exponentials."""
+        """For every row, the smallest logit of a positive minus the logsumexp of the logits of the negatives."""
         negatives = self._logits_where(~self.case.positive_array(), -math.inf)
         found: Matrix = self.farthest_positive - np.logaddexp.reduce(negatives, axis=1)
         return found

@@ -394,10 +394,10 @@ def check_arguments(path: str, loss: Loss, given: Mapping[str, Any], cosine: boo
     others = next((name for name in ("ref_embeddings", "embeddings_b") if name in given and (least or targets)), first)
     n, m = len(given[first]), len(given[others])
     require("self_rows" not in given or not within, f"{path}.arguments.self_rows", "requires ref_embeddings")
-    wanted = "expected if and only if labels and ref_embeddings are given"
+    wanted = "expected if and only if labels and either ref_embeddings or embeddings_b are given"
     alike = labels and loss.two_towers and n == m  # both towers have the same labels by default
     require(alike or ("ref_labels" in given) == labels, f"{path}.arguments.ref_labels", wanted)
-    wanted = "expected if and only if ignored_ids and ref_embeddings are given"
+    wanted = "expected if and only if ignored_ids and either ref_embeddings or embeddings_b are given"
     ids = "ignored_ids" in given and not within
     alike = ids and loss.two_towers and n == m  # both towers have the same ids by default
     require(alike or ("ref_ignored_ids" in given) == ids, f"{path}.arguments.ref_ignored_ids", wanted)

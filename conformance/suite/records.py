@@ -96,7 +96,7 @@ class Bounds:
         anchors: bounds on the error of each anchor's value, by row.
         rows: by the name of the matrix, the embeddings first: bounds on the Euclidean norm of the error of each row
             of its gradient. The norm of ``rows`` bounds the norm of the error of the whole gradient.
-        share_of_floor: ``truth.tolerances.held_to`` never tightens a bound on a row to less than this fraction of it.
+        share_of_floor: ``truth.tolerances.held_to`` tightens no bound on a row below this fraction of the bound.
         similarity: bounds on the error of each similarity, of the case's ``shape``.
         least: the bounds on values and anchors that ``held_to`` never goes below.
     """

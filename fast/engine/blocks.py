@@ -2,8 +2,8 @@
 
 The rows of the panel are the queries, followed by the documents if these are contrasted with documents. Its columns are
 the documents and the hard negatives, preceded by the queries if these are contrasted with queries. If the panel has
-both rows of documents and columns of queries, their block holds the pairs of documents with queries; otherwise the
-transpose of the block of queries with documents does.
+both rows of documents and columns of queries, their block holds the pairs of documents with queries. Otherwise, the
+transpose of the block of queries with documents holds them.
 """
 
 from __future__ import annotations

@@ -262,9 +262,9 @@ class _Row:
     def below_self(self) -> Tensor:
         """Return (cosine - 1) / temperature, ``[N, N]``, without cancellation for rows that are almost equal.
 
-        A group consists of the rows with the same first column among their positives and themselves. Within a group,
-        the result is computed from the differences of the rows from that column's row: the cosine of rows closer than
-        1e-8 rounds to 1, so it holds no digit of the result.
+        The group of a row is the first column among its positives and itself. Within a group, the result is computed
+        from the differences of the rows from that column's row: the cosine of rows closer than 1e-8 rounds to 1, so it
+        holds no digit of the result.
         """
         offset = self.scaled.basis - self.scaled.basis[self.group]
         squares = (offset * offset).sum(1)

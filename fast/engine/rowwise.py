@@ -239,7 +239,7 @@ class Sums(NamedTuple):
         negative_top: the largest logit of a negative.
         negative: sum over negatives of e^(s - negative_top).
         below: sum over positives of positive_top - s.
-        softplus: sum over positives of softplus(o), o = log(sum over the negatives of all columns of e^s) - s.
+        softplus: sum over positives of softplus(o), o = log(sum of e^s over the negatives in all columns) - s.
         missed: sum over positives of sigmoid(o). `summed` sets neither of the last two; `own_sums` returns both.
     """
 

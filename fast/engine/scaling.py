@@ -253,7 +253,7 @@ def of_ordinary_size(grad: Tensor, *, reads: bool) -> tuple[float | Tensor, Tens
 
 
 _SMALL_GRAD = 2.0**-20
-"""The largest magnitude of an upstream gradient of ordinary size is above this and below its inverse."""
+"""An upstream gradient is of ordinary size if its largest magnitude is between this and its inverse."""
 
 
 def differentiable_rows(embeddings: Tensor, rule: Rule) -> Tensor:

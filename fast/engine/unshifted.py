@@ -74,7 +74,7 @@ class Panel(NamedTuple):
     Attributes:
         negative: the exponentials of negatives, else 0; under "binary", those of s for a negative and of -s for a
             positive.
-        own: for positives the exponentials, or under "one_positive" and "epsilon" the factor of ``level`` in
+        own: for positives the exponentials, or under "one_positive" and "epsilon" what ``level`` is multiplied by in
             `formulas.Weights`; else 0. Unused under "binary" and for rows with at most one positive.
         positive: 1 for positives, else 0. For partners: int64 ``[b, 1]``, the column of the positive. Unused if there
             are no positives.
@@ -95,7 +95,7 @@ class _Row(NamedTuple):
 
     Attributes:
         number: the number of positives, at least 1; None if each row has at most one.
-        many: the same number as a tensor; unused if each row has at most one positive.
+        many: the same number, never None; unused if each row has at most one positive.
         sums: sums of exponentials; under "binary", those of softplus(s) and of softplus(-s).
         lin: sum over positives of t - ``itself``.
         itself: the mean of t over positives, rounded; in `symmetric`, the product of the row with itself.

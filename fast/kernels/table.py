@@ -11,8 +11,8 @@ The estimate counts
 - exponentials and other work per pair, which a gradient computed in several parts of the row length repeats.
 
 The longest of the three hides the others. It hides more of them with more programs per multiprocessor, because one
-program's exponentials overlap another's products. Loads in three stages hide best, loads in two stages nearly as
-well. Tiles close to the register limit were ranked below tiles with registers to spare. `tools/compile_kernels.py`
+program's exponentials overlap another's products. Loads are hidden best with three stages, nearly as well with two.
+Tiles close to the register limit were ranked below tiles with registers to spare. `tools/compile_kernels.py`
 checks every line against these criteria with the installed compiler.
 
 With ``PAIRPROOF_KERNEL_TABLE=PATH``, tiles from a file replace those of the table; `pairproof.fast.kernels.tune` times
