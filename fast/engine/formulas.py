@@ -57,7 +57,7 @@ class Row(Protocol):
 
     @property
     def number(self) -> Tensor | None:
-        """The number of positives, at least 1 except in the rowwise "epsilon"; None if each row has at most one."""
+        """The number of positives, at least 1 except in "epsilon" terms; None if each row has at most one."""
 
     def log_negatives(self) -> Tensor:
         """log(sum over N of e^s)."""
@@ -152,6 +152,14 @@ def own_log_weights(rule: Rule, row: Row) -> Tensor:
     return missed if rule.terms == "out" else missed + row.own_log_share()
 
 
+def uses_largest(rule: Rule) -> bool:
+    """Return whether a derivative of the "epsilon" terms depends on the weight of each row's largest logit.
+
+    Under "cosine", that logit is 1 / temperature, of the row with itself, and depends on no row.
+    """
+    return rule.similarity == "dot" or isinstance(rule.temperature, Tensor)
+
+
 class Sums(NamedTuple):
     """Sums of unshifted exponentials E = e^s per row, ``[N]`` each.
 
@@ -162,7 +170,7 @@ class Sums(NamedTuple):
     Attributes:
         neg: sum over negatives of E.
         pos: sum over positives of E.
-        missed: sum over positives of 1 - r; for "epsilon", of guard / E.
+        missed: sum over positives of 1 - r; for "epsilon", of guard / E, empty unless `uses_largest`.
         first: for "out" and "epsilon", sum over positives of -log r; for "in", of r, times `boost`. For "epsilon" with
             partners, the positive's exponential divided by the guarded one.
         second: for "in", sum over positives of r (1 - r), times `boost`; for "epsilon", the guard.
@@ -187,8 +195,9 @@ class Weights(NamedTuple):
     - If each row has at most one positive, its weight is ``level``.
     - Under the denominator "one_positive", a positive's weight is ``level * (1 - r)`` for "out" and
       ``level * r (1 - r) * boost`` for "in".
-    - Under "epsilon", it is ``level * E * (n - 1 - q) / (neg + pos)``, with E unguarded and q from `rest_over`;
-      ``slope`` is what to add to the weight of the largest logit, on which every e^(s - max) depends.
+    - Under "epsilon", it is ``level * E * (n - 1 - q)``, with E unguarded and q from `rest_over`;
+      ``slope`` is what to add to the weight of the largest logit, on which every e^(s - max) depends, if
+      `uses_largest`.
     - Under "binary", sigmoid(s) replaces E for a negative, and a positive's weight is ``level * sigmoid(-s)``.
     """
 
@@ -217,11 +226,12 @@ def weights(
     """
     neg, pos = sums.neg, sums.pos
     if rule.terms == "epsilon":
-        many = torch.ones_like(neg) if number is None else number.clamp(min=1)
-        level = grad / (many + EPSILON)
-        negative = level * many / (neg + pos)
-        others = many + cast(Tensor, negatives)
-        itself = negative * (sums.second * others) - level * sums.missed
+        many = torch.ones_like(neg) if number is None else number
+        each = grad / (many + EPSILON)
+        level = each / (neg + pos)
+        negative = itself = level * many
+        if uses_largest(rule):
+            itself = negative * (sums.second * (many + cast(Tensor, negatives))) - each * sums.missed
         return Weights(negative, itself, -negative * neg * sums.first if number is None else level)
     if number is None and rule.terms != "lse" and rule.denominator != "only_negatives":
         negative = grad / (neg + pos)

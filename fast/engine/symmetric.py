@@ -326,7 +326,7 @@ def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, 
         both = weights.level.view(-1, 2).sum(1)[:, None]
         pull[0::2].addcmul_(both, rows[1::2])
         pull[1::2].addcmul_(both, rows[0::2])
-    if rule.terms == "epsilon" and isinstance(rule.temperature, Tensor):
+    if rule.terms == "epsilon" and formulas.uses_largest(rule):
         # The largest logit of a row is that of its self pair, which depends only on the temperature.
         pull.addcmul_((2 * weights.slope).unsqueeze(1), rows)
     learned = by_temperature(pull, rows, size, rule, LN2)
@@ -356,7 +356,7 @@ def _weigh(
             neg, pos, guard = (t[place].unsqueeze(lacking) for t in (sums.neg, sums.pos, sums.second))
             own = part * mask
             rest, _ = formulas.rest_over(own, guard, neg, pos)
-            own *= (classes.positives[place].unsqueeze(lacking) - 1 - rest).mul_(level).div_(neg + pos)
+            own *= (classes.positives[place].unsqueeze(lacking) - 1 - rest).mul_(level)
         elif rule.denominator == "one_positive":
             neg = sums.neg[place].unsqueeze(lacking)
             # Adding 1 outside the positives keeps the quotient finite.

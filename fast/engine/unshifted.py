@@ -80,7 +80,7 @@ class Panel(NamedTuple):
             are no positives.
         lone: True if each row has one positive, False if each has at least two, None if neither is known.
         star: under "epsilon", int64 ``[b, 1]``, the column of the row's largest exponential: under "cosine" the row
-            itself, under "dot" the first on a tie.
+            itself, under "dot" the first on a tie. None if its weight is not used (`formulas.uses_largest`).
     """
 
     negative: Tensor
@@ -94,7 +94,7 @@ class _Row(NamedTuple):
     """The sums of each row ``[N]``, whose quotients are known to be moderate, as a `formulas.Row`.
 
     Attributes:
-        number: the number of positives, at least 1; None if each row has at most one.
+        number: the number of positives, at least 1 except under "epsilon"; None if each row has at most one.
         many: the same number, never None; unused if each row has at most one positive.
         sums: sums of exponentials; under "binary", those of softplus(s) and of softplus(-s).
         lin: sum over positives of t - ``itself``.
@@ -244,7 +244,13 @@ def _lone(number: Tensor, batch: Batch) -> bool | None:
 
 
 def _sum(
-    logits: Tensor, batch: Batch, here: slice, ranks: tuple[Tensor, Tensor] | None, backward: bool = False
+    logits: Tensor,
+    batch: Batch,
+    here: slice,
+    ranks: tuple[Tensor, Tensor] | None,
+    *,
+    backward: bool = False,
+    keep: bool = True,
 ) -> tuple[Panel, list[Tensor]]:
     """Sum the exponentials of a panel.
 
@@ -254,6 +260,7 @@ def _sum(
         here: the anchors.
         ranks: the result of `ranks_of`.
         backward: whether only the panel is needed; sums may then be left out.
+        keep: whether the panel is needed besides the sums.
 
     Returns:
         The panel, and the fields of `Sums`, then ``lin``, ``itself`` and the number of positives of `_Row`, ``[b]``
@@ -287,7 +294,7 @@ def _sum(
         neg = _clear(losses.sub_(own), batch, here).sum(1)
         return Panel(exponentials, none, positive), [neg, own.sum(1), *[none] * 5, number]
     if rule.terms == "epsilon":
-        return _guarded(logits, positive, number, batch, here)
+        return _guarded(logits, positive, number, batch, here, backward=backward, keep=keep)
     lone = _lone(number, batch)
     if not (lone or backward) and rule.terms == "out" and rule.denominator != "one_positive":
         own = logits * positive
@@ -341,7 +348,9 @@ def panels(batch: Batch, plan: Plan, saved: Saved) -> Iterator[tuple[slice, Pane
             yield here, Panel(products.at(here), NONE, column)
 
 
-def _guarded(logits: Tensor, positive: Tensor, number: Tensor, batch: Batch, here: slice) -> tuple[Panel, list[Tensor]]:
+def _guarded(
+    logits: Tensor, positive: Tensor, number: Tensor, batch: Batch, here: slice, *, backward: bool, keep: bool
+) -> tuple[Panel, list[Tensor]]:
     """Return the result of `_sum` under "epsilon"."""
     if batch.rule.similarity == "cosine":  # no row is more similar to a row than itself
         own = batch.references.own
@@ -357,11 +366,16 @@ def _guarded(logits: Tensor, positive: Tensor, number: Tensor, batch: Batch, her
     others = max(logits.shape[1] - 1, 1)  # 1 for a batch of one row, so that its sums, which do not count, are not 0
     neg = negative.sum(1, keepdim=True).addcmul_(guard, others - many)
     rest, guarded = formulas.rest_over(exponentials, guard, neg, pos)
-    first = torch.linalg.vecdot(rest.log1p(), positive)
-    own.mul_((many - 1 - rest).div_(neg + pos))
-    missed = torch.linalg.vecdot(guard / guarded, positive)
+    missed = first = NONE
+    uses_largest = formulas.uses_largest(batch.rule)
+    if not backward:
+        first = torch.linalg.vecdot(rest.log1p(), positive)
+        if uses_largest:
+            missed = torch.linalg.vecdot(guard / guarded, positive)
+    if keep:
+        own.mul_(many - 1 - rest)
     sums = [neg.view(-1), pos.view(-1), missed, first, guard.view(-1)]
-    return Panel(negative, own, positive, star=star), [*sums, NONE, NONE, number]
+    return Panel(negative, own, positive, star=star if uses_largest else None), [*sums, NONE, NONE, number]
 
 
 def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
@@ -379,7 +393,7 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
     if omits:
         remaining = torch.empty(count, dtype=torch.int64, device=rows.device)
     for here in products.slices():
-        panel, part = _sum(products(here), batch, here, ranks)
+        panel, part = _sum(products(here), batch, here, ranks, keep=plan.keep)
         if every is not None:
             part = [whole[here].copy_(one) if one is not NONE else one for whole, one in zip(every, part, strict=True)]
         lone = panel.lone
@@ -412,10 +426,11 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
     else:
         negatives = others - number
     if kind not in ("partners", "none"):
-        many = None if lone else number if lone is False else number.clamp(min=1)
+        many = None if lone else number if lone is False or rule.terms == "epsilon" else number.clamp(min=1)
     row = _Row(many, number if many is None else many, whole, lin, mean, (number, cast(Tensor, negatives)), lone)
     values = formulas.value(rule, cast(Row, row))
-    valid = formulas.counted(batch, number, negatives, all_positive=lone is not None)
+    # The value and the weights of "epsilon" are 0 in a row without positives.
+    valid = formulas.counted(batch, number, negatives, all_positive=lone is not None or rule.terms == "epsilon")
     values = values if valid is None else torch.where(valid, values, 0.0)
     saved = Saved(scaled, (*sums, number), products.buffer if plan.keep and not kept else kept, columns, valid=valid)
     if not plan.sized:
@@ -451,6 +466,9 @@ def _weigh(panel: Panel, weights: formulas.Weights, batch: Batch, here: slice) -
         weight = torch.lerp(negative, level, panel.positive).mul_(exponentials).div_(exponentials.add_(1))
         return both_ways(_clear(weight, batch, here), batch)
     slope = level if kind in ("partners", "none") else _column(weights.slope, here)
+    # Here the weights of positives are not a multiple of their exponentials plus a constant.
+    own_ratios = rule.terms == "epsilon" or (rule.denominator == "one_positive" and not panel.lone)
+    own_ratios = own_ratios and kind != "partners"
     symmetric = batch.references.embeddings is None and level.shape[0] == count
     symmetric = symmetric and kind in ("labels", "partners", "none")
     symmetric = symmetric and batch.targets.ignored is None
@@ -463,7 +481,7 @@ def _weigh(panel: Panel, weights: formulas.Weights, batch: Batch, here: slice) -
         )
         torch.add(_column(weights.negative, here), of_columns, out=negative)
         level = level + _column(weights.level[count:], here)
-    elif symmetric and panel.star is None and (kind == "partners" or panel.lone or rule.denominator != "one_positive"):
+    elif symmetric and not own_ratios:
         # The panel's matrices are symmetric: the coefficients are added instead of the weights.
         negative = negative + weights.negative
         if kind == "partners":
@@ -479,9 +497,8 @@ def _weigh(panel: Panel, weights: formulas.Weights, batch: Batch, here: slice) -
     if kind == "none":
         return weight if symmetric else both_ways(weight, batch)
     if panel.star is not None:
-        weight.addcmul_(panel.own, level)
-        return both_ways(weight.scatter_add_(1, panel.star, slope), batch)
-    if rule.denominator == "one_positive" and not panel.lone:
+        weight.scatter_add_(1, panel.star, slope)
+    if own_ratios:
         return both_ways(weight.addcmul_(panel.own, level), batch)
     if not panel.lone:
         weight.addcmul_(panel.own, slope)
