@@ -504,6 +504,9 @@ def diagnose(
     batch = tables.TrainingBatch(**options)
     if batch.json is not None:
         _check_path("--json", batch.json)
+    if (batch.embeddings is None) == (batch.class_sizes is None):
+        got = "neither" if batch.embeddings is None else "both"
+        raise UsageError(f"expected exactly one of --embeddings and --class-sizes, got {got}")
     try:
         found = examine(**read_training(batch))
     except (TypeError, ValueError) as error:

@@ -70,7 +70,6 @@ def cross_entropy(s: Row, i: int, p: int, members: Columns) -> Pair:
     top, rest = shifted_sum([s[a] for a in members])
     # The positive need not be one of the members, and its logit may be larger than all of theirs.
     shift = top if order(top) >= order(s[p]) else s[p]
-    log_rest = np.log1p(rest)
     return Pair(
         anchor=i,
         other=p,
@@ -80,8 +79,8 @@ def cross_entropy(s: Row, i: int, p: int, members: Columns) -> Pair:
         numerator=np.exp(s[p] - shift),
         denominator=np.exp(top - shift) * (1 + rest),
         log_numerator=s[p],
-        log_denominator=top + log_rest,
-        value=(top - s[p]) + log_rest,
+        log_denominator=top + np.log1p(rest),
+        value=(top - s[p]) + np.log1p(rest),
     )
 
 
@@ -109,7 +108,6 @@ def binary_cross_entropy(s: Row, i: int, j: int, *, positive: bool) -> Pair:
     x = -s[j] if positive else s[j]
     zero = zero_like(x)
     shift = x if order(x) > 0 else zero
-    value = softplus(x)
     return Pair(
         anchor=i,
         other=j,
@@ -119,8 +117,8 @@ def binary_cross_entropy(s: Row, i: int, j: int, *, positive: bool) -> Pair:
         numerator=np.exp(-shift),
         denominator=np.exp(-shift) + np.exp(x - shift),
         log_numerator=zero,
-        log_denominator=value,
-        value=value,
+        log_denominator=softplus(x),
+        value=softplus(x),
     )
 
 

@@ -281,7 +281,7 @@ def test_command_prints_and_writes_the_diagnosis(tmp_path: Path, capsys: pytest.
         (["--class-sizes", "2y3"], "--class-sizes: expected sizes such as 10,10,12 or 256x2, got '2y3'"),
         (["--class-sizes", "2", "--set", "beta=1"], "--set beta: supcon_loss has no such option"),
         (["--embeddings", "none.npy"], "there is no file none.npy"),
-        ([], "expected exactly one of embeddings and class_sizes"),
+        ([], "expected exactly one of --embeddings and --class-sizes, got neither"),
     ):
         assert run(*arguments) == 2
         assert words in capsys.readouterr().err
