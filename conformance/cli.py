@@ -504,8 +504,8 @@ def diagnose(
     batch = tables.TrainingBatch(**options)
     if batch.json is not None:
         _check_path("--json", batch.json)
-    if (batch.embeddings is None) == (batch.class_sizes is None):
-        got = "neither" if batch.embeddings is None else "both"
+    if bool(batch.embeddings) == bool(batch.class_sizes):
+        got = "both" if batch.embeddings else "neither"
         raise UsageError(f"expected exactly one of --embeddings and --class-sizes, got {got}")
     try:
         found = examine(**read_training(batch))
