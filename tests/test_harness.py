@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -422,6 +423,19 @@ def test_alternates_share_the_cases_of_a_run_that_selects_nothing(fake: pytest.M
     for more, number in (({"thorough": True}, 24), ({"implementations": ("fake",)}, 12), ({"losses": ("supcon",)}, 24)):
         found, problems = judged(**more)
         assert (len(found), problems) == (number, [])
+
+
+def test_one_backend_of_fast_is_judged_on_each_case_in_one_dtype() -> None:
+    backends = [kind({}, "cpu") for kind in (FastDense, FastTiled, FastExact)]
+    turns = Counter[tuple[str, str]]()
+    for golden in load_golden(losses=("supcon",)):
+        case = golden.case
+        ((name, dtype),) = ((one.name, dtype) for one in backends for dtype in one.shared(case, ["float64", "float32"]))
+        assert case.holds_in(dtype)
+        turns[name, dtype] += 1
+    assert len(turns) == 6
+    assert min(turns.values()) > 0.6 * max(turns.values())
+    assert Fast({}, "cpu").shared(case, ["float64", "float32"]) == ["float64", "float32"]
 
 
 def test_killed_process_ends_the_run(fake: pytest.MonkeyPatch) -> None:

@@ -188,7 +188,7 @@ class Implementation(ABC):
             special device are not stored: in a full run it must pass every case that it supports, in every dtype in
             which the case is representable.
         alternates: its own name and those of similar implementations; unless an option of ``pairproof verify`` selects
-            what is judged, each case is judged with only one of them. Empty if it is always judged.
+            what is judged, each case is judged with only one of them, in one dtype. Empty if it is always judged.
         environment: the environment variables that repeating a check needs, as ``NAME=VALUE``.
         narrows_weights: whether, for rows of bfloat16 or float16, its gradient multiplies rows by weights of pairs that
             are rounded to this dtype.
@@ -233,10 +233,16 @@ class Implementation(ABC):
     def version(self) -> str:
         """The version of the copy that is judged."""
 
-    def alternates_on(self, case: Case) -> bool:
-        """Whether a case is judged with another one of ``alternates``, chosen by the id of the case alone."""
-        names = self.alternates
-        return bool(names) and names[zlib.crc32(case.id.encode()) % len(names)] != self.name
+    def shared(self, case: Case, dtypes: Sequence[str]) -> list[str]:
+        """The dtypes in which this implementation is judged on a case if it shares the checks with ``alternates``.
+
+        One of these implementations is judged, in one of ``dtypes``; the id of the case alone decides.
+        """
+        if not self.alternates:
+            return [*dtypes]
+        turn, place = divmod(zlib.crc32(case.id.encode()), len(self.alternates))
+        held = list(filter(case.holds_in, dtypes))
+        return [held[turn % len(held)]] if held and self.alternates[place] == self.name else []
 
     def refuses(self, case: Case) -> str | None:
         """Return the reason to skip a case, or None for a supported case."""

@@ -256,8 +256,8 @@ class Selection:
             every option and every kernel.
         thorough: Also run bfloat16, float16 and the cases of more than 258 rows; without this option, they run only
             if --case, --dtype or --covering selects them. Run fast-dense, fast-tiled and fast-exact on every case;
-            without this option, each runs on a third of the cases unless --loss, --case, --dtype, --covering or --impl
-            is given.
+            without this option, each case is run with one of them, in one dtype, unless --loss, --case, --dtype,
+            --covering or --impl is given.
     """
 
     losses: Sequence[str] = option((), "--loss", "-l", metavar="LOSS", read=read_commas)
@@ -293,7 +293,7 @@ class Selection:
 
     @property
     def alternates(self) -> bool:
-        """Whether only one of several similar implementations is judged on each case."""
+        """Whether only one of several similar implementations is judged on each case, in one dtype."""
         return self.whole and not (self.complete or self.implementations)
 
     @property

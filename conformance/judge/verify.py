@@ -76,7 +76,7 @@ class Report:
         cases_chosen: number of cases that were run.
         cases_left_out: number of selected cases that only a thorough run includes.
         dtypes_left_out: the dtypes that only a thorough run includes.
-        alternates: whether each case was judged with only one of several similar implementations.
+        alternates: whether each case was judged with only one of several similar implementations, in one dtype.
         cases_in_all: number of cases before any were left out.
     """
 
@@ -178,14 +178,13 @@ def run(selection: Selection, progress: Progress | None = None) -> Report:
     report.cases_chosen, report.cases_left_out = len(cases), len(left_out)
     report.dtypes_left_out = [] if selection.dtypes else [name for name in DTYPES if not selection.takes_dtype(name)]
     report.alternates = selection.alternates and any(one.alternates for one in implementations)
-    jobs = [
-        partial(judge_case, case, stored[case], _judged(implementations, case, selection), selection) for case in cases
-    ]
+    jobs = [partial(judge_case, case, stored[case], implementations, selection) for case in cases]
     with _shared_out(jobs, cases, selection) as results:
         # Meanwhile the other processes judge the first cases.
         if any(i.name == "reference" for i in implementations) and selection.takes_dtype("float64"):
             _judge_documents(report, progress)
         _check_cases(selection, {case.id for case in cases} | {check.case for check in report.checks}, stored)
+        not_run = _left_out(implementations, stored, cases, selection) if selection.whole else {}
         found = dict(tracked("cases", results, len(jobs), progress))
         report.checks += chain.from_iterable(found[k] for k in range(len(jobs)))
     if not report.judged:
@@ -198,13 +197,14 @@ def run(selection: Selection, progress: Progress | None = None) -> Report:
                 continue  # a deviation may match only what is left out
             used = {name for check in report.checks if check.implementation == one.name for name in check.declared}
             report.problems += unused([deviation.name for deviation in one.deviations], used, one.name)
-        report.problems += _count_problems(report, implementations, cases, left_out)
+        report.problems += _count_problems(report, implementations, cases, not_run)
     return report
 
 
-def _judged(implementations: Sequence[Implementation], case: Case, selection: Selection) -> list[Implementation]:
-    """The implementations that a run judges on a case."""
-    return [one for one in implementations if not (selection.alternates and one.alternates_on(case))]
+def _dtypes(implementation: Implementation, case: Case, selection: Selection) -> list[str]:
+    """The dtypes in which a run judges an implementation on a case, if the case is not refused."""
+    chosen = list(filter(selection.takes_dtype, implementation.dtypes))
+    return implementation.shared(case, chosen) if selection.alternates else chosen
 
 
 def truth_of(case: Case, golden: GoldenCase | None) -> Truth:
@@ -306,11 +306,10 @@ def judge_case(
 
     checks = []
     for implementation in implementations:
-        check = replace(blank, implementation=implementation.name)
+        check, dtypes = replace(blank, implementation=implementation.name), _dtypes(implementation, case, selection)
         if refusal := implementation.refuses(case):
-            checks.append(replace(check, message=refusal))
+            checks += [replace(check, message=refusal)] if dtypes else []
         else:
-            dtypes = filter(selection.takes_dtype, implementation.dtypes)
             checks += [judge_one(implementation, replace(check, dtype=dtype)) for dtype in dtypes]
     return checks
 
@@ -497,14 +496,22 @@ def _judge_documents(report: Report, progress: Progress | None) -> None:
 
 
 def _count_problems(
-    report: Report, implementations: Sequence[Implementation], cases: Sequence[Case], left_out: Sequence[Case]
+    report: Report,
+    implementations: Sequence[Implementation],
+    cases: Sequence[Case],
+    left_out: Mapping[str, Mapping[str, int]],
 ) -> list[str]:
     """The differences between the counts of a whole run and those of ``EXPECTED``, for the implementations present.
 
     An implementation that needs a special device has no counts in this file: it must pass every case that it supports.
-    The counts in the file include the checks of ``left_out``, of the dtypes that are left out, and of each
-    implementation on the cases that a similar one judges instead. The number of these checks is known, but not how many
-    of them pass or deviate.
+    The counts in the file include the checks that this run left out. Their number is known, but not how many of them
+    pass or deviate.
+
+    Args:
+        report: the report of the run.
+        implementations: the implementations of the run.
+        cases: the cases of the run.
+        left_out: the result of `_left_out`.
     """
     if not (fixtures_root() / EXPECTED).is_file():
         return [f"{EXPECTED} is missing: the counts of checks cannot be asserted"]
@@ -525,29 +532,17 @@ def _count_problems(
         for case in cases
         for dtype, runs in _checks_of(one, case, list(filter(report.selection.takes_dtype, one.dtypes)))
     )
-    all_left_out = {case.id for case in left_out}
-
-    def absent(one: Implementation, case: Case) -> bool:
-        return case.id in all_left_out or (report.alternates and one.alternates_on(case))
-
-    missing = tally(
-        Check("case", one.name, case.loss, case.id, dtype, Status.PASSED if runs else Status.SKIPPED)
-        for one in implementations
-        if one.anywhere
-        for case in (*cases, *left_out)
-        for dtype, runs in _not_run(one, case, one.dtypes if absent(one, case) else report.dtypes_left_out)
-    )
 
     def complete(key: str) -> bool:
         """Whether the counts equal those in the file, except for the checks that are left out."""
-        skipped, number = Status.SKIPPED.value, Counter(missing.get(key, {}))
+        skipped, number = Status.SKIPPED.value, Counter(left_out.get(key, {}))
         rest = Counter(wanted.get(key, {}))
         rest.subtract(Counter(found.get(key, {})))
         return min(rest.values(), default=0) >= 0 and (rest[skipped], rest.total()) == (number[skipped], number.total())
 
     def less(key: str) -> str:
         """How many of the expected checks are left out, in words; "" if none."""
-        left = missing.get(key)
+        left = left_out.get(key)
         return f" in a thorough run, {sum(left.values())} of them left out here" if left else ""
 
     return [
@@ -557,11 +552,31 @@ def _count_problems(
     ]
 
 
-def _not_run(implementation: Implementation, case: Case, dtypes: Collection[str]) -> Iterator[tuple[str, bool]]:
-    """Yield the dtype of each left-out check of a case, and whether a run would judge it."""
-    left_out = [dtype for dtype in implementation.dtypes if dtype in dtypes]
-    if len(left_out) == len(implementation.dtypes) or not implementation.refuses(case):
-        yield from _checks_of(implementation, case, left_out)
+def _left_out(
+    implementations: Sequence[Implementation], stored: Iterable[Case], cases: Collection[Case], selection: Selection
+) -> dict[str, dict[str, int]]:
+    """The counts of the checks that only a thorough run includes, with those that would be judged counted as passed.
+
+    Args:
+        implementations: the implementations of the run.
+        stored: all cases.
+        cases: the cases of the run.
+        selection: the selection of the run.
+    """
+    chosen = set(cases)
+
+    def checks(one: Implementation, case: Case) -> Iterator[tuple[str, bool]]:
+        judged = _dtypes(one, case, selection) if case in chosen else []
+        if not (judged and one.refuses(case)):  # a refused case has one check
+            yield from _checks_of(one, case, [dtype for dtype in one.dtypes if dtype not in judged])
+
+    return tally(
+        Check("case", one.name, case.loss, case.id, dtype, Status.PASSED if runs else Status.SKIPPED)
+        for one in implementations
+        if one.anywhere
+        for case in stored
+        for dtype, runs in checks(one, case)
+    )
 
 
 def _checks_of(implementation: Implementation, case: Case, dtypes: Sequence[str]) -> Iterator[tuple[str, bool]]:
