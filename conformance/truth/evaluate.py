@@ -15,10 +15,10 @@ from flint import arb, arb_mat
 
 from pairproof import reference
 
-from ..suite.cases import Case, reference_of_similarities, similarities
+from ..suite.cases import SIGNIFICAND, Case, reference_of_similarities, similarities
 from ..suite.records import Expected, Matrix, Truth
 from . import autodiff as tape
-from .closed import Form, evaluated
+from .closed import Form, closed_form, evaluated
 from .intervals import PRECISION, precision
 
 PROVE_UP_TO = 40
@@ -353,39 +353,46 @@ def stored_truth(case: Case, expected: Expected) -> Truth:
     """
     if isinstance(expected, Truth):
         return expected
-    return Truth(**vars(expected), similarity=rounded_similarities(case), weights=weights(case))
+    similarity, weights = not_stored(case)
+    return Truth(**vars(expected), similarity=similarity, weights=weights)
 
 
 @lru_cache(maxsize=1024)  # several implementations, dtypes and tests use the same case
-def rounded_similarities(case: Case) -> Matrix | None:
-    """The true similarity matrix rounded to float64, read-only; None for a case larger than ``PROVE_UP_TO``."""
-    if case.size > PROVE_UP_TO:
-        return None
-    with precision():
-        found = _rounded(similarities(case, _balls(case)))
-    found.setflags(write=False)
-    return found
+def not_stored(case: Case) -> tuple[Matrix | None, Matrix]:
+    """Return the true similarities, and the derivative of the loss with respect to each; ``case.shape``, read-only.
 
-
-@lru_cache(maxsize=1024)
-def weights(case: Case) -> Matrix:
-    """The derivative of the loss with respect to each similarity, of the case's ``shape``, read-only.
-
-    They are only used to scale the tolerances, so they are computed in float64. For cases larger than ``PROVE_UP_TO``
-    the loops are too slow, and the straightforward implementation is differentiated.
+    The derivatives only scale the tolerances. For cases larger than ``PROVE_UP_TO`` the loops are too slow: the
+    similarities are None, and the straightforward implementation is differentiated.
     """
-    matrix = rounded_similarities(case)
-    if matrix is None:
+    if case.size > PROVE_UP_TO:
         from .baseline import plain_weights  # imports torch, which not every command needs
 
-        found = plain_weights(case)
+        similarity, weights = None, plain_weights(case)
     else:
-        variables = tape.variables(matrix.tolist())
-        with np.errstate(all="ignore"):
-            loss = reference_of_similarities(case, variables).loss
-            found = _rounded(tape.gradient(sum(loss) if isinstance(loss, list) else loss, variables))
-    found = np.where(np.isfinite(found), found, 0.0)
-    found.setflags(write=False)
+        with precision():
+            matrix = similarities(case, _balls(case))
+            similarity, weights = _rounded(matrix), _by_closed_form(case, matrix)
+        if weights is None:
+            variables = tape.variables(similarity.tolist())
+            with np.errstate(all="ignore"):
+                loss = reference_of_similarities(case, variables).loss
+                weights = _rounded(tape.gradient(sum(loss) if isinstance(loss, list) else loss, variables))
+        similarity.setflags(write=False)
+    weights = np.where(np.isfinite(weights), weights, 0.0)
+    weights.setflags(write=False)
+    return similarity, weights
+
+
+def _by_closed_form(case: Case, matrix: Sequence[Sequence[arb]]) -> Matrix | None:
+    """The derivative of the loss with respect to each similarity; None without a form whose enclosures are narrow."""
+    if (form := closed_form(case)) is None:
+        return None
+    found, divisor = np.zeros(case.shape), float(_divisor(case))
+    for i in case.anchors():
+        _, slopes = evaluated(case, form, i, matrix[i])
+        if any(x.rel_accuracy_bits() < SIGNIFICAND["float64"] for x in slopes):
+            return None
+        found[i] = [float(x) / divisor for x in slopes]
     return found
 
 
