@@ -367,20 +367,24 @@ def not_stored(case: Case) -> tuple[Matrix | None, Matrix]:
     if case.size > PROVE_UP_TO:
         from .baseline import plain_weights  # imports torch, which not every command needs
 
-        similarity, weights = None, plain_weights(case)
-    else:
-        with precision():
-            matrix = similarities(case, _balls(case))
-            similarity, weights = _rounded(matrix), _by_closed_form(case, matrix)
-        if weights is None:
-            variables = tape.variables(similarity.tolist())
-            with np.errstate(all="ignore"):
-                loss = reference_of_similarities(case, variables).loss
-                weights = _rounded(tape.gradient(sum(loss) if isinstance(loss, list) else loss, variables))
-        similarity.setflags(write=False)
-    weights = np.where(np.isfinite(weights), weights, 0.0)
-    weights.setflags(write=False)
-    return similarity, weights
+        return None, _finite(plain_weights(case))
+    with precision():
+        matrix = similarities(case, _balls(case))
+        similarity, weights = _rounded(matrix), _by_closed_form(case, matrix)
+    if weights is None:
+        variables = tape.variables(similarity.tolist())
+        with np.errstate(all="ignore"):
+            loss = reference_of_similarities(case, variables).loss
+            weights = _rounded(tape.gradient(sum(loss) if isinstance(loss, list) else loss, variables))
+    similarity.setflags(write=False)
+    return similarity, _finite(weights)
+
+
+def _finite(matrix: Matrix) -> Matrix:
+    """The matrix with 0 in place of entries that are not finite, read-only."""
+    found = np.where(np.isfinite(matrix), matrix, 0.0)
+    found.setflags(write=False)
+    return found
 
 
 def _by_closed_form(case: Case, matrix: Sequence[Sequence[arb]]) -> Matrix | None:
