@@ -1,7 +1,8 @@
 """Closed forms of an anchor's value and of its derivatives, for batches too large for the loops of the reference.
 
 The reference evaluates each positive of an anchor in a loop over its denominator, which is slow for large classes.
-These forms compute the shared sums once. A test compares their enclosures with those of the reference on small cases.
+These forms compute the shared sums once, so they also scale the tolerances of small cases. A test compares their
+enclosures with those of the reference on small cases.
 """
 
 from __future__ import annotations
