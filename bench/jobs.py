@@ -46,7 +46,7 @@ LARGE = 65536
 
 GRADIENT_ROWS = 512
 QUICK_SIZES = (64, 256, 1024)
-"""Numbers of rows of a quick run, and of drawn combinations in a full run."""
+"""Numbers of rows of a quick run, and of the forms in `CORNERS` in a full run."""
 
 PEERS_UP_TO = 4096
 """Number of rows up to which peers are timed on a CPU, with the default allocator, unless sizes are selected."""

@@ -344,7 +344,7 @@ def check(
         bool,
         typer.Option(
             "--all",
-            help="Show and explain all failing cases, instead of the first three, and those above the required level. "
+            help="Show and explain all failing cases, also those above the required level, instead of the first three. "
             "Also show the counts for each flag and all reasons for skipped cases.",
         ),
     ] = False,
@@ -446,8 +446,8 @@ def parity(**options: Any) -> None:
     memory that the loss keeps for its backward pass, and its peak memory, are measured at three batch sizes;
     --linear-memory turns this measurement into a check.
 
-    With --world-size, the loss and the averaged gradients of several processes are compared with those of one process
-    instead, and the mistake is named if they differ.
+    With --world-size, these comparisons are replaced by one: of the loss and the averaged gradients of several
+    processes with those of one process. The mistake is named if they differ.
 
     Exit codes: 0 the loss agrees with itself, 1 a comparison differs or ended in an error, 2 invalid command line, 3
     could not run.

@@ -102,7 +102,8 @@ def parametrize(  # noqa: D417 - its arguments are those of Mark
         dtypes: empty means float64 and float32.
         fuzz: the number of random batches.
         seed: the seed of the random batches; None: 0, so that every run judges the same batches.
-        thorough: whether cases whose proof takes long are also proved again for a built-in temperature or option.
+        thorough: if the target has a built-in temperature or option, whether cases whose proof takes long are proved for
+            it too.
         device: torch device.
         limit: maximum duration of one evaluation, in seconds.
         deviations: TOML file of declared deviations; None: ``--pairproof-deviations``, or the nearest pyproject.toml.
@@ -182,7 +183,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def _from_command_line(config: pytest.Config, mark: Mark) -> dict[str, Any]:
     """Return the fields that the command line sets in a mark without a target: the target and all other options.
 
-    Empty if the mark has a target, or a loss for which the command line gives no target.
+    Empty if the mark has a target, or if it has a loss and the command line gives no target or another loss.
     """
     given = _given(config)
     target, loss = given.get("target"), given.get("loss", mark.loss)
@@ -360,7 +361,7 @@ class Group:
         return deviations(self.entries, load_cases(self.suite.worked)) if self.entries else ()
 
     def repeats(self, case: str, judged: External) -> bool:
-        """Return whether the claimed options of a target make a case the same as another one that is judged."""
+        """Return whether a case with the options built into the target is the same as another case that is judged."""
         from .judge.proofs import repeated
 
         key = f"{self.mark.cases} {self.mark.thorough} {judged.claim}"

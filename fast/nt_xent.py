@@ -206,8 +206,8 @@ def nt_xent_pairwise_loss(
             all anchors. "none_pairs": one value per pair, ordered by anchor, then by column. If P is the bool mask
             ``[N, N]``, with references ``[N, M]``, of the positives of the anchors, without self pairs and ignored
             pairs, ``P.nonzero()`` returns the pairs in this order. The value of a pair is multiplied by its weight and
-            by that of its anchor. "mean_pairs" divides by the sum of the anchor's weight over the pairs, or,
-            with ``weights_divisor="weight"``, by the sum of the products of both weights.
+            by that of its anchor. "mean_pairs" divides by the sum over all pairs of the weight of the
+            pair's anchor, or, with ``weights_divisor="weight"``, of the product of both weights.
         validate: also check values on devices other than the CPU, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
         group: the processes that have the other rows of the batch: a process group of torch.distributed, or "world";

@@ -164,8 +164,8 @@ def nt_xent_pairwise_loss(
         reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor not dropped), where an
             anchor's value is the mean of its pairs; or over the positive pairs of all anchors, where large classes
             weigh more: "mean_pairs", "sum_pairs" or "none_pairs" (a list, ordered by anchor, then by column). The value
-            of a pair is multiplied by its weight and by that of its anchor. "mean_pairs" divides by the sum of the
-            anchor's weight over the pairs, or, with ``weights_divisor="weight"``, by the sum of the products of both
+            of a pair is multiplied by its weight and by that of its anchor. "mean_pairs" divides by the sum over
+            all pairs of the weight of the pair's anchor, or, with ``weights_divisor="weight"``, of the product of both
             weights.
 
     Returns:

@@ -91,7 +91,7 @@ def test_check_loss_returns_results_as_data() -> None:
     assert (result.verdict, result.exit_code) == ("conforms", 0)
     assert result.counts == {Status.PASSED: len(result.checks)}
     assert result.claim.loss == "supcon"
-    assert result.summary.startswith("conforms at policies: pairproof.fast.supcon:supcon_loss as supcon: ")
+    assert result.summary.startswith("conforms at level policies: pairproof.fast.supcon:supcon_loss as supcon: ")
     assert list(inspect.signature(conformance.check_loss).parameters)[:2] == ["target", "loss"]
     with pytest.raises(UsageError, match="unknown loss"):
         conformance.check_loss(fast.supcon_loss, "supkon")
@@ -109,7 +109,7 @@ def test_right_loss_conforms(chosen: list[str], capsys: pytest.CaptureFixture[st
     assert "rows: not normalised before the call" in text
     assert "skipped: needs similarity=dot" in text
     assert "other reasons: --all shows them" in text
-    assert f"conforms at policies: {LOSSES}:supcon as supcon: " in text
+    assert f"conforms at level policies: {LOSSES}:supcon as supcon: " in text
     assert "Checks by flag" not in text
     assert "\nfailed " not in text
 

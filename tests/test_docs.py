@@ -65,7 +65,7 @@ def conforms(line: str, code: str, folder: Path, monkeypatch: pytest.MonkeyPatch
     _, *arguments = shlex.split(line)
     done = CliRunner().invoke(app, [*arguments, *more])
     assert done.exit_code == 0, done.output
-    assert "\nconforms at policies: " in done.output
+    assert "\nconforms at level policies: " in done.output
 
 
 @pytest.mark.parametrize(("name", "code", "line"), COMMANDS, ids=[line.split()[2] for _, _, line in COMMANDS])

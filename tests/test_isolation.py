@@ -261,14 +261,14 @@ ALL = [word for case in CASES for word in ("--case", case)]
     ("spec", "hostile", "code", "words"),
     [
         pytest.param("hostile.py:exits", "", 1, "the target ended its process (exit code 0)", marks=pytest.mark.slow),
-        pytest.param("hostile.py:leaves_a_thread", "", 0, "conforms at ", marks=pytest.mark.slow),
+        pytest.param("hostile.py:leaves_a_thread", "", 0, "conforms at level ", marks=pytest.mark.slow),
         *(
             pytest.param("hostile_import.py:wrong", *others, marks=pytest.mark.slow)
             for others in (
-                ("exits_at_the_end", 1, "does not conform at "),
+                ("exits_at_the_end", 1, "does not conform at level "),
                 ("exits", 3, "the target ended its process (exit code 0)"),
-                ("leaves_a_thread", 1, "does not conform at "),
-                ("patches_torch", 1, "does not conform at "),
+                ("leaves_a_thread", 1, "does not conform at level "),
+                ("patches_torch", 1, "does not conform at level "),
             )
         ),
     ],

@@ -157,8 +157,8 @@ def test_clamped_norms_fail_only_at_range() -> None:
     found = of(honest, *CASES, *EXTREME)
     assert (found.verdict, found.exit_code, found.failures_required) == ("conforms", 0, [])
     assert {check.level for check in found.failures} == {RANGE}
-    assert f"{len(found.failures)} failed above policies" in found.summary
-    assert found.summary.startswith("conforms at policies: ")
+    assert f"{len(found.failures)} failed above this level" in found.summary
+    assert found.summary.startswith("conforms at level policies: ")
     others = (level for level in Level if level is not POLICIES)
     at = {POLICIES: found} | {level: of(honest, *CASES, *EXTREME, level=level.value) for level in others}
     assert [at[level].verdict for level in Level] == ["conforms", "conforms", "does not conform", "does not conform"]

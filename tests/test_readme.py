@@ -233,7 +233,7 @@ def test_masked_diagonal_fails_only_for_extreme_norms(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["check", "losses.py:supcon", "--loss", "supcon", "--all"])
     assert done.exit_code == 0
-    assert "\nconforms at policies: " in done.output
+    assert "\nconforms at level policies: " in done.output
     failures = re.findall(r"^failed golden/supcon/(\S+) ", done.output, re.MULTILINE)
     assert 0 < len(failures) < 10
     assert all(re.fullmatch(r"(tiny|huge|mixed)-norms-.*|near-largest-.*", name) for name in failures), failures

@@ -2,8 +2,8 @@
 
     python tools/trace_calls.py
 
-It does so for labels in several classes and for labels in pairs, and prints one line per function, in the order of the
-first calls, with the number of calls.
+It does so for labels with many rows per class and for labels with two rows per class, and prints one line per
+function, in the order of the first calls, with the number of calls.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ ORDINARY_LOGIT = 10
 """The largest size of a logit at temperature 0.1 under cosine similarity."""
 
 SIMPLE = (2.0, 0.5, 4.0, 0.25)
-"""Factors that a formula may contain. A cause that gives one of them on a case may do so by coincidence."""
+"""Factors that a formula may contain. A factor that depends on the case may equal one of them by coincidence."""
 
 
 @dataclass(frozen=True, eq=False)

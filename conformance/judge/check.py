@@ -228,11 +228,12 @@ class CheckResult:
         values, above = "" if self.gradients_judged else ", values only", self.failures_above
         counts -= counted(above)
         ends = [phrase(status, counts[status]) for status in Status if counts[status]]
-        ends += [f"{len(above)} failed above {self.level}"] if above else []
+        ends += [f"{len(above)} failed above this level"] if above else []
         idle = f"; {several(len(self.unused), 'declaration')} without a matching check" if self.unused else ""
-        above_only = f"above {self.level}, " if self.verdict == CONFORMS else ""
+        above_only = "above this level, " if self.verdict == CONFORMS else ""
         why = f"{above_only}{self.diagnosis.short}; " if self.diagnosis.short else ""
-        return f"{self.verdict} at {self.level}: {self.request.name} as {loss}{values}: {why}{', '.join(ends)}{idle}"
+        start = f"{self.verdict} at level {self.level}: {self.request.name} as {loss}"
+        return f"{start}{values}: {why}{', '.join(ends)}{idle}"
 
     def worst(self) -> dict[str, float]:
         """Return the worst error in units of its bound, by dtype."""

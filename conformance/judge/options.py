@@ -255,9 +255,9 @@ class Selection:
         covering: Run only a small fixed subset of the selected cases, which still reaches every flag, every value of
             every option and every kernel.
         thorough: Also run bfloat16, float16 and the cases of more than 258 rows; without this option, they run only
-            if --case, --dtype or --covering selects them. Run fast-dense, fast-tiled and fast-exact on every case;
-            without this option, each case is run with one of them, in one dtype, unless --loss, --case, --dtype,
-            --covering or --impl is given.
+            if --case, --dtype or --covering selects them. Run fast-dense, fast-tiled and fast-exact on every case. By
+            default, each case runs with only one of them, in one dtype; --loss, --case, --dtype, --covering and --impl
+            also lift this restriction.
     """
 
     losses: Sequence[str] = option((), "--loss", "-l", metavar="LOSS", read=read_commas)

@@ -324,7 +324,7 @@ def public_losses(stored: Mapping[Case, GoldenCase | None]) -> Iterator[dict[str
     """
     golden = {case.id: one for case, one in stored.items() if one}
     for loss in load_public():
-        verdict = f"conforms at {loss.level}" if loss.level else "does not conform"
+        verdict = f"conforms at level {loss.level}" if loss.level else "does not conform"
         about = {"who": loss.repository, "at": loss.commit[:12], "link": loss.link, "computes": loss.computes}
         shown = None if loss.level else _first_failure(loss, golden)
         where = {"case": shown.case, "message": shown.message} if shown else {"case": "", "message": ""}

@@ -238,7 +238,7 @@ def first_untrue(case: Case, flags: Sequence[str]) -> str | None:
 
 
 def saturated(case: Case) -> bool:
-    """Return whether a positive's exponential is below 2^-53 times the larger of 1 and the largest one in its row.
+    """Return whether a positive's exponential is below 2^-53 max(1, E); E is the largest exponential in its row.
 
     The flag "saturated" also marks golden cases with less extreme positives, so it has no condition.
     """

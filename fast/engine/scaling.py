@@ -189,7 +189,7 @@ def scale_both(batch: Batch, unit: float = 1, scaled: Scaled | None = None) -> t
 
 
 def both_ways(weight: Tensor, batch: Batch) -> Tensor:
-    """Return weights plus their transpose if they are those of all rows without references, else the weights."""
+    """Return weights; if the panel has all rows and the batch has no references, add their transpose."""
     whole = batch.references.embeddings is None and weight.shape[0] == weight.shape[1]
     return weight + weight.T if whole else weight
 
