@@ -40,11 +40,11 @@ ROWS_TO_CHECK = 4096
 ROUGH = 0.05
 """Relative error of the loss on random rows, in the measured dtype, above which it is not a rounding error."""
 
-OTHER_FLOPS = (2, 8)
-"""Number of operations of `PARTS` for forms whose `group` is not "labels", in units of N*M*D; logits are N x M."""
-
 PARTS = ("forward", "both")
 """What is timed: the forward pass without autograd, and a whole step with forward and backward."""
+
+OTHER_FLOPS = (2, 8)
+"""Numbers of operations of `PARTS` for forms whose `group` is not "labels", in units of N*M*D; logits are N x M."""
 
 STATUS = "/proc/self/status"
 CLEAR = Path("/proc/self/clear_refs")

@@ -146,7 +146,7 @@ def info_nce(
     similarity: str = "cosine",
     reduction: str = "mean",
 ) -> Tensor:
-    """InfoNCE of two towers in one direction, or in both, as in CLIP; or with a queue of negatives ``[K, D]`` (MoCo)."""
+    """InfoNCE of two towers in one direction or both (CLIP), or with a queue of negatives ``[K, D]`` (MoCo)."""
     a, b = _rows(a, similarity), _rows(b, similarity)
     if negatives is not None:
         positive = (a * b).sum(dim=1, keepdim=True)

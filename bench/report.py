@@ -12,7 +12,7 @@
                 implementation ("pairproof", "plain" torch, or a peer):
                   status        "measured", or "refused" with a reason
                   version       of the implementation
-                  rounds        number of pairs of samples, one of the peer and one of pairproof (pairproof: of rounds)
+                  rounds        pairs of samples, one of the peer and one of pairproof; of pairproof: number of rounds
                   repeats       calls per sample
                   processes     number of processes over which the figures are medians, if several
                   forward_ms    [lower quartile, median, upper quartile] per call, without autograd

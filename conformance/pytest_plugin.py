@@ -102,8 +102,8 @@ def parametrize(  # noqa: D417 - its arguments are those of Mark
         dtypes: empty means float64 and float32.
         fuzz: the number of random batches.
         seed: the seed of the random batches; None: 0, so that every run judges the same batches.
-        thorough: if the target has a built-in temperature or option, whether cases whose proof takes long are proved for
-            it too.
+        thorough: if the target has a built-in temperature or option, whether cases whose proof takes long are proved
+            for it too.
         device: torch device.
         limit: maximum duration of one evaluation, in seconds.
         deviations: TOML file of declared deviations; None: ``--pairproof-deviations``, or the nearest pyproject.toml.

@@ -105,7 +105,7 @@ def write_badge(found: Report | CheckResult, path: Path) -> None:
         path: the file that is written.
     """
     if isinstance(found, CheckResult):
-        good, words = found.verdict == CONFORMS, f"{found.request.loss} {found.verdict} at level {found.level}"
+        good, words = found.verdict == CONFORMS, f"{found.request.loss} {found.verdict} at {found.level}"
     else:
         good, words = found.passed, "everything holds" if found.passed else "not everything holds"
     badge = {"schemaVersion": 1, "label": "pairproof", "message": words, "color": "brightgreen" if good else "red"}

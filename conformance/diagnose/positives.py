@@ -113,7 +113,10 @@ def batch_setting(batch: Batch, rows: Tensor | None = None) -> Setting:
 
 
 def similarity_rows(case: Case) -> list[tuple[int, list[int]]]:
-    """Return the row and the columns of each row of similarities, as indices into the case's concatenated matrices."""
+    """Return the anchor of each row of similarities, and the rows that it is compared with.
+
+    They are indices into the case's concatenated matrices.
+    """
     places = iter(range(sum(map(len, case.matrices.values()))))
     rows = {name: [next(places) for _ in matrix] for name, matrix in case.matrices.items()}
     columns: dict[int, list[int]] = defaultdict(list)

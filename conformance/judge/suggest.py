@@ -15,8 +15,8 @@ LINK = "https://"
 def suggested(result: CheckResult) -> list[str]:
     """Return lines of TOML that declare the failures that affect the verdict of a check, or no lines.
 
-    Nothing is suggested if the formula is wrong, if such a failure is not explained, or if a check at the required
-    levels ended in an error. Random batches are not declared.
+    Nothing is suggested if the formula is wrong, if a failure that affects the verdict is not explained, or if a
+    check at the required levels ended in an error. Random batches are not declared.
 
     Args:
         result: the result of the check.

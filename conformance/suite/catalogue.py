@@ -125,11 +125,11 @@ class Loss:
         keywords: every keyword with its default; None for ``direction``, see ``default``.
         baseline: the straightforward torch implementation, ``baseline(logits [R, C], member bool [R, C], positive bool
             [R, C], **options) -> [R]``; 0 for a row without terms. The options are those of the formula.
-        lowest: the lowest possible similarity, if the formula and the baseline use its logit; they take this logit as
-            the option ``lowest``.
+        lowest: the lowest possible similarity, whose logit is passed to the formula and the baseline as the option
+            ``lowest``; None if they have no such option.
         weights: the weights that the formula and the baseline take as the option ``weights``, if there are any.
-        unfit: takes the options and matrices of a call, and returns the options whose values contradict the others; the
-            defaults of these options do not. By default every combination is valid.
+        unfit: takes the options and matrices of a call, and returns the options whose values contradict the others. A
+            default never does. By default every combination is valid.
         module_class: name of its ``torch.nn.Module`` in ``fast``, or "".
         own_choices: allowed values of options that differ from ``CHOICES`` or are not in it.
         variant: fields of ``diagnose.variants.Variant`` that describe the loss. If empty, ``diagnose`` evaluates the

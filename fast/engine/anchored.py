@@ -1,4 +1,4 @@
-"""The anchored form: panels of unshifted exponentials of the anchors, if these are at most half of the rows.
+"""The anchored form: panels of the anchors' unshifted exponentials, for at most half as many anchors as rows.
 
 The form `symmetric` would also visit the pairs of two rows that are not anchors. Here, anchors and columns are both
 sorted by label, so that the positives of the anchors of a panel lie in one band of columns; only the band is masked.
@@ -46,7 +46,7 @@ class _Anchors(NamedTuple):
     """The sorted rows, and the anchors among them.
 
     Attributes:
-        classes: the order of the rows; its labels are the positions of the first row with the same label.
+        classes: the order of the rows; the label of a row is the sorted position of the first row of its class.
         places: int64 ``[n]``, the sorted positions of the anchors.
         bands: the panels.
     """
@@ -92,7 +92,7 @@ def _positives(labels: Tensor, band: _Band) -> Tensor:
 
 
 def _products(mine: Tensor, rows: Tensor, bands: list[_Band], buffer: Tensor, *, keep: bool) -> Iterator[Tensor]:
-    """Yield the products of each panel's anchors with all columns, each at its own place if they are kept."""
+    """Yield the products of each panel's anchors with all columns, all in the same memory unless ``keep``."""
     width, turned = len(rows), rows.T
     for band in bands:
         shape = len(band.own), width
