@@ -2,8 +2,8 @@
 
 One batch of eight ordinary rows is judged repeatedly: at decreasing temperatures, with decreasing and increasing norms,
 and, for dot products, with increasing logits. A result breaks if the call raises an error, if the result is not finite,
-or if its relative error is above 0.1, or above both ``WIDE`` and the effect of rounding the largest logit. The true loss and
-gradient stay ordinary numbers of the dtype at each point, so a result that breaks shows a limit of the
+or if its relative error is above 0.1, or above both ``WIDE`` and the effect of rounding the largest logit. The true
+loss and gradient stay ordinary numbers of the dtype at each point, so a result that breaks shows a limit of the
 implementation. They are proved, except that the gradients at other norms follow from the proved one. The limit is found
 by bisection, to 1.1 %, between a point at which the loss is right and one at which it breaks.
 """
