@@ -17,8 +17,8 @@ gradient flows through this factor. The product is e^(similarity / T'), 1 / T' =
 therefore evaluates the sum at the temperature T', and multiplies its gradient by T' / temperature.
 
 Each direction gives the logarithm of a ratio, (sum of e^s) / e^s(a_i, b_i), where the sum of query_to_doc leaves out
-the positive. The loss is log(1 + the sum of these ratios), which keeps the digits of a small loss. If each hard negative
-is contrasted with its own query only, the engine evaluates N H single logits for them.
+the positive. The loss is log(1 + the sum of these ratios), which keeps the digits of a small loss. If each hard
+negative is contrasted with its own query only, the engine evaluates N H single logits for them.
 
 Sources: Henderson et al. 2017, arXiv 1705.00652, section 4.4; GTE: Li et al. 2023, arXiv 2308.03281, section 3.3;
 hardness: Lan et al. 2025, arXiv 2503.04812, equation 5; as in multiple_negatives_ranking.py of
