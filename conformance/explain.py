@@ -279,7 +279,7 @@ def _results(expected: Expected, case: Case, whole: bool) -> Iterator[str]:
         if whole:
             yield from _matrix(f"gradient{wrt}, row", gradient)
         else:
-            yield f"  gradient{wrt}: norm {float(np.linalg.norm(gradient))}"
+            yield f"  gradient{wrt}: norm {math.hypot(*gradient.ravel().tolist())}"
 
 
 def _matrix(what: str, matrix: npt.NDArray[np.float64]) -> Iterator[str]:

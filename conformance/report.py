@@ -517,7 +517,7 @@ def _judged(result: CheckResult) -> Iterator[Part]:
         yield Text(f"  {number} skipped for {len(rest)} other reasons: --all shows them", "dim")
     needed = (reason.removeprefix("needs ") for reason, _ in reasons if "=" in reason)
     yield from (
-        Text(f"  to run skipped cases, claim what the target computes, for example: --set {it}", "dim")
+        Text(f"  to run skipped cases, name an option built into the target, for example: --set {it}", "dim")
         for it in [*needed][:1]
     )
     if result.fresh:

@@ -116,21 +116,54 @@ def test_first_reason_is_the_mistake(name: str, loss: str, words: str, setting: 
     assert reason.words in result.summary
 
 
+def without_lone_anchors(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float = 0.07) -> torch.Tensor:
+    """The mean over the anchors that have positives; NaN if there are none."""
+    rows = torch.nn.functional.normalize(embeddings, dim=1)
+    own = torch.eye(len(rows), dtype=torch.bool)
+    logs = (rows @ rows.T / temperature).masked_fill(own, -torch.inf).log_softmax(dim=1).masked_fill(own, 0.0)
+    positives = (labels[:, None] == labels) & ~own
+    number = positives.sum(dim=1)
+    return -((logs * positives).sum(dim=1)[number > 0] / number[number > 0]).mean()
+
+
 @pytest.mark.slow
 def test_a_reason_that_passing_cases_contradict_is_not_chosen() -> None:
     """On small batches with one pair of positives, there are as many directed pairs as anchors with a positive."""
+    result = check_loss(without_lone_anchors, "supcon", dtypes=("float64",), seed=5)
+    assert result.levels[Level.FORMULA][Status.FAILED] == 0
+    assert result.diagnosis.reasons[0].words == "anchors without positives are left out of the mean"
 
-    def loss(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float = 0.07) -> torch.Tensor:
+
+NO_POSITIVES_AT_ALL = ("golden/supcon/all-distinct*", "golden/supcon/two-rows-distinct*", "golden/supcon/lone-row*")
+
+
+def test_option_is_not_suggested_if_a_case_contradicts_it() -> None:
+    cases = (*NO_POSITIVES_AT_ALL, "golden/supcon/very-unbalanced*", "golden/supcon/lonely*")
+    result = check_loss(without_lone_anchors, "supcon", settings={"no_positive": "drop"}, cases=cases)
+    (reason,), failed = result.diagnosis.reasons, {check.case for check in result.failures}
+    assert (reason.words, reason.setting) == ("the loss is NaN or infinite if no anchor has positives", "")
+    assert set(reason.cases) == failed == {name for name in failed if "distinct" in name or "lone-row" in name}
+    assert len(failed) > 1
+
+
+def test_option_does_not_explain_failures_of_the_straightforward_implementation() -> None:
+    """Where a norm overflows, every option of the straightforward loss gives the value that the target gives."""
+
+    def with_nan(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float = 0.07) -> torch.Tensor:
         rows = torch.nn.functional.normalize(embeddings, dim=1)
         own = torch.eye(len(rows), dtype=torch.bool)
         logs = (rows @ rows.T / temperature).masked_fill(own, -torch.inf).log_softmax(dim=1).masked_fill(own, 0.0)
         positives = (labels[:, None] == labels) & ~own
-        number = positives.sum(dim=1)
-        return -((logs * positives).sum(dim=1)[number > 0] / number[number > 0]).mean()
+        return -((logs * positives).sum(dim=1) / positives.sum(dim=1)).mean()
 
-    result = check_loss(loss, "supcon", dtypes=("float64",), seed=5)
-    assert result.levels[Level.FORMULA][Status.FAILED] == 0
-    assert result.diagnosis.reasons[0].words == "anchors without positives are left out of the mean"
+    cases = (*NO_POSITIVES_AT_ALL, "golden/supcon/huge-norms-float64", "golden/supcon/near-largest-float64")
+    first, second = check_loss(with_nan, "supcon", cases=cases, level="range").diagnosis.reasons
+    assert first.setting == "no_positive=nan"
+    assert {name.partition("float64")[0] for name in second.cases} == {
+        "golden/supcon/huge-norms-",
+        "golden/supcon/near-largest-",
+    }
+    assert second.words == "rows are not normalised where their norm is clamped, or its square underflows or overflows"
 
 
 @pytest.mark.parametrize(("number", "more"), [(1, ""), (2, ", and 1 more reason"), (3, ", and 2 more reasons")])

@@ -375,7 +375,7 @@ def not_finite(found: Failure) -> tuple[str, str] | None:
     logits = SIMILARITIES[found.right.variant.similarity](rows, rows, setting) / found.temperature
     compared = setting.member & setting.anchors[:, None]
     seen = logits.masked_fill(~compared, -math.inf)
-    largest, least = float(seen.max()), float(logits[compared].min())
+    largest, least = float(seen.max()), float(logits.masked_fill(~compared, math.inf).min())
     overflow = f"{value}: the largest logit is {largest:.4g}, and exponentials overflow"
     if found.empty:
         words = f"{_have(found.empty)} no positives, and the loss becomes {value}: 0 divided by 0, or a logarithm of 0"

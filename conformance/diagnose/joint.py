@@ -249,6 +249,9 @@ class Evidence:
         else:
             if self.comparable:
                 yield from self._norms(found)
+                if self._wrong(found) and self._straightforward:
+                    yield from self._last(found)
+                    return
             yield from self._options(options)
         yield from self._dtypes(found)
         if not self._wrong(found):
@@ -286,18 +289,31 @@ class Evidence:
 
     def _has_option(self, words: str, option: str, choice: str) -> str | None:
         case = replace(self.case, keywords={**self.case.keywords, option: choice})
-        other, given, expected = _plain(case), self.outcome, self.truth
-        noise = max(1e-9, NOISE[self.computes])
-        compared: list[tuple[Any, Any, Any]] = [(given.values, other.values, expected.values)]
-        if np.isfinite(given.values).all() and given.gradient is not None and other.gradient is not None:
-            compared.append((given.gradient, other.gradient, expected.gradient))
+        other = _plain(case)
         if not case.undefined() and not np.isfinite(other.values).all():
             return None
-        floor = max(self.failure.floors)
-        compared = [(np.asarray(a), np.asarray(b), np.asarray(c)) for a, b, c in compared if c is not None]
-        wrong = any(_share(given, expected, expected, noise, floor) > 0 for given, _, expected in compared)
-        right = all(_share(given, found, expected, noise, floor) <= EXPLAINED for given, found, expected in compared)
-        return words if wrong and right else None
+        return words if self._equals(other, EXPLAINED) and not self._equals(self.truth, 0.0) else None
+
+    def _equals(self, found: Outcome | Truth | Expected, most: float) -> bool:
+        """Return whether the values of the target, and its gradient if its values are finite, are those of ``found``.
+
+        Args:
+            found: what the target may have computed.
+            most: the largest difference, relative to the error of the target.
+        """
+        given, expected = self.outcome, self.truth
+        compared: list[tuple[Any, Any, Any]] = [(given.values, found.values, expected.values)]
+        if np.isfinite(given.values).all() and given.gradient is not None and found.gradient is not None:
+            compared.append((given.gradient, found.gradient, expected.gradient))
+        noise, floor = max(1e-9, NOISE[self.computes]), max(self.failure.floors)
+        arrays = (tuple(map(np.asarray, one)) for one in compared if one[2] is not None)
+        return all(_share(*one, noise, floor) <= most for one in arrays)
+
+    @cached_property
+    def _straightforward(self) -> bool:
+        """Whether the straightforward implementation gives the same wrong result, so that the formula is right."""
+        plain = _plain(self.case)
+        return bool(np.isfinite(plain.values).all()) and self._equals(plain, EXPLAINED)
 
     def _dtypes(self, found: Failure) -> Iterator[tuple[str, Test]]:
         """Yield the dtype in which the target computes, if the error of the right formula may come from it."""
@@ -404,6 +420,7 @@ def _tested(found: Failure, suspect: Suspect, words: str) -> str | None:
     return suspect.words or (words if "; " in words else words_for_case(found, suspect.variant))
 
 
+@np.errstate(over="ignore")  # the norm of a difference may exceed the range of float64
 def _share(given: Any, found: Any, expected: Any, noise: float, floor: float) -> float:
     """The distance of ``found`` from ``given``, relative to the distance of ``expected`` from ``given``.
 
@@ -498,12 +515,15 @@ class Collector:
                 break
             words, explained, also = best
             text, _, setting = words.partition("\0")
-            text = self._precise(text, [one.case for one in left if id(one) in explained], left)
+            # An option has one value in all cases: no case may contradict it.
+            before = [one for one, _ in self.failing if id(one) in done]
+            hint = "" if setting and self._refuted(words, [*before, *self.passing]) else setting
             policy = bool(setting) or text in EXTREME or words == OVERFLOW
+            text = self._precise(text, [one.case for one in left if id(one) in explained], left)
             cases = tuple(x.case.id for x in left if id(x) in explained)
             same = next((k for k, reason in enumerate(found.reasons) if reason.words == text), None)
             if same is None:
-                found.reasons.append(Reason(text, cases, setting, also, not policy))
+                found.reasons.append(Reason(text, cases, hint, also, not policy))
             else:
                 reason = found.reasons[same]
                 found.reasons[same] = replace(reason, cases=reason.cases + cases)
@@ -533,12 +553,13 @@ class Collector:
         explains: dict[str, dict[int, str]] = {}
         small = [evidence for evidence in left if is_explained(evidence.case)]
         explored = small[: EXPLORED // 2] + small[EXPLORED // 2 :: max(1, 2 * len(small) // EXPLORED)]
-        for evidence in explored:
+        for place, evidence in enumerate(explored):
+            if place and time.process_time() > self._deadline:
+                del explored[place:]
+                break
             for words, test in self._candidates(evidence, base):
                 if id(evidence) not in explains.get(words, {}) and (details := _safely(test)):
                     explains.setdefault(words, {})[id(evidence)] = details
-            if time.process_time() > self._deadline:
-                break
         # Candidates that explain equally many cases keep their order.
         first = sorted(explains, key=lambda words: -len(explains[words]))[: 2 * TESTED]
         refuted = {words: self._refuted(words, self.refuting) for words in first}
@@ -552,8 +573,14 @@ class Collector:
                 if words in first and id(evidence) not in explains[words] and (details := _safely(test)):
                     explains[words][id(evidence)] = details
         ranked = sorted(first, key=lambda words: refuted[words] - len(explains[words]))
-        more = self.passing[PASSING:]
-        best = next((one for one in ranked if 2 * self._refuted(one, more) <= len(explains[one])), None)
+        best, least = None, 0
+        for words in ranked:
+            contradictions = self._refuted(words, self.passing[PASSING:])
+            score = refuted[words] + contradictions - len(explains[words])
+            if 2 * contradictions <= len(explains[words]) and score < least:
+                best, least = words, score
+            if not contradictions:
+                break  # the others explain fewer cases
         few = best is None or (len(explains[best]) == 1 and len(self.failing) > FEW and best not in CERTAIN)
         return None if best is None or few else (best, explains[best], bool(base))
 
@@ -572,7 +599,12 @@ class Collector:
             yield from evidence.candidates(self.options, base)
 
     def _precise(self, words: str, cases: Sequence[Case], left: Sequence[Evidence]) -> str:
-        """Replace the words of ``OVERFLOW`` by words with a bound that the largest logit of each case reaches."""
+        """Replace the words of ``OVERFLOW`` by words with a bound that the largest logit of each case reaches.
+
+        Those of ``NO_POSITIVES`` are made narrower if no anchor has positives in any of the cases.
+        """
+        if words == NO_POSITIVES and not any(case.positives()[i] for case in cases for i in case.anchors()):
+            return "the loss is NaN or infinite if no anchor has positives"
         if words != OVERFLOW:
             return words
         least = min(_largest_logit(case) for case in cases)

@@ -1,4 +1,4 @@
-"""Which claims about a target were tried: options and their values, and the sizes of batches."""
+"""Which claims about a target were tried: options and their values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .results import several
 
 
 class Tried:
-    """The claimed options with the values that the judged cases gave them, and the sizes of the judged cases.
+    """The claimed options with the values that the judged cases gave them, and the cases that were too slow to prove.
 
     Args:
         claim: what the target computes.
@@ -28,7 +28,7 @@ class Tried:
             if name in claim.passed or name in claim.settings:
                 self._values[name] = claim.values_of(name) or entry.choices.get(name, ())
         self._seen: defaultdict[str, set[object]] = defaultdict(set)
-        self._largest, self._slow, self._batches = 0, list[int](), Counter[str]()
+        self._slow, self._batches = list[int](), Counter[str]()
 
     def note_skipped(self, case: Case, why: str, *, drawn: bool) -> None:
         """Note a skipped case or random batch.
@@ -46,8 +46,7 @@ class Tried:
                 self._slow.append(case.size)
 
     def note(self, case: Case) -> None:
-        """Note the size and the options of a judged case, except options that do not affect its result."""
-        self._largest = max(self._largest, case.size)
+        """Note the options of a judged case, except options that do not affect its result."""
         given = {**case.arguments, **case.others, **case.keywords}
         for name in self._arrays:
             if given.get(name) is not None:
@@ -70,6 +69,6 @@ class Tried:
                 found.append(name)
         found += [f"{count} of the random batches ({why})" for why, count in self._batches.items()]
         if self._slow:
-            words = f"{several(len(self._slow), 'case')} with up to {max(self._slow)}^2 similarities without --thorough"
-            found.append(f"{words} (the largest case tried has {self._largest}^2)")
+            sizes = f"{several(len(self._slow), 'case')} of up to {max(self._slow)}^2 similarities"
+            found.append(f"{sizes}, whose results take long to prove for a built-in option (--thorough)")
         return found
