@@ -306,8 +306,8 @@ class Evidence:
         if np.isfinite(given.values).all() and given.gradient is not None and found.gradient is not None:
             compared.append((given.gradient, found.gradient, expected.gradient))
         noise, floor = max(1e-9, NOISE[self.computes]), max(self.failure.floors)
-        arrays = (tuple(map(np.asarray, one)) for one in compared if one[2] is not None)
-        return all(_share(*one, noise, floor) <= most for one in arrays)
+        arrays = [(np.asarray(a), np.asarray(b), np.asarray(c)) for a, b, c in compared if c is not None]
+        return all(_share(a, b, c, noise, floor) <= most for a, b, c in arrays)
 
     @cached_property
     def _straightforward(self) -> bool:
