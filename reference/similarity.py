@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,7 +12,7 @@ from .scalars import Scalar, order, total, zero_like
 
 def dot(a: Sequence[Scalar], b: Sequence[Scalar]) -> Scalar:
     """Return Σ_d a_d b_d of two rows, [D] each."""
-    return total(map(operator.mul, a, b))
+    return total(x * y for x, y in zip(a, b, strict=True))
 
 
 def scaled_row(row: Sequence[Scalar]) -> list[Scalar]:

@@ -135,15 +135,24 @@ def test_a_reason_that_passing_cases_contradict_is_not_chosen() -> None:
 
 
 NO_POSITIVES_AT_ALL = ("golden/supcon/all-distinct*", "golden/supcon/two-rows-distinct*", "golden/supcon/lone-row*")
+SOME_WITHOUT_POSITIVES = ("golden/supcon/very-unbalanced*", "golden/supcon/lonely*")
 
 
 def test_option_is_not_suggested_if_a_case_contradicts_it() -> None:
-    cases = (*NO_POSITIVES_AT_ALL, "golden/supcon/very-unbalanced*", "golden/supcon/lonely*")
+    cases = (*NO_POSITIVES_AT_ALL, *SOME_WITHOUT_POSITIVES)
     result = check_loss(without_lone_anchors, "supcon", settings={"no_positive": "drop"}, cases=cases)
     (reason,), failed = result.diagnosis.reasons, {check.case for check in result.failures}
     assert (reason.words, reason.setting) == ("the loss is NaN or infinite if no anchor has positives", "")
     assert set(reason.cases) == failed == {name for name in failed if "distinct" in name or "lone-row" in name}
     assert len(failed) > 1
+
+
+def test_reason_is_kept_without_the_option_that_a_case_contradicts() -> None:
+    """Without any positives the loss is NaN, as claimed; with "drop" it would be 0."""
+    cases = (*NO_POSITIVES_AT_ALL, *SOME_WITHOUT_POSITIVES, "golden/supcon/sparse-*", "golden/supcon/identical-*")
+    result = check_loss(without_lone_anchors, "supcon", settings={"no_positive": "nan"}, cases=cases)
+    (reason,) = result.diagnosis.reasons
+    assert (reason.words, reason.setting) == ("anchors without positives are left out of the mean", "")
 
 
 def test_option_does_not_explain_failures_of_the_straightforward_implementation() -> None:
