@@ -1,6 +1,6 @@
-"""The command line: ``python -m bench``, from the repository root.
+"""The command ``python -m bench``, run from the repository root.
 
-Exit codes: 0 measured; 1 with --floors, a floor is missed; 2 the command line is wrong; 3 the command could not run.
+Exit codes: 0 measured; 1 a floor is missed (with --floors); 2 wrong command line; 3 could not run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Annotated, Any, NoReturn
 try:
     import typer
     from rich.console import Console
-except ImportError as error:  # the base install does not include the command line
+except ImportError as error:
     sys.exit(f'bench: the command needs {error.name}: pip install "pairproof[verify,bench]"')
 
 from . import cuda, goals, jobs, measure, report
@@ -27,20 +27,20 @@ from .peers import CAPTURED, Unavailable
 MISSED, COULD_NOT_RUN = 1, 3
 
 MORE_PROCESSES = (4, 10)
-"""Numbers of additional processes that measure a missed floor again: at first, and once more if it is still missed."""
+"""Numbers of additional processes that measure a missed floor, in a first and in a second attempt."""
 
 FORK_MARGIN, FORK_MARGIN_FROM = 1.2, 1024
-"""A ratio from a fork is measured again if it is below this factor times its floor, from this number of rows on.
+"""A ratio that was measured in a fork is measured again if it is below `FORK_MARGIN` times its floor.
 
-In a fork, the allocator returns large arrays to the system more often, so that plain torch has more page faults. At
-1024 rows, its median time is 15 % longer. Smaller batches have no such arrays.
+Forks exaggerate the ratio at 1024 rows or more. Their allocator returns large arrays to the system more often, and the
+page faults slow plain torch down by 15 %.
 """
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 
 
 def _run(plan: jobs.Plan, date: str | None) -> dict[str, Any]:
-    """Run every job of a plan and return the report. Progress goes to stderr."""
+    """Run all jobs of a plan and return the report."""
     console = Console(stderr=True)
     found: dict[str, Any] = {
         "format": report.FORMAT,
@@ -56,7 +56,7 @@ def _run(plan: jobs.Plan, date: str | None) -> dict[str, Any]:
         for job in some:
             console.print(f"{next(done)}/{total} {jobs.describe(job)}", markup=False, highlight=False)
             found[table] += jobs.attempt(job)
-    if not plan.on_cpu:  # the jobs of the timings also measured the peaks
+    if not plan.on_cpu:  # the timing jobs also measured peak memory
         names = (*jobs.SHAPE, "n", "implementation", "status", "reason")
         for row in found["timings"]:
             if row["implementation"] != CAPTURED:
@@ -68,10 +68,10 @@ def _run(plan: jobs.Plan, date: str | None) -> dict[str, Any]:
 
 
 def _retry(found: dict[str, Any], plan: jobs.Plan, fraction: float, console: Console) -> list[goals.Goal]:
-    """In more processes, time the jobs that miss or nearly miss a floor, and judge the median of all processes.
+    """Measure the jobs that miss or nearly miss a floor in more processes, and judge the medians.
 
-    The time that a peer spends on fresh memory varies between processes, so more rounds in one process do not help, and
-    neither do forks of one process.
+    More rounds in one process do not help: the time that a peer spends on fresh memory differs between processes. Forks
+    of one process share this time.
     """
     recorded = json.loads(goals.MISSED.read_text(encoding="utf-8"))
     runs: dict[tuple[str, str, int], list[list[goals.Row]]] = {}
@@ -95,17 +95,17 @@ def _retry(found: dict[str, Any], plan: jobs.Plan, fraction: float, console: Con
 
 
 def _near(goal: goals.Goal) -> bool:
-    """Return whether a ratio is so little above its floor that a measurement in a fork cannot decide."""
+    """Return whether a ratio from a fork is too close to its floor."""
     return goal["n"] >= FORK_MARGIN_FROM and goal["value"] is not None and goal["value"] < FORK_MARGIN * goal["goal"]
 
 
 def _shape(row: goals.Row) -> tuple[str, str, int]:
-    """Return form, allocator regime and N of an entry of the timings, of a job with one size, or of a goal."""
+    """Return form, allocator regime and N of a timing row, a goal, or a job with one size."""
     return row["form"], row["regime"], row["n"]
 
 
 def _record(found: dict[str, Any], console: Console) -> None:
-    """Write the figures of missed goals on ratios, for `goals.floors`; keep those of forms that were not measured."""
+    """Write the ratios that miss their goals to `goals.MISSED`. Forms that were not measured keep theirs."""
     figures = json.loads(goals.MISSED.read_text(encoding="utf-8"))
     for goal in goals.ratio_goals(found):
         figures.pop(goal["what"], None)
@@ -116,7 +116,6 @@ def _record(found: dict[str, Any], console: Console) -> None:
 
 
 def _several(*flags: str, only: str) -> Any:
-    """Return an option that takes several values."""
     return typer.Option(*flags, help=f"{only} (repeatable, or separated by commas).")
 
 
@@ -155,15 +154,15 @@ def bench(
     dtype: Annotated[list[str] | None, DTYPE] = None,
     date: Annotated[str | None, typer.Option(help="Date to write into the report.")] = None,
 ) -> None:
-    """Measure time, errors and memory of pairproof.fast, plain torch and the peers.
+    """Measure time, errors and memory of pairproof.fast, plain torch and public implementations (peers).
 
-    A form is a loss with one way of giving its positives. Every form is measured in its own process with one thread,
-    once per allocator; peers run with the default allocator, up to N = 4096. Samples of different implementations
-    alternate, and ratios are medians over neighbouring samples. An implementation is timed only if its float64 value is
-    right. A full run takes up to an hour, a quick run less than three minutes.
+    A form is a loss with one way of giving its positives. Each form runs in its own process with one thread, once per
+    allocator. Peers run with the default allocator only, up to N = 4096. An implementation is timed only if its float64
+    value is right. Timings of two implementations alternate, and a ratio is the median over neighbouring timings. A
+    full run takes up to an hour, a quick run less than three minutes.
 
-    With --device cuda, a GPU is measured, with other sizes, columns and dtypes, each in its own process. Peers whose
-    matrices do not fit into the memory of the GPU are not measured.
+    On cuda, sizes, columns and dtypes differ, and each size has its own process. Peers whose matrices do not fit into
+    GPU memory are not measured.
 
     python -m bench --quick
 
@@ -180,7 +179,7 @@ def bench(
         if not plan.on_cpu:
             cuda.require(device)
         if folder is not None:
-            report.pyplot()  # fail now if matplotlib is missing, not after the measurements
+            report.pyplot()  # fail before the measurements if matplotlib is missing
         (trial,) = jobs.run(plan.trial())
         if trial["status"] != "measured":
             raise Unavailable(f"pairproof.fast fails on a small batch: {trial['reason']}")
@@ -224,7 +223,7 @@ def _numbers(given: list[str], option: str, least: int) -> tuple[int, ...]:
 
 
 def _forms(given: list[str], choices: Iterable[str]) -> tuple[str, ...]:
-    """Return the choices that are given, or that contain what is given."""
+    """Return the choices that equal a given word or, if none does, contain it."""
     found = [name for word in given for name in choices if name == word or (word in name and word not in choices)]
     if given and not found:
         _misused("--form", f"a part of one of: {'; '.join(FORMS)}", given[0])
@@ -234,11 +233,6 @@ def _forms(given: list[str], choices: Iterable[str]) -> tuple[str, ...]:
 def _plan(
     quick: bool, floors: float | None, device: str, rounds: int | None, *, form: list[str] | None, **several: Any
 ) -> jobs.Plan:
-    """Return the plan for the given options.
-
-    Raises:
-        typer.BadParameter: an option's value is not one of its choices.
-    """
     given = {
         key: [part for value in values or () for part in value.split(",") if part] for key, values in several.items()
     }

@@ -1,4 +1,4 @@
-"""Errors against float64 at several temperatures, on random and trained-like batches, for all implementations."""
+"""Errors against float64 at several temperatures, on random and on trained-like batches."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .peers import NT_XENT, PAIRWISE_CLASSES, PEERS, SLOWEST, SUPCON, load, name
 TEMPERATURES = (0.01, 0.02, 0.05, 0.07, 0.1, 0.5, 1.0)
 ROWS = 256
 ACCELERATOR_ROWS = 1024
-"""Number of rows on a GPU. Small batches are evaluated differently from large ones."""
+"""Number of rows on a GPU, where small batches are evaluated in another way than large ones."""
 BATCHES = 20
 FORMS = (NT_XENT, SUPCON, PAIRWISE_CLASSES)
 
 
 def names(form: str, device: str, dtype: str) -> list[str]:
-    """Return the implementations to measure: all except those that are slow to run or to compile, or use TF32."""
+    """Return the implementations to measure: not `SLOWEST`, and none that is compiled or uses TF32."""
     found = [name for name in names_for(form, device, dtype) if name != SLOWEST]
     return [name for name in found if not PEERS[name].compiled and not PEERS[name].tf32]
 
@@ -29,10 +29,10 @@ def error_rows(job: dict[str, Any]) -> list[dict[str, Any]]:
     """Run a job of kind "accuracy": one form at one temperature.
 
     Args:
-        job: form, names (of implementations), n, d, temperature, batches (their number), backend, device, dtype.
+        job: form, names (of implementations), n, d, temperature, batches (how many), backend, device, dtype.
 
     Returns:
-        One row per kind of batch and implementation, in the format that `bench.report` describes.
+        One row per kind of batch and implementation, in the format of `bench.report`.
     """
     form, temperature, dtype = job["form"], job["temperature"], DTYPES[job["dtype"]]
     rows = []

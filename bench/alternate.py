@@ -1,4 +1,4 @@
-"""Two implementations sampled in turn, for the benchmarks of the drop-in replacements."""
+"""Time two implementations in turn, for the benchmarks of `pairproof.compat`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from .measure import Clock
 
 SECONDS = 1.0
-"""Total duration of the samples of one comparison, in seconds; slow steps take longer."""
+"""Approximate duration of a comparison in seconds; slow steps take longer."""
 LEAST = 7
-"""The smallest number of samples of each implementation."""
+"""Minimum number of samples of each implementation."""
 SAMPLE = 0.01
-"""Approximate duration of a sample of the slower step, in seconds; if a step takes less, both are repeated."""
+"""Approximate duration of a sample of the slower step, in seconds. Short steps are repeated."""
 
 
 def alternated(steps: Mapping[str, Callable[[], object]]) -> dict[str, float]:
@@ -23,8 +23,8 @@ def alternated(steps: Mapping[str, Callable[[], object]]) -> dict[str, float]:
         steps: forward and backward of "theirs" and of "ours".
 
     Returns:
-        The median of each in milliseconds, and as "ratio" the median of the ratios theirs / ours of neighbouring
-        samples.
+        "theirs" and "ours": the median times in milliseconds. "ratio": the median of theirs / ours over pairs of
+        neighbouring samples.
     """
     clock = Clock()
     slowest = max(clock.call(step, 3) for step in steps.values())

@@ -1,7 +1,7 @@
-"""Time of a drop-in replacement beside the library's own class: ``python -m bench.compat``.
+"""Compare the times of pytorch-metric-learning's losses and of our replacements: ``python -m bench.compat``.
 
-A step is forward and backward, on one thread. Both classes are sampled in turn, and the order alternates; the ratio is
-the median of the ratios of neighbouring samples. Each comparison runs in its own process, with a limit on its memory.
+A step is forward and backward, on one thread. Samples of the two classes alternate, and the ratio is the median over
+pairs of neighbouring samples. Each comparison runs in its own process, with limited memory.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from .measure import Clock
 COLUMNS, CLASSES = 128, 10
 SIZES = (64, 256, 1024)
 GIBIBYTES = 8
-"""Limit on the address space of a process."""
+"""Maximum address space of a process."""
 
 PML = "pytorch_metric_learning"
 
 
 def pml(name: str, **options: Any) -> Callable[[str], Callable[[Tensor, Tensor], Tensor]]:
-    """Return a function that takes the name of a module, and returns its loss as a function of rows and labels."""
+    """Return a function that creates the loss ``name`` of a given module."""
 
     def made(module: str) -> Callable[[Tensor, Tensor], Tensor]:
         distances = importlib.import_module(f"{PML}.distances")
@@ -65,9 +65,9 @@ def batch(size: int, form: str) -> tuple[Tensor, Tensor]:
 
 
 def measured(name: str, form: str, size: int) -> dict[str, Any]:
-    """Compare both classes on one batch; return medians in milliseconds, and the ratio theirs / ours.
+    """Compare both classes on one batch; return the median times in milliseconds, and the ratio theirs / ours.
 
-    If the original does not fit into memory, only the time of ours is returned.
+    If the original does not fit into memory, the result has only our time.
     """
     torch.set_num_threads(1)
     limit = GIBIBYTES * 2**30

@@ -1,7 +1,7 @@
-"""Time of the drop-in replacements for losses of two towers beside the originals: ``python -m bench.compat_towers``.
+"""Compare the times of losses of two towers and of our replacements: ``python -m bench.compat_towers``.
 
-A step is forward and backward, on one thread. Both classes are sampled in turn, and the order alternates. The ratio of
-a process is the median of the ratios of neighbouring samples; the table has the median over processes.
+A step is forward and backward, on one thread. Samples of the two classes alternate. The ratio of a process is the
+median over pairs of neighbouring samples; the table has the median over processes.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from .measure import train
 SIZES = (64, 256, 1024)
 
 Given = list[Tensor]
-"""Three towers ``[N, D]``, then the logit scale and the logit bias."""
+"""Three towers ``[N, D]``, the logit scale and the logit bias."""
 Loss = Callable[[Given], Tensor]
 ALL = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 
 
 def of_clip(name: str) -> Callable[[Any, Any], Loss]:
-    """Return a function that takes the modules of both libraries, and returns a loss of open_clip."""
+    """Return a function that creates an open_clip loss, given the modules of open_clip and sentence-transformers."""
 
     def made(clip: Any, ranking: Any) -> Loss:
         module = getattr(clip, name)()
@@ -49,10 +49,10 @@ def of_clip(name: str) -> Callable[[Any, Any], Loss]:
 
 
 def of_ranking(count: int = 2, **options: Any) -> Callable[[Any, Any], Loss]:
-    """Return a function that takes the modules of both libraries, and returns the ranking loss of some towers.
+    """Return a function that creates the ranking loss, given the modules of open_clip and sentence-transformers.
 
     Args:
-        count: number of towers, 2 or 3; the third one has the hard negatives.
+        count: number of towers: 2, or 3 with hard negatives.
         **options: options of the loss.
     """
 
@@ -87,7 +87,7 @@ def step(loss: Loss, *given: Tensor) -> Tensor:
 
 
 def near(a: Tensor, b: Tensor) -> Tensor:
-    """Return minus the Euclidean distances."""
+    """Return the negative Euclidean distances."""
     return -torch.cdist(a, b)
 
 
@@ -108,7 +108,7 @@ TESTS = "tests.test_compat_sentence_transformers"
 
 
 def measured(name: str, size: int, columns: int) -> dict[str, Any]:
-    """Compare both classes on one batch; return medians in milliseconds, and the ratio theirs / ours."""
+    """Compare both classes on one batch; return the median times in milliseconds, and the ratio theirs / ours."""
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(size)
     towers = [F.normalize(torch.randn(size, columns, generator=generator)).requires_grad_() for _ in range(3)]
@@ -129,7 +129,7 @@ def measured(name: str, size: int, columns: int) -> dict[str, Any]:
 
 
 def evaluated_by(loss: Loss) -> str:
-    """Return what evaluated the last call of one of our losses."""
+    """Return the attribute ``evaluated_by`` of our loss, which is in the closure of ``loss``."""
     cells = [cell.cell_contents for cell in loss.__closure__ or ()]
     return next(str(cell.evaluated_by) for cell in cells if hasattr(cell, "evaluated_by"))
 

@@ -1,8 +1,7 @@
-"""Time of the drop-in replacements for losses of views beside the originals: ``python -m bench.compat_views``.
+"""Compare the times of losses of views and of our replacements: ``python -m bench.compat_views``.
 
-A step is forward and backward, on one thread; its time is the CPU time of the process. Both classes are sampled in
-turn, and the order alternates; the ratio is the median of the ratios of neighbouring samples. Each comparison runs in
-its own process. A batch consists of two views of ``rows / 2`` items.
+A step is forward and backward, on one thread. Samples of the two classes alternate, and the ratio is the median over
+pairs of neighbouring samples. Each comparison runs in its own process. A batch has two views of ``rows / 2`` items.
 """
 
 from __future__ import annotations
@@ -42,8 +41,11 @@ LOSSES: dict[str, tuple[str, dict[str, Any], str]] = {
     "DCLWLoss": ("DCLWLoss", {}, "views"),
     "DCLLoss, negative temperature": ("DCLLoss", {"temperature": -0.1}, "views"),
 }
-"""By name in the table: the class, its options, and its inputs. "none", "labels", "mask" and "soft" (a mask of random
-weights) say what is given besides the features ``[B, 2, D]``; with "views", the two views are given separately."""
+"""By name in the table: the class, its options and its inputs.
+
+With "views", the loss gets the two views separately. Otherwise it gets features ``[B, 2, D]``, and labels or a mask as
+named. "soft" is a mask of random weights.
+"""
 
 
 def original(name: str) -> Any:
@@ -55,7 +57,7 @@ def original(name: str) -> Any:
 
 
 def step_of(loss: Any, size: int, given: str) -> Callable[[], float]:
-    """Return a function that evaluates a loss and its gradient, and returns the value."""
+    """Return a function that runs forward and backward, and returns the loss."""
     generator = torch.Generator().manual_seed(size)
     features = F.normalize(torch.randn(size // 2, 2, COLUMNS, generator=generator), dim=2)
     labels = torch.randint(0, CLASSES, (size // 2,), generator=generator)
@@ -73,14 +75,14 @@ def step_of(loss: Any, size: int, given: str) -> Callable[[], float]:
 
 
 def measured(name: str, size: int) -> dict[str, Any]:
-    """Compare both classes on one batch; return medians in milliseconds, and the ratio theirs / ours."""
+    """Compare both classes on one batch; return the median times in milliseconds, and the ratio theirs / ours."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", "To copy construct from a tensor", UserWarning)
     kind, options, given = LOSSES[name]
     replacement: Any = getattr(supcontrast if kind == "SupConLoss" else lightly, kind)
     losses, steps, values = {}, {}, {}
     for side, found in (("theirs", original(kind)), ("ours", replacement)):
-        torch.manual_seed(0)  # for the bank
+        torch.manual_seed(0)  # both draw the same memory bank
         losses[side] = found(**options)
         steps[side] = step_of(losses[side], size, given)
         values[side] = steps[side]()

@@ -1,4 +1,4 @@
-"""The forms that are measured: every loss with every way of giving its positives, and combinations drawn at random."""
+"""The forms that are measured: each loss with each way of giving its positives, and random variants."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ from pairproof import fast
 COLUMNS = 128
 CLASSES = 10
 QUEUE = 4096
-"""Number of rows of the queue."""
+"""Number of rows of the queue of negatives."""
 
 KINDS = ("random", "trained")
-"""Kinds of rows. "random": independent normal rows. "trained": rows around the centre of their class, with a cosine of
-about 0.9 between them."""
+"""Kinds of rows: independent normal rows, or rows around the centre of their class."""
 
 NOISE = 1 / 3
-"""Standard deviation of a row around its centre: the cosine of two rows of a class is 1 / (1 + 1/9) = 0.9."""
+"""Standard deviation of a row around its centre. Two rows of a class have a cosine of about 1 / (1 + 1/9) = 0.9."""
 
 DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
-"""Names in the report, with the dtype of the embeddings. With "tf32", products may round to TF32."""
+"""The dtype of the embeddings by its name in the report. With "tf32", products may round to TF32."""
 
 Step = Callable[..., Tensor]
-"""Function from the inputs of a form to the loss, a scalar."""
+"""From the inputs of a form to the loss, a scalar."""
 
 _LABELS = ("two views", "10 classes", "8 per class")
 _MASKS = ("mask classes", "mask symmetric", "mask asymmetric")
@@ -50,7 +49,6 @@ WAYS = {
 """Ways of giving the positives, by loss. References are N rows that get a gradient; a queue gets none."""
 
 TOWERS = ("info_nce", "sigmoid", "multiple_negatives_ranking")
-"""The losses of two towers."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +56,11 @@ class Recipe:
     """How to make the batches of a form.
 
     Attributes:
-        loss: a name of `WAYS`.
-        way: how the positives are given, one of the ways of the loss in `WAYS`.
+        loss: a key of `WAYS`.
+        way: one of the ways of the loss in `WAYS`.
         options: keyword arguments of the loss.
-        columns: number of columns of the embeddings; None: the number that is requested.
-        dtype: a name of `DTYPES`; None: the dtype that is requested.
+        columns: number of columns of the embeddings; None: as requested.
+        dtype: a key of `DTYPES`; None: as requested.
     """
 
     loss: str
@@ -73,7 +71,7 @@ class Recipe:
 
     @property
     def group(self) -> str:
-        """Key of `goals.PLAIN_RATIOS` for this form: "labels", "masks", "both directions" or "one direction"."""
+        """The key of `goals.PLAIN_RATIOS`: "labels", "masks", "both directions" or "one direction"."""
         if self.way.startswith("mask"):
             return "masks"
         one_way = ("references", "one direction", f"queue of {QUEUE}", "hard negatives", "all directions")
@@ -94,13 +92,12 @@ def _options(loss: str, way: str) -> dict[str, Any]:
 
 
 FORMS = {f"{loss}, {way}": Recipe(loss, way, _options(loss, way)) for loss, ways in WAYS.items() for way in ways}
-"""The forms by name."""
 
 
 def _draw(losses: Collection[str], number: int, seed: int) -> dict[str, Recipe]:
-    """Draw forms of some losses with other options, columns and dtypes.
+    """Draw forms of some losses, each with random options, columns and dtype.
 
-    A name contains all drawn options, even those that the form's own options override.
+    A form's own options override drawn ones, but its name lists all that were drawn.
     """
     random, found = Random(seed), {}
     for form in random.sample([form for form in FORMS.values() if form.loss in losses], number):
@@ -117,13 +114,12 @@ def _draw(losses: Collection[str], number: int, seed: int) -> dict[str, Recipe]:
 
 
 LATER = {"sigmoid": 1, "hard_negative": 2, "multiple_negatives_ranking": 3, "dclw": 4}
-"""Losses that were added later, each with its own seed, so that earlier combinations stay the same. Two combinations of
-each are drawn."""
+"""Losses that were added later. Each has its own seed, so that the earlier draws stay the same."""
 
 CORNERS = _draw(WAYS.keys() - LATER.keys(), 30, seed=0)
 for _loss, _seed in LATER.items():
     CORNERS |= _draw((_loss,), 2, _seed)
-"""Drawn combinations by name: forms whose options, number of columns and dtype are drawn at random."""
+"""Variants of forms with random options, number of columns and dtype, by name."""
 
 RECIPES = FORMS | CORNERS
 
@@ -134,7 +130,7 @@ BY_PAIRS = (
     "nt_xent_pairwise, mean over pairs",
     "info_nce, one direction",
 )
-"""Forms whose loss is a mean over positive pairs, for which `bench.truth` is accurate at low temperatures."""
+"""Forms whose loss is a mean over positive pairs. `bench.truth` is accurate for them at low temperatures."""
 
 
 def _with_references(function: Callable[..., Tensor], z: Tensor, references: Tensor) -> Tensor:
@@ -146,9 +142,9 @@ class Form:
     """One batch of one form.
 
     Attributes:
-        name: a name of `RECIPES`.
-        inputs: floating ``[N, D]``, not normalised under cosine similarity: the embeddings, and the other tower or the
-            references. They get a gradient.
+        name: a key of `RECIPES`.
+        inputs: floating ``[N, D]``: the embeddings, and the other tower or the references. They get a gradient. Under
+            cosine similarity, they are not normalised.
         given: keyword arguments of the loss.
         labels: integers, the classes of the rows of all inputs.
     """
@@ -169,7 +165,7 @@ class Form:
         return len(self.inputs[0])
 
     def to(self, dtype: torch.dtype) -> Form:
-        """Return the batch with floating tensors in another dtype."""
+        """Return the batch with its floating tensors in another dtype."""
 
         def cast(value: Any) -> Any:
             return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
@@ -178,12 +174,12 @@ class Form:
         return replace(self, inputs=tuple(map(cast, self.inputs)), given=given)
 
     def step(self, function: Callable[..., Tensor], temperature: float, **more: Any) -> Step:
-        """Return a function from the inputs to the loss, a scalar; a reduction "none" is followed by a mean.
+        """Return a function from the inputs to the loss, a scalar. For the reduction "none", it returns the mean.
 
         Args:
             function: a loss with the keywords of `pairproof.fast`.
             temperature: positive number.
-            more: further keywords, which override those of the batch.
+            more: keywords that override those of the batch.
         """
         call = partial(function, temperature=temperature, **{**self.given, **more})
         if RECIPES[self.name].way == "references":
@@ -217,18 +213,15 @@ def _positives(recipe: Recipe, labels: Tensor, drawn: Callable[[], Tensor]) -> d
 
 
 def make(name: str, n: int, d: int = COLUMNS, kind: str = "random", *, seed: int = 0, device: str = "cpu") -> Form:
-    """Make a batch in float32.
+    """Return a batch in float32.
 
     Args:
-        name: a name of `RECIPES`.
-        n: number of rows, a multiple of 8; from 24 on, every anchor has a positive in every form.
+        name: a key of `RECIPES`.
+        n: number of rows, a multiple of 8. From 24 on, every anchor has a positive.
         d: number of columns, unless the recipe has another.
-        kind: a name of `KINDS`.
-        seed: seed of torch's CPU generator, so that the rows are the same on every device.
+        kind: one of `KINDS`.
+        seed: seed of the rows, which are the same on every device.
         device: device of the batch.
-
-    Returns:
-        The batch.
     """
     recipe, generator = RECIPES[name], torch.Generator().manual_seed(seed)
     d, rows, two = recipe.columns or d, torch.arange(n), recipe.loss in TOWERS or recipe.way == "references"

@@ -1,4 +1,4 @@
-"""Describe the machine and the package versions of a measurement."""
+"""The machine and the package versions of a measurement."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PEERS = ("pytorch-metric-learning", "info-nce-pytorch", "bioencoder", "lightly",
 
 
 def field(path: str, start: str = "") -> str | None:
-    """Return what follows ``start``, without a colon, on the first line that begins with it; None if no line does."""
+    """Return what follows ``start`` and a colon on the first line that begins with ``start``, or None."""
     with suppress(OSError):
         for line in Path(path).read_text().splitlines():
             if line.startswith(start):
@@ -26,7 +26,7 @@ def field(path: str, start: str = "") -> str | None:
 
 
 def field_bytes(path: str, start: str) -> int | None:
-    """Return a field that the Linux kernel reports in kB, converted to bytes."""
+    """Return a field that the Linux kernel reports in kB, in bytes, or None."""
     found = field(path, start)
     return 1024 * int(found.split()[0]) if found else None
 
@@ -46,7 +46,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python, pairproof and packages. The version of the SupCon code is in its timing rows."""
+    """Return the versions of Python, pairproof and the installed packages."""
     found = {"python": platform.python_version(), "pairproof": __version__}
     for package in ("torch", "numpy", "triton", *PEERS):
         with suppress(metadata.PackageNotFoundError):

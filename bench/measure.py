@@ -1,9 +1,11 @@
 """Time and memory of one form, with one thread.
 
-Every implementation is checked first. In each round, every peer is sampled next to a sample of `pairproof.fast`, before
-or after it in turn, so that other load of the machine affects both. Each round also samples ``torch.mm`` of 512 rows
-with all N rows, which shows the best possible throughput in the same run. On a GPU, both factors have 8192
-rows. Writing this product takes longer than computing it, so a product of square matrices is sampled as well.
+Every implementation is checked first. In each round, every peer is sampled directly before or after `pairproof.fast`,
+so that other load on the machine affects both.
+
+Each round also samples ``torch.mm`` of 512 rows with all N rows, to show what throughput is possible. On a GPU, both
+factors have 8192 rows. Writing this product takes longer than computing it, so a product of square matrices is sampled
+as well.
 """
 
 from __future__ import annotations
@@ -32,34 +34,28 @@ Shapes = dict[str, tuple[int, int | None, int | None]]
 
 LEAST_ROUNDS = 3
 SLOW_SECONDS = 4.0
-"""Minimum number of rounds, and duration of a round above which there may be only one."""
+"""At least `LEAST_ROUNDS` rounds are measured, but a single one is enough if it takes `SLOW_SECONDS`."""
 
 ROWS_TO_CHECK = 4096
-"""Maximum number of rows for the comparison in float64. For a larger batch, a batch of this size is compared."""
+"""Maximum number of rows of the float64 check. Larger batches are replaced by one of this size."""
 
 ROUGH = 0.05
-"""Relative error of the loss on random rows, in the measured dtype, above which it is not a rounding error."""
+"""Largest relative error of the loss on random rows that may be due to rounding."""
 
 PARTS = ("forward", "both")
-"""What is timed: the forward pass without autograd, and a whole step with forward and backward."""
+"""What is timed: the forward pass without autograd, and forward and backward."""
 
 OTHER_FLOPS = (2, 8)
-"""Numbers of operations of `PARTS` for forms whose `group` is not "labels", in units of N*M*D; logits are N x M."""
+"""Numbers of operations of `PARTS` for ``[N, M]`` logits, divided by N M D; `Clock.flops` has those of labels."""
 
 STATUS = "/proc/self/status"
 CLEAR = Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
-"""Written to clear_refs, it resets the peak of the resident set to the current size (see proc(5))."""
+"""Writing this to clear_refs resets the peak of the resident set to the current size (see proc(5))."""
 
 
 def peak_beyond(function: Callable[[], object]) -> int:
-    """Return the peak growth of the resident set while a function runs.
-
-    Args:
-        function: called once.
-
-    Returns:
-        Number of bytes beyond those resident before the call, exact to a few pages per thread.
+    """Return the peak growth of the resident set during one call, in bytes, exact to a few pages per thread.
 
     Raises:
         Unavailable: the kernel does not report the peak.
@@ -78,7 +74,7 @@ def peak_beyond(function: Callable[[], object]) -> int:
 
 
 def train(step: Step, inputs: Inputs) -> Tensor:
-    """Run forward and backward of one step, with new gradients, and return the loss."""
+    """Run forward and backward of one step and return the loss; the inputs get new gradients."""
     for leaf in inputs:
         leaf.grad = None
     loss = step(*inputs)
@@ -87,17 +83,20 @@ def train(step: Step, inputs: Inputs) -> Tensor:
 
 
 class Clock:
-    """Takes samples. This class measures the CPU time of the process, `bench.cuda` the time between CUDA events."""
+    """Measures the CPU time of the process. The subclass in `bench.cuda` measures the time between CUDA events."""
 
     products: ClassVar[Shapes] = {"mm": (512, None, None)}
-    """Rows, columns (None: N) and depth (None: the columns of the embeddings) of the products for the comparison."""
+    """Matrix products to compare with: rows, columns (None: N) and depth (None: D)."""
 
     on_device: bool = False
-    """Whether a timing job also measures peak memory; on a CPU, this needs a separate process."""
+    """Whether timing jobs also measure peak memory. On a CPU, this takes a separate process."""
 
     flops: ClassVar[tuple[int, int]] = (1, 4)
-    """Minimum number of operations of `PARTS` for labels, partners and pairs, in units of N*N*D. The matrix of logits
-    is symmetric, and each tile is recomputed for its gradient."""
+    """Minimum numbers of operations of `PARTS` for labels, partners and pairs, divided by N^2 D.
+
+    Computing half of the symmetric logits counts as 1. The backward pass computes them again, and takes 2 for the
+    gradient.
+    """
 
     def mark(self) -> Any:
         """Return the current time."""
@@ -113,8 +112,8 @@ class Clock:
     def step(self, step: Step, inputs: Inputs, repeats: int) -> tuple[float, float]:
         """Return the seconds per call of `PARTS`.
 
-        All calls are queued before synchronising. If the device is slower than the host, this measures the time of the
-        device. If the host is slower (small sizes on a GPU), it measures the time of the host, as in training.
+        The device is not synchronised between calls. Small steps on a GPU therefore take the time of the host, as in
+        training.
         """
         with torch.no_grad():
             forward = self.call(lambda: step(*inputs), repeats)
@@ -131,7 +130,7 @@ class Clock:
         return self.seconds(start, end) / repeats
 
     def available(self) -> int | None:
-        """Return the maximum memory of one step in bytes; None if the limit of the process applies."""
+        """Return the maximum memory of one step in bytes; None if only the memory of the process is limited."""
         return None
 
     def peak(self, step: Step, inputs: Inputs) -> int:
@@ -171,30 +170,24 @@ def evaluate(step: Step, inputs: Inputs) -> tuple[float, Tensor]:
 
 @contextmanager
 def recorded(row: dict[str, Any]) -> Iterator[None]:
-    """Set the status of a row to "measured", or to "refused" with the reason if the code within the context fails."""
+    """Set the status of a row: "measured", or "refused" with the reason if the block raises an exception."""
     row["status"] = "refused"
     try:
         yield
         row["status"] = "measured"
     except Unavailable as error:
         row["reason"] = str(error)
-    except Exception as error:  # a peer may raise any exception, and may run out of memory
+    except Exception as error:  # a peer may raise any exception
         line = next(iter(str(error).strip().splitlines()), type(error).__name__)
         out_of_memory = isinstance(error, MemoryError) or "alloc" in line
         row["reason"] = "does not fit into the memory limit" if out_of_memory else f"{type(error).__name__}: {line}"
 
 
 def check_agreement(implementation: Implementation, form: Form, temperature: float, true: float) -> None:
-    """Compare an implementation's float64 value with the true one.
-
-    Args:
-        implementation: to check.
-        form: the batch.
-        temperature: positive number.
-        true: the true loss of the batch.
+    """Compare an implementation's float64 value with the true loss of a batch.
 
     Raises:
-        Unavailable: the values differ, so it computes another loss.
+        Unavailable: the values differ, so the implementation computes another loss.
     """
     wide = form.to(torch.float64)
     with torch.no_grad():
@@ -204,14 +197,10 @@ def check_agreement(implementation: Implementation, form: Form, temperature: flo
 
 
 def check_roughly(loss: float, true: float) -> None:
-    """Check that the loss in the measured dtype is not far off; the float64 check may have run other kernels.
-
-    Args:
-        loss: of random rows. Losses of trained-like rows may be too small for a dtype.
-        true: the true loss.
+    """Check the loss of random rows in the measured dtype: the float64 check may have run other kernels.
 
     Raises:
-        Unavailable: the loss is wrong.
+        Unavailable: the relative error is above `ROUGH`.
     """
     error = abs(loss - true) / abs(true)
     if not error <= ROUGH:
@@ -225,12 +214,11 @@ def quartiles(values: Sequence[float] | Samples) -> list[float]:
 
 
 def _quartiles_of_parts(key: str, figures: Samples) -> dict[str, list[float]]:
-    """Return the quartiles of figures ``[rounds, 2]`` as ``forward_KEY`` and ``both_KEY``."""
     return {f"{part}_{key}": quartiles(column) for part, column in zip(PARTS, figures.T, strict=True)}
 
 
 def _repeats(estimate: float, target: float) -> int:
-    """Return the number of calls for one sample of ``target`` seconds, given the estimated seconds per call."""
+    """Return how many calls take ``target`` seconds, if one takes ``estimate`` seconds."""
     return min(1000, max(1, math.ceil(target / max(estimate, 1e-6))))
 
 
@@ -240,7 +228,7 @@ class _Contender:
     def __init__(self, implementation: Implementation, step: Step, inputs: Inputs, clock: Clock, target: float) -> None:
         self.implementation, self.run, self.inputs, self.clock = implementation, step, inputs, clock
         self.samples: list[tuple[float, float]] = []
-        # The first call also loads code, so a second one is timed, unless the first took long.
+        # The first call also loads code. Time a second one, unless the first took long.
         self.estimate = sum(clock.step(step, inputs, 1))
         if self.estimate < 1.0 or implementation.compiled:
             self.estimate = sum(clock.step(step, inputs, 1))
@@ -253,7 +241,7 @@ class _Contender:
         return self.samples[-1]
 
     def beside(self, sample: Callable[[], Any], number: int) -> tuple[tuple[float, float], Any]:
-        """Take a sample of this and one of something else; the order alternates with the number of the round."""
+        """Sample this and something else; the order alternates between rounds."""
         if number % 2:
             other = sample()
             return self.sample(), other
@@ -263,11 +251,7 @@ class _Contender:
 class _Timing:
     """A timing job at one size: its batches and their true values.
 
-    Args:
-        job: the job.
-        n: number of rows.
-        clock: the clock of the device.
-        checked: by number of rows, the true loss and the implementations that agree with it; it is extended.
+    ``checked`` maps a number of rows to the true loss and to the names of the implementations that agree with it.
     """
 
     def __init__(self, job: dict[str, Any], n: int, clock: Clock, checked: dict[int, tuple[float, set[str]]]) -> None:
@@ -286,7 +270,7 @@ class _Timing:
             checked[n] = self.truths["random"][0], set()
 
     def batch(self, kind: str, n: int) -> Form:
-        """Make a batch. It is rounded to the dtype: the true values are those of the rows that implementations get."""
+        """Make a batch, rounded to the dtype. True values are computed from the rounded rows."""
         return make(self.job["form"], n, self.job["d"], kind, device=self.job["device"]).to(self.dtype)
 
     def errors(self, kind: str, loss: float, gradient: Tensor) -> dict[str, float]:
@@ -309,7 +293,7 @@ class _Timing:
         given = torch.float32 if implementation.tf32 else self.dtype
         row["errors"] = {}
         with precision_of(implementation):
-            # The random rows come last, since they are timed.
+            # The random rows come last, because they are timed.
             for kind in (*reversed(list(self.truths)), "random"):
                 form = self.batch(kind, self.n).to(given)
                 step, inputs = implementation.step(form, self.temperature), form.leaves(given)
@@ -324,7 +308,7 @@ class _Timing:
         return contender
 
     def captured(self, ours: _Contender, row: dict[str, Any]) -> None:
-        """Measure our step replayed as a CUDA graph: its errors, and its time next to that of the step."""
+        """Measure our step replayed as a CUDA graph: its errors, and its time next to the step's."""
         inputs = tuple(rows.detach().clone().requires_grad_() for rows in ours.inputs)
         replay, loss = self.clock.capture(ours.run, inputs)
         for kind in reversed(KINDS):
@@ -342,7 +326,7 @@ class _Timing:
         row["both_ratio"] = quartiles([theirs / mine for (_, mine), theirs in pairs])
 
     def product(self, shape: tuple[int, int, int]) -> Callable[[], float]:
-        """Return a function that samples a matrix product of a shape (rows, columns, depth) in the measured dtype."""
+        """Return a function that samples the product of matrices ``[rows, depth]`` and ``[depth, columns]``."""
         rows, columns, depth = shape
         a, b = (self.form.inputs[0].new_empty(size, depth).normal_() for size in (rows, columns))
         out = torch.mm(a, b.T)
@@ -354,12 +338,11 @@ class _Timing:
         return lambda: self.clock.call(multiply, repeats)
 
     def rounds(self, estimate: float) -> int:
-        """Return the number of rounds for a pair of implementations, given the estimated seconds of one round."""
+        """Return the number of rounds, given the estimated seconds of one."""
         least = LEAST_ROUNDS if estimate < SLOW_SECONDS else 1
         return min(int(self.job["rounds"]), max(least, int(self.job["pair_seconds"] / estimate)))
 
     def run(self) -> list[dict[str, Any]]:
-        """Return one row per implementation."""
         rows: dict[str, dict[str, Any]] = {}
         peers: dict[str, _Contender] = {}
         for name in self.job["names"]:
@@ -377,7 +360,7 @@ class _Timing:
         rounds = {name: self.rounds(ours.estimate + peer.estimate) for name, peer in peers.items()}
         pairs: dict[str, list[Any]] = {name: [] for name in (*products, *peers)}
         gc.collect()
-        gc.freeze()  # so that a collection takes no time
+        gc.freeze()  # makes gc.collect() in the samples fast
         gc.disable()
         for number in range(max(rounds.values(), default=self.job["rounds"])):
             if not peers:
@@ -414,15 +397,17 @@ def time_form(job: dict[str, Any], clock: Clock) -> list[dict[str, Any]]:
     """Run a job of kind "time".
 
     Args:
-        job: form, sizes, names (of implementations), d, temperature, dtype, device, backend, rounds, pair_seconds
-            (total duration of the rounds with one peer: a slow peer gets fewer rounds), sample_seconds (duration of one
-            sample: short steps are repeated), errors_up_to (number of rows up to which errors are measured),
-            gradient_rows (number of rows of the gradient to compare, None for all) and captured (number of rows up to
-            which the step is also replayed as a CUDA graph).
+        job: form, sizes, names (of implementations), d, temperature, dtype, device, backend, rounds, and
+
+            - pair_seconds: total duration of the rounds with one peer; a slow peer gets fewer rounds
+            - sample_seconds: duration of one sample; short steps are repeated
+            - errors_up_to: number of rows up to which errors are measured
+            - gradient_rows: number of rows of the gradient to compare, None for all
+            - captured: number of rows up to which the step is also replayed as a CUDA graph
         clock: the clock of the device.
 
     Returns:
-        One row per size and implementation, in the format that `bench.report` describes; on a GPU with ``bytes``.
+        One row per size and implementation, in the format of `bench.report`; on a GPU with ``bytes``.
     """
     checked: dict[int, tuple[float, set[str]]] = {}
     return [row for n in job["sizes"] for row in _Timing(job, n, clock, checked).run()]
@@ -437,14 +422,14 @@ def step_memory(job: dict[str, Any], clock: Clock) -> list[dict[str, Any]]:
         clock: the clock of the device.
 
     Returns:
-        One row in the format that `bench.report` describes.
+        One row in the format of `bench.report`.
     """
     n, temperature, dtype = int(job["n"]), float(job["temperature"]), DTYPES[job["dtype"]]
     row: dict[str, Any] = {"n": n, "implementation": job["implementation"]}
     with recorded(row):
         implementation = load(job["implementation"], job["backend"])
         implementation.check_memory(job["form"], n, dtype, None)
-        # A small step first, to load code and allocate the buffers of libraries, which do not belong to the loss.
+        # A small step loads code and allocates the buffers of libraries, so that they are not counted.
         small, form = (make(job["form"], rows, job["d"], device=job["device"]).to(dtype) for rows in (64, n))
         evaluate(implementation.step(small, temperature), small.leaves(dtype))
         step, inputs = implementation.step(form, temperature), form.leaves(dtype)
@@ -463,14 +448,14 @@ def step_memory(job: dict[str, Any], clock: Clock) -> list[dict[str, Any]]:
 
 
 def median_of_processes(runs: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Combine the rows of one job from several processes into one row per implementation.
+    """Combine the rows of one job from several processes.
 
     Args:
         runs: the rows of each process, with the same implementations in the same order.
 
     Returns:
-        The rows of the first process, in which each time, ratio and share is the median over all processes. If an
-        implementation was refused in a process, its row from that process is returned.
+        One row per implementation. Each time, ratio and share is the median over all processes. If a process refused
+        the implementation, the row of that process is returned.
     """
     rows = []
     for same in zip(*runs, strict=True):

@@ -1,7 +1,7 @@
-"""The implementations that are measured: `pairproof.fast`, plain torch and the peers, as functions of the inputs.
+"""The implementations that are measured: `pairproof.fast`, plain torch and the peers.
 
-Packages, except Inf-CL, are loaded by the adapters of `pairproof.conformance.implementations`. `bench.plain` has plain
-torch. On a GPU, two compiled peers are measured as well: plain torch, and the logsumexp that FlexAttention returns.
+`pairproof.conformance.implementations` loads all packages except Inf-CL. On a GPU, there are two compiled peers: plain
+torch, and a loss from the logsumexp of FlexAttention.
 """
 
 from __future__ import annotations
@@ -24,23 +24,20 @@ from . import plain
 from .forms import FORMS, RECIPES, WAYS, Form, Step
 
 Make = Callable[..., Step]
-"""Makes a step from three arguments: what an implementation has loaded, a `Form`, and a temperature.
-
-It raises `Unavailable` if the implementation does not have the loss.
-"""
+"""Makes a step from a loaded implementation, a `Form` and a temperature, or raises `Unavailable`."""
 
 OURS = "pairproof"
 PLAIN = "plain"
 TILED = "pairproof_tiled"
 CAPTURED = "pairproof_captured"
-"""Further ways to run `pairproof.fast` on a GPU: tiles in plain torch, and a step replayed as a CUDA graph."""
+"""`pairproof.fast` on a GPU: with the backend "tiled", and with a step replayed as a CUDA graph."""
 
 SLOWEST = "pml_ntxent"
 """The peer that needs several seconds per step."""
 
 GIB = 1 << 30
 LIMIT = 8 * GIB
-"""Maximum memory of one step in bytes, as estimated from its measured growth; the float64 check takes twice that."""
+"""Maximum memory of one step in bytes, as estimated by `Implementation.growth`; the float64 check takes twice that."""
 
 
 class Unavailable(Exception):
@@ -54,19 +51,18 @@ class Implementation:
     Attributes:
         name: name in the report.
         title: name in tables.
-        forms: names of `forms.RECIPES`.
+        forms: keys of `forms.RECIPES`.
         make: makes its step.
         load: returns the first argument of ``make``, such as an imported package.
         version: returns the version for the report, from the result of ``load``.
-        agreement: relative difference of the float64 values above which it is reported to compute another loss.
-        rows_to_check: maximum number of rows whose float64 value is compared, by form.
-        matrices: number of N x N matrices at the peak of one step, as measured on a CPU at 4096 rows; or by loss.
-        entry_bytes: minimum size of an entry of these matrices in bytes, if larger than that of the embeddings.
-        growth: (factor, power), by form: its peak is factor * N^power bytes; for forms that grow faster than N^2.
+        agreement: largest relative error of the float64 value. Above it, the implementation computes another loss.
+        rows_to_check: maximum number of rows of the float64 check, by form.
+        matrices: number of N x N matrices at the peak of one step, or a dict by loss. Measured on a CPU at 4096 rows.
+        entry_bytes: minimum size of an entry of these matrices, in bytes.
+        growth: for forms whose memory grows faster than N^2, (factor, power) of the peak: factor * N^power bytes.
         accelerator: whether it is measured on a GPU only.
-        tf32: whether it is measured in the bfloat16 jobs only, with float32 rows and TF32 products.
-        compiled: whether the timed step is compiled; the first call is then slow. The float64 check runs the same code
-            without compilation.
+        tf32: whether it multiplies float32 rows in TF32; it is then measured in the bfloat16 jobs only.
+        compiled: whether the timed step is compiled, so that the first call is slow. The float64 check is not compiled.
         loaded: the result of ``load``.
     """
 
@@ -95,13 +91,13 @@ class Implementation:
         return self.make(self.loaded, form, temperature)
 
     def check_memory(self, form: str, n: int, dtype: torch.dtype, available: int | None) -> None:
-        """Check that one step fits into memory, by an estimate.
+        """Check that the estimated memory of one step is available.
 
         Args:
-            form: a name of `forms.RECIPES`.
+            form: a key of `forms.RECIPES`.
             n: number of rows.
             dtype: dtype of the embeddings.
-            available: maximum memory of one step in bytes; None if it is not known.
+            available: number of bytes that one step may take; None if it is not known.
 
         Raises:
             Unavailable: the step does not fit.
@@ -117,7 +113,7 @@ class Implementation:
 
 
 PEERS: dict[str, Implementation] = {}
-"""All implementations by name: the ways to run `pairproof.fast`, plain torch, then the peers."""
+"""All implementations by name: `pairproof.fast`, plain torch, then the peers."""
 
 NT_XENT, SUPCON = "nt_xent, partners", "supcon, two views"
 PAIRWISE, PAIRWISE_CLASSES = "nt_xent_pairwise, two views", "nt_xent_pairwise, mean over pairs"
@@ -142,10 +138,10 @@ def _ours(backend: str) -> dict[str, Any]:
 
 
 def _adapted(adapter: str) -> dict[str, Any]:
-    """Return ``load`` and ``version`` for a package that has an adapter, given as module:class."""
+    """Return ``load`` and ``version`` for a package with an adapter, given as module:class."""
 
     def load() -> Any:
-        # Import the adapters and their dependencies only in processes that need them.
+        # Imported only in processes that need it.
         from pairproof.conformance.implementations.base import Unavailable as NotLoaded
 
         try:
@@ -165,7 +161,7 @@ PLAIN_MATRICES |= {"multiple_negatives_ranking": 9.6, "dclw": 6.0}
 @_entry(TILED, "tiled", tuple(FORMS), accelerator=True, **_ours("tiled"))
 @_entry(OURS, "ours", tuple(RECIPES), **_ours("auto"))
 def ours(backend: str, form: Form, temperature: float, **more: Any) -> Step:
-    """Call the public function of the loss, with further keyword arguments."""
+    """Call the public function of the loss."""
     options = {} if backend == "auto" else {"backend": backend}
     return form.step(getattr(fast, f"{form.loss}_loss"), temperature, **options, **more)
 
@@ -182,7 +178,7 @@ TF32: dict[str, Any] = {"accelerator": True, "tf32": True, "entry_bytes": 4}
 @_entry("cross_entropy_tf32", "CE TF32", TWO_VIEW, matrices=3.1, **TF32)
 @_entry("cross_entropy", "crossent.", (SUPCON, PAIRWISE), matrices=3.1)
 def cross_entropy(_: None, form: Form, temperature: float) -> Step:
-    """Compute NT-Xent as cross-entropy, with the partners as targets. With two rows per class, SupCon equals it."""
+    """Compute NT-Xent as cross-entropy over the partners. With two rows per class, SupCon is the same loss."""
     return partial(plain.nt_xent, partners=fast.stacked_partners(form.n, form.labels.device), temperature=temperature)
 
 
@@ -192,7 +188,7 @@ def _compiled(function: Any) -> Any:
 
 
 def _cross_entropy_out_of_place(z: Tensor, partners: Tensor, temperature: float) -> Tensor:
-    """Compute the same as `plain.nt_xent`, in a way that lets a compiler fuse the mask of the diagonal."""
+    """Compute `plain.nt_xent` so that a compiler can fuse the mask."""
     rows, y = torch.arange(len(z), device=z.device), F.normalize(z, dim=1)
     logits = (y @ y.T / temperature).masked_fill(rows[:, None] == rows[None, :], float("-inf"))
     return F.cross_entropy(logits, partners)
@@ -208,27 +204,27 @@ def _fused(_: None, form: Form, temperature: float, compiled: bool = False) -> S
 
 
 FLEX_WIDTH = 16
-"""Number of columns of the values: the minimum for matrix products in FlexAttention's kernels."""
+"""Number of columns of the attention's values, the minimum of FlexAttention's kernels."""
 FLEX_BLOCK = 128
-"""Number of rows and columns of a block of its mask, the default of the library."""
+"""Block size of FlexAttention's mask, the default of the library."""
 
 
 def different_rows(batch: Tensor, head: Tensor, row: Tensor, column: Tensor) -> Tensor:
-    """Return whether a pair counts, in the form that FlexAttention expects."""
+    """Return whether FlexAttention keeps a pair."""
     return row != column
 
 
 def mask_without_diagonal(flex: Any, n: int, device: torch.device) -> Any:
-    """Return FlexAttention's mask that excludes the diagonal. Only blocks on the diagonal evaluate single pairs.
+    """Return FlexAttention's mask that excludes the diagonal.
 
-    If the rows fill two or more blocks exactly, the mask is built block by block: the library would build it from
-    N x N booleans, which take 64 GiB at 262144 rows.
+    The library would build the mask from N x N booleans, 64 GiB at 262144 rows. If the rows fill two or more blocks
+    exactly, the mask is built here block by block.
     """
     count, rest = divmod(n, FLEX_BLOCK)
     if rest or count == 1:
         return flex.create_block_mask(different_rows, None, None, n, n, device=str(device))
     one = torch.ones(1, 1, count, dtype=torch.int32, device=device)
-    # Row r of blocks lists block r first, then the others in turn.
+    # Row r of blocks lists block r, which contains the diagonal, then the others.
     listed = torch.arange(count, dtype=torch.int32, device=device)
     blocks = ((listed[:, None] + listed[None, :]) % count)[None, None]
     others = blocks.roll(-1, dims=-1).contiguous()
@@ -244,15 +240,14 @@ FLEX = {"load": lambda: importlib.import_module("torch.nn.attention.flex_attenti
 def flex_attention(flex: Any, form: Form, temperature: float, compiled: bool = False) -> Step:
     """NT-Xent with the logsumexp of FlexAttention: attention of each row over all other rows.
 
-    The output of the attention is not used, so the values have the minimum number of columns and no gradient. The
-    gradient flows through the logsumexp to queries and keys. On a CPU, FlexAttention has no gradient.
+    The attention's output is not used, so its values are narrow and have no gradient.
     """
     device, partners = form.labels.device, form.given["partners"]
     if compiled and device.type == "cpu":
         raise Unavailable("FlexAttention has no backward on a CPU")
     function = _compiled(flex.flex_attention) if compiled else flex.flex_attention
     mask = mask_without_diagonal(flex, form.n, device)
-    # The older keyword is deprecated where the newer one exists.
+    # return_lse is deprecated in versions of torch with return_aux.
     newer = hasattr(flex, "AuxRequest")
     requested = {"return_aux": flex.AuxRequest(lse=True)} if newer else {"return_lse": True}
 
@@ -269,7 +264,7 @@ def flex_attention(flex: Any, form: Form, temperature: float, compiled: bool = F
     return loss
 
 
-# The masks of this code are float32, and so are products with them.
+# The masks of SupContrast are float32, and so are products with them.
 SUPCONTRAST = {"matrices": 8.1, "entry_bytes": 4, **_adapted("supcontrast:SupContrast")}
 
 
@@ -288,7 +283,7 @@ def _supcontrast(peer: Any, form: Form, temperature: float) -> Step:
 
 PML = _adapted("pml:PytorchMetricLearning")
 GROWTH = {NT_XENT: (17, 3), PAIRWISE: (17, 3), PAIRWISE_CLASSES: (1.5, 4)}
-"""Growth of PML's NTXentLoss, which makes a matrix with a row for each positive pair."""
+"""Growth of PML's NTXentLoss, whose matrix has a row for each positive pair."""
 PML_NTXENT: dict[str, Any] = {"growth": GROWTH, "rows_to_check": {PAIRWISE_CLASSES: 128}, **PML}
 PML_FORMS = (SUPCON, "supcon, 10 classes", "supcon, 8 per class", "supcon, references")
 
@@ -332,10 +327,10 @@ def _load_inf_cl() -> Any:
 INF_CL: dict[str, Any] = {"load": _load_inf_cl, "version": lambda _: f"inf-cl {importlib.metadata.version('inf-cl')}"}
 
 
-# It has no float64, so the check detects another loss but not an inexact one.
+# Inf-CL has no float64, so its value is only roughly right.
 @_entry("inf_cl", "Inf-CL", (ONE,), agreement=1e-2, accelerator=True, **INF_CL)
 def _inf_cl(module: Any, form: Form, temperature: float) -> Step:
-    """Call the single-device function of DAMO-NLP-SG/Inf-CLIP. Its Triton kernels use TF32 for every dtype."""
+    """Call the single-device function of DAMO-NLP-SG/Inf-CLIP. Its kernels use TF32 for every dtype."""
     columns = form.inputs[0].shape[1]
     width = min(columns, INF_CL_WIDTH)
     if form.inputs[0].device.type != "cuda":
@@ -353,7 +348,7 @@ def _inf_cl(module: Any, form: Form, temperature: float) -> Step:
 
 @_entry("lightly", "lightly", (NT_XENT, QUEUE), matrices=3.2, **_adapted("lightly:Lightly"))
 def _lightly(peer: Any, form: Form, temperature: float) -> Step:
-    """Call the loss of two views, or of two towers with a memory bank, whose initial content is the queue."""
+    """With a queue, call the loss of two towers with the queue as memory bank; else the loss of two views."""
     queue = form.given.get("negatives")
     code = peer.loss(temperature=temperature, memory_bank_size=0 if queue is None else tuple(queue.shape))
     if queue is None:
@@ -369,7 +364,7 @@ def names_for(form: str, device: str = "cpu", dtype: str = "float32") -> list[st
 
 
 def load(name: str, backend: str = "auto") -> Implementation:
-    """Load an implementation by name; the backend applies to `pairproof.fast`.
+    """Load an implementation by name; the backend applies to `OURS`.
 
     Raises:
         Unavailable: the implementation is not installed.

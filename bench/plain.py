@@ -1,8 +1,7 @@
-"""The losses in plain torch, as they are written without a library, to compare with `pairproof.fast`.
+"""The losses in plain torch, as one writes them without a library, to compare with `pairproof.fast`.
 
-The functions have the names of the losses, and keywords of `pairproof.fast`. Masks are built in every call, as in
-training. Every anchor must have a positive. In `nt_bxent`, `hard_negative` and `dclw`, and with the denominator
-"only_negatives", it needs a negative too.
+Masks are built in every call, as in training. Every anchor must have a positive. In `nt_bxent`, `hard_negative` and
+`dclw`, and with the denominator "only_negatives", it also needs a negative.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 EPSILON = 1e-8
-"""The epsilon of `supcon_epsilon`."""
 
 
 def _rows(z: Tensor, similarity: str) -> Tensor:
@@ -185,7 +183,7 @@ def hard_negative(
     similarity: str = "cosine",
     reduction: str = "mean",
 ) -> Tensor:
-    """The loss of hard negatives, from exponentials as in its paper."""
+    """The loss of hard negatives, computed from exponentials as in the paper."""
     logits = _logits(z, ref_embeddings, temperature, similarity)
     positives = F.one_hot(partners, logits.shape[1]).bool()
     negatives = ~positives if ref_embeddings is not None else ~(positives | _diagonal(z))
@@ -208,7 +206,7 @@ def multiple_negatives_ranking(
     similarity: str = "cosine",
     reduction: str = "mean",
 ) -> Tensor:
-    """One logarithm of a sum over all directions, as in sentence-transformers."""
+    """The ranking loss of sentence-transformers, with one log-sum-exp over all directions."""
     a, b = _rows(a, similarity), _rows(b, similarity)
     documents = b if hard_negatives is None else torch.cat([b, _rows(hard_negatives.flatten(0, 1), similarity)])
     logits, same = [a @ documents.T / temperature], _diagonal(a)
@@ -231,7 +229,7 @@ def dclw(
     similarity: str = "cosine",
     reduction: str = "mean",
 ) -> Tensor:
-    """Weighted decoupled contrastive learning, whose weights are constants."""
+    """Weighted decoupled contrastive learning (DCLW). The weights have no gradient."""
     logits = _logits(z, ref_embeddings, temperature, similarity)
     positives = F.one_hot(partners, logits.shape[1]).bool()
     others = positives if ref_embeddings is not None else positives | _diagonal(z)

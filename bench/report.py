@@ -4,38 +4,37 @@
 
     format      "pairproof-bench/2"
     date        the value of --date, or null
-    protocol    the attributes of the `jobs.Plan`, such as device, dtypes and columns (D); temperature, threads, and the
-                environment variables of each regime of the allocator
+    protocol    the attributes of the `jobs.Plan`, temperature, threads, and the environment variables of each regime of
+                the allocator
     machine     cpu, cores, capability, memory, governor, system, libc, load_before; on a GPU also its properties
     versions    of Python, pairproof and the installed packages
     timings     one row per form, n, d (columns), dtype ("tf32": float32, products may round to TF32), regime and
                 implementation ("pairproof", "plain" torch, or a peer):
                   status        "measured", or "refused" with a reason
                   version       of the implementation
-                  rounds        pairs of samples, one of the peer and one of pairproof; of pairproof: number of rounds
+                  rounds        number of rounds; of a peer, the number of pairs of samples
                   repeats       calls per sample
-                  processes     number of processes over which the figures are medians, if several
+                  processes     number of processes, if the figures are medians over several
                   forward_ms    [lower quartile, median, upper quartile] per call, without autograd
                   both_ms       the same for forward and backward; a step replayed as a CUDA graph has only this
                   forward_ratio, both_ratio   quartiles over the pairs: time of the peer divided by that of pairproof
                   errors        {"random": {"loss", "gradient"}, "trained": {...}}, relative to float64; empty if
-                                they are not measured. On a GPU with more than 65536 rows, "gradient" is measured on
-                                512 rows, spread over the batch
+                                not measured. On a GPU with more than 65536 rows, "gradient" is measured on 512 rows
                   mm_gflops     throughput of torch.mm in the same rounds
-                  forward_share, both_share   quartiles over the rounds: throughput of pairproof divided by that of
-                                mm. For labels, partners and pairs, the forward pass counts as N^2 D operations, and
-                                forward and backward as 4 N^2 D (on a GPU 2 N^2 D and 6 N^2 D); otherwise as 2 N M D
-                                and 8 N M D
+                  forward_share, both_share   quartiles over the rounds: throughput of pairproof divided by that of mm.
+                                Numbers of operations of the forward pass, and of forward and backward:
+                                  labels, partners, pairs   N^2 D, 4 N^2 D (on a GPU 2 N^2 D, 6 N^2 D)
+                                  others                    2 N M D, 8 N M D
                   square_gflops, forward_square_share, both_square_share   on a GPU, the same for a product of
                                 square matrices of 8192 rows in the same dtype
-    memory      one row per form, n, d, dtype and implementation: status, bytes (peak of forward and backward beyond
-                the interpreter, its libraries and the inputs; on a GPU as reported by the allocator) and once_ms (time
-                of this step, with page faults; not on a GPU), or reason
+    memory      one row per form, n, d, dtype and implementation: status, reason (if refused), and
+                  bytes         peak of forward and backward beyond the interpreter, its libraries and the inputs; on a
+                                GPU as reported by the allocator
+                  once_ms       time of this step, with page faults; not on a GPU
     accuracy    one row per form, d, dtype, temperature, kind ("random", "trained") and implementation: loss_error and
-                gradient_error, the medians of the relative errors over the batches; smallest_loss, the smallest true
-                loss
+                gradient_error (medians of the relative errors over the batches), smallest_loss (smallest true loss)
     large       null, or pairproof at 65536 rows in 10 classes: bytes, once_ms, worst_anchor_error, anchors_compared
-    goals       the result of `bench.goals.judge`; on a GPU, that of `bench.goals.judge_device`
+    goals       the result of `goals.judge`; on a GPU, that of `goals.judge_device`
 """
 
 from __future__ import annotations
@@ -58,7 +57,6 @@ from .goals import MIB, PARTS, Goal, Row, per_row
 from .peers import OURS, PEERS, PLAIN, Unavailable
 
 FILE_WIDTH = 80
-"""Width of the output in columns if it is not written to a terminal."""
 
 FORMAT = "pairproof-bench/2"
 
@@ -70,7 +68,7 @@ torch.mm. "ms": time of pairproof.fast. "!": a goal is missed."""
 
 COLOURS = ("#000000", "#e69f00", "#56b4e9", "#009e73", "#0072b2", "#d55e00", "#cc79a7", "#999999")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-"""Colours (of Okabe and Ito) and markers of the lines of the plot, which colour-blind readers can distinguish."""
+"""Colours (of Okabe and Ito) and markers of the plot, for colour-blind readers."""
 
 TICKS = (0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 7, 10, 20, 50)
 
@@ -78,11 +76,11 @@ DRAWN = "drawn combinations"
 """Name of the table of `forms.CORNERS`."""
 
 Group = tuple[str, int, str, str]
-"""Loss, number of columns, dtype and regime of the allocator of a table."""
+"""Loss, number of columns, dtype and allocator regime of a table."""
 
 
 def _number(value: float) -> str:
-    """Format a number with three significant digits, without an exponent if possible."""
+    """Format a number with three significant digits, if possible without an exponent."""
     if not math.isfinite(value):
         return "not finite"
     if value == 0 or 1e-3 <= abs(value) < 1e5:
@@ -116,7 +114,6 @@ def _way(form: str) -> str:
 
 
 def _table(title: str, left: Iterable[str], right: Iterable[str], caption: str | None = None) -> Table:
-    """Return an empty table with text columns on the left and number columns on the right."""
     table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for column in left:
         table.add_column(column, overflow="fold")
@@ -126,7 +123,7 @@ def _table(title: str, left: Iterable[str], right: Iterable[str], caption: str |
 
 
 def _lines(row: Row) -> dict[str, str]:
-    """Return the figures of a row, by the name of the line of the table."""
+    """Return the figures of a row by the label of their line in the table."""
     name = row["implementation"]
     if name == OURS:
         shares = {"% of mm": "both_share", "% square": "both_square_share"}
@@ -137,7 +134,7 @@ def _lines(row: Row) -> dict[str, str]:
 
 
 def _timings(report: Row, group: Group) -> Table:
-    """Return the table of one loss: a section per form, the one with the worst ratio to plain torch first."""
+    """Return the table of one loss; the form with the worst ratio to plain torch comes first."""
     missed = {(goal["form"], goal["n"], goal["regime"], goal["part"], goal["against"]) for goal in _marked(report)}
     cells: dict[str, dict[str, dict[int, str]]] = {}
     worst: dict[str, float] = {}
@@ -171,7 +168,7 @@ def _marked(report: Row) -> list[Goal]:
 
 
 def _refusals(report: Row) -> list[str]:
-    """Return one line per distinct reason why an implementation was not timed, with the sizes that it applies to."""
+    """Return one line per reason why an implementation was not timed, with the sizes."""
     lines: dict[str, dict[str, None]] = {}
     for row in report["timings"]:
         if row["status"] != "measured":
@@ -181,7 +178,7 @@ def _refusals(report: Row) -> list[str]:
 
 
 def _crossed(title: str, left: Sequence[str], cells: Mapping[Any, str]) -> Table:
-    """Return a table of cells, by the labels of the row and the name of the column; a missing cell is "-"."""
+    """Return a table of cells by row labels and column name; missing cells are "-"."""
     columns = list(dict.fromkeys(column for _, column in cells))
     table = _table(title, left, columns)
     for words in dict.fromkeys(words for words, _ in cells):
@@ -199,7 +196,7 @@ def _memory(report: Row) -> Table:
 
 
 def _per_row(report: Row) -> Table:
-    """Return the table of memory per row. If memory is linear in N, all columns have the same number."""
+    """Return the table of memory per row. If memory is linear in N, all columns are equal."""
     cells = {
         ((f"{form}, {dtype}", str(d)), f"N={n}"): _number(peak / d)
         for (form, d, dtype), peaks in per_row(report).items()
@@ -210,7 +207,6 @@ def _per_row(report: Row) -> Table:
 
 
 def _accuracy(report: Row) -> Iterable[Table]:
-    """Return one table per form, with the errors of loss and gradient of each implementation."""
     rows = [row for row in report["accuracy"] if row["status"] == "measured"]
     for name in dict.fromkeys(map(_named, rows)):
         cells = {
@@ -224,7 +220,7 @@ def _accuracy(report: Row) -> Iterable[Table]:
 
 
 def goals_table(goals: list[Goal], title: str) -> Table:
-    """Return a table of the goals or floors that are missed or were not measured; the caption counts those met."""
+    """Return a table of the goals or floors that are missed or not measured; the caption counts those met."""
     table = _table(title, ["what"], ["goal", "measured", ""], f"{sum(goal['met'] is True for goal in goals)} met")
     words = {False: "[red]missed[/red]", None: "[yellow]not measured[/yellow]"}
     for met, word in words.items():
@@ -237,7 +233,7 @@ def goals_table(goals: list[Goal], title: str) -> Table:
 
 
 def open_console() -> Console:
-    """Return a console for standard output, wide enough for the tables if it is not a terminal."""
+    """Return a console for standard output, `FILE_WIDTH` columns wide if it is not a terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=FILE_WIDTH)
 
@@ -277,7 +273,7 @@ def show(report: Row, console: Console) -> None:
 
 
 def write(report: Row, path: Path, console: Console) -> None:
-    """Write the report as JSON with six digits, and the plot; numbers that are not finite become null."""
+    """Write the report as JSON with six digits, and the plot. Numbers that are not finite become null."""
     text, digits = json.dumps(report), lambda number: float(f"{float(number):.6g}")
     finite = json.loads(text, parse_constant=lambda name: None, parse_float=digits)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -297,7 +293,7 @@ def pyplot() -> Any:
     except ImportError as error:
         raise Unavailable(f'the plot needs matplotlib ({error}): pip install "pairproof[bench]"') from None
     matplotlib.use("Agg")
-    # With a fixed salt, the same figures give the same file.
+    # A fixed salt makes the file reproducible.
     matplotlib.rcParams["svg.hashsalt"] = FORMAT
     return importlib.import_module("matplotlib.pyplot")
 
@@ -305,8 +301,8 @@ def pyplot() -> Any:
 def plot(report: Row, path: Path) -> None:
     """Plot the time of plain torch divided by that of pairproof against N: a row per loss, a line per form.
 
-    The left panel shows forward and backward, the right one the forward pass. Both axes are logarithmic. If the report
-    has bfloat16, only that dtype is plotted. Drawn combinations and the tuned allocator are not plotted.
+    The left panel shows forward and backward, the right one the forward pass. If the report has bfloat16, only that
+    dtype is plotted. Drawn combinations and the tuned allocator are not plotted.
 
     Args:
         report: the report.

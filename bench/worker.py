@@ -1,7 +1,7 @@
 """The process that runs one job: it reads the job as JSON from stdin and writes the rows as JSON to stdout.
 
-With --forks it reads several jobs, one per line, and runs each in a fork of itself, so that modules are imported once.
-It writes one line per job: the exit status, the rows, and the last line on stderr.
+With --forks, it reads one job per line and runs each in a fork, so that modules are imported once. For each job, it
+writes a line with the exit status, the rows, and the last line on stderr.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ MEMORY_LIMIT = 16 << 30
 
 
 def _limit_memory() -> None:
-    """Limit the address space to `MEMORY_LIMIT`, or 85% of the free memory if that is less, to protect the machine."""
+    """Limit the address space, so that an implementation cannot exhaust the memory of the machine."""
     available = field_bytes("/proc/meminfo", "MemAvailable")
     limit = MEMORY_LIMIT if available is None else min(MEMORY_LIMIT, int(0.85 * available))
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def _prepare_device(job: dict[str, Any]) -> None:
-    """Select the device of the job, and allow TF32 products if the job uses them."""
     if ":" in job["device"]:
         torch.cuda.set_device(job["device"])
     if job["dtype"] == "tf32":  # libraries read this switch
@@ -52,7 +51,7 @@ def run(job: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def run_in_fork(job: dict[str, Any]) -> tuple[int, Any, str]:
-    """Run a job in a fork of this process; return its exit status, its rows and its last line on stderr."""
+    """Run a job in a fork; return its exit status, its rows and its last line on stderr."""
     with tempfile.TemporaryFile("w+") as rows, tempfile.TemporaryFile("w+") as errors:
         child = os.fork()
         if child == 0:
@@ -73,7 +72,7 @@ def run_in_fork(job: dict[str, Any]) -> tuple[int, Any, str]:
 
 def main() -> None:
     """Run the job on stdin; with --forks, all of them."""
-    # A peer may print: only results may go to stdout.
+    # Peers may print, but only results may go to stdout.
     output, sys.stdout = sys.stdout, sys.stderr
     if "--forks" not in sys.argv:
         json.dump(run(json.load(sys.stdin)), output)

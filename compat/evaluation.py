@@ -1,4 +1,4 @@
-"""The choice between the engine of `pairproof.fast` and straightforward torch code, for the losses of this package."""
+"""The choice between the engine of `pairproof.fast` and straightforward torch code."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Evaluated(Protocol):
 
 
 def evaluate(loss: Evaluated, engine: Callable[[], Tensor], plain: Callable[[], Tensor], *, wanted: bool) -> Tensor:
-    """Return the value of the engine, or of the plain form if the engine is not wanted or rejects the arguments.
+    """Return the value of the engine, or of plain code if the engine is not wanted or rejects the arguments.
 
-    The engine rejects, for example, embeddings that contain NaN, for which the libraries return NaN.
+    The engine rejects NaN, for example, where the libraries return NaN.
 
     Args:
         loss: the module whose attribute ``evaluated_by`` is set.
         engine: a call of a loss of `pairproof.fast`.
         plain: the same loss in straightforward torch code.
-        wanted: whether the engine evaluates this configuration, and is faster for this size.
+        wanted: whether the engine supports this configuration, and is faster for this size.
     """
     if wanted:
         try:
@@ -46,15 +46,15 @@ def evaluate(loss: Evaluated, engine: Callable[[], Tensor], plain: Callable[[], 
 def large(rows: Tensor, columns: Tensor, least: int) -> bool:
     """Return whether there are at least ``least`` pairs of a row and a column, or the rows are on an accelerator.
 
-    For fewer pairs, dispatching the operations of the engine on a CPU takes longer than the plain form.
+    For fewer pairs on a CPU, calling the engine's operations takes longer than plain code.
     """
     return not rows.is_cpu or rows.shape[0] * columns.shape[0] >= least
 
 
 def suits_engine(rows: Tensor, temperature: float | Tensor) -> bool:
-    """Return whether the engine accepts rows ``[N, D]`` and a temperature; the values of the rows are not considered.
+    """Return whether the engine supports the shape and dtype of rows ``[N, D]``, and the temperature.
 
-    The temperature must be in the engine's range. If it is a tensor, it must be 0-dimensional, and its value is read.
+    If the temperature is a tensor, it must be 0-dimensional, and its value is read.
     """
     if isinstance(temperature, Tensor):
         scalar = temperature.ndim == 0 and temperature.is_floating_point() and may_read(temperature, validate=True)

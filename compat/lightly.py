@@ -1,14 +1,15 @@
 """``NTXentLoss``, ``DCLLoss`` and ``DCLWLoss`` of lightly, with their signatures, defaults and peculiarities.
 
-The first and the second views of the n items of a batch, normalised, are its 2n rows. Let s_ij be the cosine of rows i
-and j divided by the temperature, and p the other view of the item of row i. The loss of row i is
+A batch of n items has 2n normalised rows: the first views, then the second views. Let s_ij be the cosine of rows i and
+j divided by the temperature, and p the other view of row i's item. The loss of row i is
 
-    NTXentLoss  log(sum over j != i of e^s_ij) - s_ip
-    DCLLoss     log(sum over j != i, p of e^s_ij) - w_i s_ip, where ``weight_fn`` returns the w_i; they are 1 without it
+    NTXentLoss                     log(sum over j != i of e^s_ij) - s_ip
+    NTXentLoss with a memory bank  log(e^s_ip + sum over the bank of e^s_ij) - s_ip
+    DCLLoss                        log(sum over j != i, p of e^s_ij) - w_i s_ip
 
-The loss is the mean over the rows. With a memory bank, only the rows of the first view are anchors, and the bank's rows
-are the negatives: the loss of row i is log(e^s_ip + sum over the bank of e^s_ij) - s_ip. With ``gather_distributed``,
-rows are contrasted with the rows of all processes, and each process returns the mean over its own rows.
+``weight_fn`` returns the weights w_i; they are 1 without it. The loss is the mean over the rows, with a memory bank
+over the first views only. With ``gather_distributed``, rows are contrasted with the rows of all processes, and each
+process returns the mean over its own rows.
 
 Sources: ``lightly/loss/ntx_ent_loss.py``, ``lightly/loss/dcl_loss.py`` and ``lightly/models/modules/memory_bank.py`` of
 lightly-ai/lightly at commit e8d317f, and lightly 1.6.0.
@@ -51,22 +52,20 @@ SMALLEST_TEMPERATURE = 1e-8
 SMALLEST_NORM = 1e-12
 """`F.normalize` divides rows of a smaller norm by this number."""
 LEAST_PAIRS = 2**18
-"""Smallest number of pairs (anchor, row of the memory bank) for which the engine is faster than plain code on a CPU."""
+"""Number of pairs (anchor, row of the memory bank) from which the engine is faster on a CPU."""
 LARGEST_NORM = {torch.float64: 1e150, torch.float32: 1e18, torch.bfloat16: 1e18, torch.float16: 6e4}
 """Up to this norm, `F.normalize` computes the norm without overflow."""
 
 
 def _world() -> tuple[int, int]:
-    """Return the rank of this process and the number of processes: 0 and 1 without a process group."""
+    """Return the rank and the number of processes; without a process group, 0 and 1."""
     if not (torch_distributed.is_available() and torch_distributed.is_initialized()):
         return 0, 1
     return torch_distributed.get_rank(), torch_distributed.get_world_size()
 
 
 def negative_mises_fisher_weights(out0: Tensor, out1: Tensor, sigma: float = 0.5) -> Tensor:
-    """Return the weights of DCLW, without a gradient: 2 - n softmax(out0_i . out1_i / sigma) over the n items.
-
-    Unlike lightly's function, it does not warn that a tensor is copied.
+    """Return the weights of DCLW over n items, without a gradient: 2 - n softmax(out0_i . out1_i / sigma).
 
     Example:
         >>> import torch
@@ -78,7 +77,7 @@ def negative_mises_fisher_weights(out0: Tensor, out1: Tensor, sigma: float = 0.5
     Args:
         out0: ``[n, D]``, the first views.
         out1: ``[n, D]``, the second views.
-        sigma: the number that the dot product of the two views of an item is divided by.
+        sigma: what the dot products are divided by.
 
     Returns:
         ``[n]``.
@@ -88,7 +87,7 @@ def negative_mises_fisher_weights(out0: Tensor, out1: Tensor, sigma: float = 0.5
 
 
 class MemoryBankModule(nn.Module):
-    """``MemoryBankModule`` of lightly: a queue of rows, which a new batch overwrites from the oldest row on.
+    """``MemoryBankModule`` of lightly: a queue of rows, in which new rows replace the oldest.
 
     A batch that reaches the end of the bank is cut off there, and the next batch starts at the first row.
 
@@ -102,15 +101,14 @@ class MemoryBankModule(nn.Module):
 
     Args:
         size: the number of rows and their dimension, such as (65536, 128), or 0 for no bank. The rows are random unit
-            vectors at first. Without a dimension, that of the first batch is used.
+            vectors at first.
         gather_distributed: whether the rows of all processes are stored.
         feature_dim_first: True: the bank is returned as ``[D, size]``; False: as ``[size, D]``.
-        bare_size: how a number of rows without a dimension is handled. "infer": the dimension is that of the first
-            batch, with a warning if it is an int, as in lightly at commit e8d317f. "error": a ValueError is raised, as
-            in lightly 1.6.0.
+        bare_size: what a size without a dimension does. "infer": take the dimension of the first batch, and warn if the
+            size is an int, as in lightly at commit e8d317f. "error": raise a ValueError, as in lightly 1.6.0.
 
     Raises:
-        ValueError: a size is negative, or, with ``bare_size="error"``, has no dimension or more than one.
+        ValueError: a size is negative or, with ``bare_size="error"``, has no dimension or more than one.
     """
 
     bank: Tensor
@@ -150,7 +148,7 @@ class MemoryBankModule(nn.Module):
     def forward(
         self, output: Tensor, labels: Tensor | None = None, update: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output and a copy of the bank as it was before the output was stored.
+        """Return the output and a copy of the bank as it was before this call.
 
         Args:
             output: ``[n, D]``.
@@ -158,7 +156,7 @@ class MemoryBankModule(nn.Module):
             update: whether the output is stored.
 
         Returns:
-            The output, and the bank, ``[D, size]`` or ``[size, D]``, or None without a bank.
+            The output, and the bank ``[D, size]`` or ``[size, D]``, or None without a bank.
         """
         if self.size[0] == 0:
             return output, None
@@ -171,7 +169,7 @@ class MemoryBankModule(nn.Module):
 
     @torch.no_grad()
     def _fill(self, size: tuple[int, ...]) -> None:
-        # The same draws as lightly's, so that the same seed gives the same bank.
+        # lightly draws the bank in the same way, so the same seed gives the same bank.
         self.bank = F.normalize(torch.randn(size).type_as(self.bank), dim=-1)
         self.bank_ptr = torch.zeros(1).type_as(self.bank_ptr)
 
@@ -191,8 +189,8 @@ class _Rows(NamedTuple):
     Attributes:
         rows: ``[2n, D]``, the first views before the second views.
         columns: the rows themselves, or those of all W processes, ``[W * 2n, D]``.
-        own: int64 ``[2n]``, the column that is the row itself.
-        partners: int64 ``[2n]``, the column that is the other view of the row's item.
+        own: int64 ``[2n]``, the column of the row itself.
+        partners: int64 ``[2n]``, the column of the positive.
         normalised: whether rows and columns are normalised.
     """
 
@@ -204,8 +202,6 @@ class _Rows(NamedTuple):
 
 
 class _TwoViews(nn.Module):
-    """The base class of the losses of two views."""
-
     def __init__(self, temperature: float | Tensor, gather_distributed: bool) -> None:
         super().__init__()
         if gather_distributed and not torch_distributed.is_available():
@@ -215,16 +211,7 @@ class _TwoViews(nn.Module):
         self.evaluated_by: EvaluatedBy = ""
 
     def _rows(self, out0: Tensor, out1: Tensor, *, normalised: bool = False) -> _Rows:
-        """Return the rows of two views and their columns, which are gathered if ``gather_distributed`` is set.
-
-        Args:
-            out0: ``[n, D]``, the first views.
-            out1: ``[n, D]``, the second views.
-            normalised: whether they are normalised.
-
-        Raises:
-            ValueError: the processes have different numbers of rows.
-        """
+        """Concatenate the views ``[n, D]``, and gather the rows of all processes if ``gather_distributed`` is set."""
         rows = torch.cat((out0, out1))
         own = torch.arange(len(rows), device=rows.device)
         partners = own.roll(len(out0))
@@ -239,7 +226,7 @@ class _TwoViews(nn.Module):
         return _Rows(rows, columns, own + first, partners + first, normalised=True)
 
     def _mean(self, given: _Rows, denominator: Denominator) -> Tensor:
-        """Return the mean of the loss over the rows; the positives have weight 1."""
+        """Return the mean loss over the rows, with weights 1."""
         loss = self._by_engine(given, denominator)
         self.evaluated_by = "plain" if loss is None else "engine"
         return _plain(given, denominator, self.temperature).mean() if loss is None else loss
@@ -257,7 +244,7 @@ class _TwoViews(nn.Module):
         if sizes is not None and not sizes.high < math.inf:
             return None
         if not normalised:
-            # The engine's cosines are those of `F.normalize`, unless this clamps a norm or computes it with overflow.
+            # The engine normalises the rows, unless `F.normalize` would clamp a norm or overflow.
             if sizes is not None and sizes.low > SMALLEST_NORM and sizes.high < LARGEST_NORM[rows.dtype]:
                 similarity = "cosine"
             else:
@@ -268,7 +255,7 @@ class _TwoViews(nn.Module):
 
 
 def _plain(given: _Rows, denominator: Denominator, temperature: float | Tensor) -> Tensor:
-    """Return the values ``[2n]`` of the rows with weights 1, evaluated on the matrix of all pairs."""
+    """Return the losses ``[2n]`` of the rows, with weights 1, from the matrix of all pairs."""
     rows, columns = given.rows, given.columns
     if not given.normalised:
         rows = columns = F.normalize(rows, dim=1)
@@ -281,17 +268,11 @@ def _plain(given: _Rows, denominator: Denominator, temperature: float | Tensor) 
 
 
 def _as_lightly(loss: Tensor, rows: Tensor) -> Tensor:
-    """Return a loss in the dtype in which lightly returns it."""
+    """Convert a loss to the dtype that lightly returns."""
     return loss if autocast(rows) else loss.to(rows.dtype)
 
 
 def _check_views(out0: Tensor, out1: Tensor) -> None:
-    """Check that both views are matrices of the same shape and dtype.
-
-    Raises:
-        ValueError: the shapes are wrong.
-        RuntimeError: the dtypes differ, and autocast is disabled.
-    """
     if out0.ndim != 2 or out0.shape != out1.shape:
         got = f"got shapes {list(out0.shape)} and {list(out1.shape)}"
         raise ValueError(f"out0: expected the first views, shape [n, D], and out1 of the same shape, {got}")
@@ -313,20 +294,20 @@ class NTXentLoss(_TwoViews):
         'engine'
 
     Args:
-        temperature: the number that cosines are divided by; may be negative, and may be a tensor.
-        memory_bank_size: the number of rows of the memory bank and their dimension, such as (65536, 128), or 0 for
-            none; see `MemoryBankModule`.
+        temperature: what cosines are divided by: a number, which may be negative, or a tensor.
+        memory_bank_size: the number of rows of the memory bank and their dimension, or 0 for none; see
+            `MemoryBankModule`.
         gather_distributed: whether the rows of all processes are negatives or, with a memory bank, are stored in it.
             All processes must have the same number of rows.
-        bare_size: how a memory bank size without a dimension is handled; see `MemoryBankModule`.
+        bare_size: see `MemoryBankModule`.
 
     Attributes:
-        memory_bank: a `MemoryBankModule`. The second views are stored in it if the first views require a gradient.
-        evaluated_by: "engine" or "plain", for the last call; see `pairproof.compat`. Empty before the first call.
+        memory_bank: a `MemoryBankModule`. It stores the second views if the first views require a gradient.
+        evaluated_by: "engine" or "plain", for the last call; see `pairproof.compat`.
 
     Raises:
-        ValueError: the temperature is below 1e-8 in magnitude, the memory bank size is invalid, or torch.distributed
-            is not available for ``gather_distributed``.
+        ValueError: the temperature is below 1e-8 in magnitude, the memory bank size is invalid, or torch.distributed is
+            not available for ``gather_distributed``.
 
     Source:
         lightly-ai/lightly at commit e8d317f, ``lightly/loss/ntx_ent_loss.py``; the same in lightly 1.6.0.
@@ -353,7 +334,7 @@ class NTXentLoss(_TwoViews):
             out1: ``[n, D]``, the second views.
 
         Raises:
-            ValueError: they are not matrices of the same shape.
+            ValueError: the views are not matrices of the same shape.
             RuntimeError: their dtypes differ, or the memory bank has another dtype or dimension.
         """
         _check_views(out0, out1)
@@ -390,15 +371,14 @@ class DCLLoss(_TwoViews):
         1.8860
 
     Args:
-        temperature: the number that cosines are divided by; may be negative, and may be a tensor.
+        temperature: what cosines are divided by: a number, which may be negative, or a tensor.
         weight_fn: a function of the normalised first and second views ``[n, D]`` that returns the weights ``[n]`` of
-            the positives of the first views; for those of the second views it is called with exchanged arguments. None:
-            all weights are 1.
+            the first views. With the views exchanged, it returns those of the second views. None: all weights are 1.
         gather_distributed: whether the rows of all processes are negatives. All processes must have the same number of
-            rows. Each process computes the weights of its own rows from these alone.
+            rows. ``weight_fn`` gets only the rows of its own process.
 
     Attributes:
-        evaluated_by: "engine" or "plain", for the last call; see `pairproof.compat`. Empty before the first call.
+        evaluated_by: "engine" or "plain", for the last call; see `pairproof.compat`.
 
     Raises:
         ValueError: torch.distributed is not available for ``gather_distributed``.
@@ -424,7 +404,7 @@ class DCLLoss(_TwoViews):
             out1: ``[n, D]``, the second views.
 
         Raises:
-            ValueError: they are not matrices of the same shape.
+            ValueError: the views are not matrices of the same shape.
             RuntimeError: their dtypes differ.
         """
         _check_views(out0, out1)
@@ -433,7 +413,7 @@ class DCLLoss(_TwoViews):
         out0, out1 = F.normalize(out0, dim=1), F.normalize(out1, dim=1)
         loss = self._mean(self._rows(out0, out1, normalised=True), "only_negatives")
         positives = (out0 * out1).sum(1) / self.temperature
-        # The loss so far has weights 1.
+        # The loss was computed with weights 1.
         excess = 2 - self.weight_fn(out0, out1) - self.weight_fn(out1, out0)
         return loss + (positives * excess).mean() / 2
 
@@ -450,12 +430,12 @@ class DCLWLoss(DCLLoss):
         6.1574
 
     Args:
-        temperature: the number that cosines are divided by; may be negative, and may be a tensor.
-        sigma: the number that cosines are divided by in the weights.
+        temperature: what cosines are divided by: a number, which may be negative, or a tensor.
+        sigma: what cosines are divided by in the weights.
         gather_distributed: see `DCLLoss`.
 
     Attributes:
-        evaluated_by: "engine" or "plain", for the last call; see `pairproof.compat`. Empty before the first call.
+        evaluated_by: "engine" or "plain", for the last call; see `pairproof.compat`.
 
     Raises:
         ValueError: torch.distributed is not available for ``gather_distributed``.

@@ -1,27 +1,25 @@
 """open_clip's ``ClipLoss`` and ``SigLipLoss``, evaluated by `info_nce_loss` and `sigmoid_loss` of `pairproof.fast`.
 
-open_clip need not be installed: only the import changes, from ``open_clip.loss`` to this module. Features are
-``[N, D]``, and similarities are dot products, because open_clip's models return normalised features. The logit scale is
-one over the temperature. The softmax of ``ClipLoss`` does not depend on the logit bias, so the gradient of the bias is
-0 there.
+To switch, import them from this module instead of ``open_clip.loss``. open_clip need not be installed. Features are
+``[N, D]``. Similarities are dot products, because open_clip's models return normalised features. The logit scale is 1 /
+temperature.
 
-With several processes, each has N rows. DistributedDataParallel averages the gradients of the processes. Compared
-with the gradient of the whole batch in one process, this average is
+With several processes, each has N rows, and DistributedDataParallel averages the gradients. The table compares the
+average gradient of the encoders with that of the whole batch in one process.
 
-    ClipLoss                                      1 / world_size of it: each process treats the rows of others as
-                                                  constants, and computes the whole loss
-    ClipLoss, local_loss                          only the part that does not flow through gathered rows
+    ClipLoss                                      divided by world_size: the rows of other processes are constants
+    ClipLoss, local_loss                          lacks the part that flows through gathered rows
     ClipLoss, gather_with_grad                    equal, with and without local_loss
     SigLipLoss, every dist_impl                   equal
 
 These gradients and the defaults are those of open_clip. There are four differences:
 
-- If the engine evaluates the loss (see ``evaluated_by``), the loss of half-precision features is float32, and
-  similarities are computed in float32, also under autocast.
-- With ``chunk_size``, open_clip computes the cross-entropy of a positive pair with logit l as softplus(l) - l, which
-  loses digits to cancellation if l is large. Here it is softplus(-l). No option restores the cancellation.
-- Where one matrix of logits is a view of the other (several processes without ``local_loss``), open_clip's
-  `ClipLoss.get_logits` adds the logit bias twice, and ours once. The loss does not depend on the bias.
+- If the engine evaluates half-precision features, the loss is float32. Similarities are computed in float32, also under
+  autocast.
+- With ``chunk_size``, open_clip computes the loss of a positive pair with logit l as softplus(l) - l. The digits cancel
+  if l is large. Here it is softplus(-l).
+- With several processes and without ``local_loss``, open_clip's `ClipLoss.get_logits` adds the logit bias twice, and
+  ours once. The loss is the same.
 - ``use_horovod=True`` and an unknown ``dist_impl`` raise a ValueError when the loss is constructed.
 
 Source: src/open_clip/loss.py of mlfoundations/open_clip, release 3.3.0, and commit 89fb801 for ``chunk_size`` and for
@@ -51,11 +49,11 @@ except ImportError:  # torch built without distributed
     dist_fcol = None  # type: ignore[assignment]
 
 ENGINE_FROM = 2**18
-"""Smallest number of pairs of rows for which the engine is faster than plain torch code on a CPU."""
+"""Number of pairs of rows from which the engine is faster than plain torch code on a CPU."""
 
 
 def _all_gather_with_grad(rows: Tensor) -> Tensor:
-    """Return the rows of all processes ``[world_size N, D]``, through which gradients flow back to their process."""
+    """Return the rows of all processes ``[world_size * N, D]``; gradients flow back to their process."""
     gather = getattr(dist_fcol, "all_gather_tensor_autograd", None)
     if gather is None:
         return torch.cat(torch.distributed.nn.all_gather(rows))  # type: ignore[no-untyped-call]
@@ -64,7 +62,7 @@ def _all_gather_with_grad(rows: Tensor) -> Tensor:
 
 
 def _all_gather(rows: Tensor, own: int | None, world_size: int) -> Tensor:
-    """Return the rows of all processes as constants, except those of the process ``own``, if it is given."""
+    """Return the rows of all processes as constants, except the rows of process ``own``."""
     parts = [torch.empty_like(rows) for _ in range(world_size)]
     dist.all_gather(parts, rows.detach().contiguous())
     if own is not None:
@@ -80,12 +78,12 @@ def gather_features(
     rank: int = 0,
     world_size: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """Return the image features and the text features of all processes, each ``[world_size N, D]``.
+    """Return the image features and the text features of all processes, each ``[world_size * N, D]``.
 
     Args:
         image_features: ``[N, D]``, those of this process.
         text_features: ``[N, D]``, those of this process.
-        local_loss: without ``gather_with_grad``, whether the rows of this process are constants too.
+        local_loss: whether the rows of this process are constants too; not used with ``gather_with_grad``.
         gather_with_grad: whether gradients flow through the gather.
         rank: the number of this process.
         world_size: the number of processes.
@@ -97,11 +95,7 @@ def gather_features(
 
 
 def _temperature(scale: float | Tensor, rows: Tensor) -> float | Tensor:
-    """Return one over the logit scale; a tensor with one entry becomes 0-dimensional.
-
-    Raises:
-        ValueError: the scale is 0, or has several entries.
-    """
+    """Return 1 / scale; a tensor with one entry becomes 0-dimensional."""
     if not isinstance(scale, Tensor):
         if not scale:
             raise ValueError("logit_scale: expected a positive number, got 0")
@@ -111,18 +105,14 @@ def _temperature(scale: float | Tensor, rows: Tensor) -> float | Tensor:
 
 
 def _scalar(value: Tensor, name: str) -> Tensor:
-    """Return a tensor with one entry as a 0-dimensional tensor.
-
-    Raises:
-        ValueError: it has several entries.
-    """
+    """Return a tensor with one entry as a 0-dimensional tensor."""
     if value.numel() != 1:
         raise ValueError(f"{name}: expected one number, got shape {list(value.shape)}")
     return value.reshape(())
 
 
 def _unchanged(loss: nn.Module, base: type[nn.Module], name: str) -> bool:
-    """Return whether a method is that of the base class, neither overridden nor replaced on the instance."""
+    """Return whether a method is that of the base class: neither overridden nor replaced on the instance."""
     return getattr(type(loss), name) is getattr(base, name) and name not in vars(loss)
 
 
@@ -139,19 +129,21 @@ class ClipLoss(nn.Module):
         1.4294
 
     Args:
-        local_loss: whether a process computes the loss of its own images and texts only, each contrasted with the rows
-            of all processes. By default every process computes the loss of all rows.
-        gather_with_grad: whether gradients flow to the rows of other processes; see the module's documentation for the
-            gradient without it.
-        cache_labels: whether to keep the targets for the next call; only `get_ground_truth` uses them.
+        local_loss: whether a process computes only the loss of its own images and texts, contrasted with the rows of
+            all processes. By default, every process computes the loss of all rows.
+        gather_with_grad: whether gradients flow to the rows of other processes. The module's documentation compares
+            both.
+        cache_labels: whether `get_ground_truth` keeps the targets for the next call.
         rank: the number of this process.
-        world_size: the number of processes, of the default process group.
-        use_horovod: must be False; horovod is not supported.
+        world_size: the number of processes in the default process group.
+        use_horovod: must be False.
 
     Attributes:
-        evaluated_by: "engine" or "plain", what evaluated the last call. "plain" is used for fewer than 512 * 512 pairs
-            on a CPU, where it is faster; for features and scales that the engine rejects, such as NaN; and for
-            subclasses with their own `get_logits` or `get_ground_truth`.
+        evaluated_by: "engine" or "plain", for the last call. "plain" evaluates
+
+            - fewer than 512 * 512 pairs on a CPU, where it is faster
+            - features and scales that the engine rejects, such as NaN
+            - subclasses with their own `get_logits` or `get_ground_truth`
 
     Raises:
         ValueError: use_horovod is set.
@@ -171,7 +163,6 @@ class ClipLoss(nn.Module):
         world_size: int = 1,
         use_horovod: bool = False,
     ) -> None:
-        """Set the options."""
         super().__init__()
         if use_horovod:
             raise ValueError("use_horovod: expected False, because only torch.distributed is supported, got True")
@@ -185,7 +176,7 @@ class ClipLoss(nn.Module):
         self.labels: dict[torch.device, Tensor] = {}
 
     def get_ground_truth(self, device: torch.device, num_logits: int) -> Tensor:
-        """Return the column of the positive of each of ``num_logits`` rows of logits, int64 ``[num_logits]``."""
+        """Return the column of the positive in each row of logits, int64 ``[num_logits]``."""
         if self.prev_num_logits == num_logits and device in self.labels:
             return self.labels[device]
         first = num_logits * self.rank if self.world_size > 1 and self.local_loss else 0
@@ -196,7 +187,6 @@ class ClipLoss(nn.Module):
         return labels
 
     def _gathered(self, image_features: Tensor, text_features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the features that rows are contrasted with: those of all processes."""
         if self.world_size == 1:
             return image_features, text_features
         return gather_features(
@@ -248,8 +238,9 @@ class ClipLoss(nn.Module):
         Args:
             image_features: floating ``[N, D]``.
             text_features: floating ``[N, D]``; row i matches row i of the images.
-            logit_scale: the number that similarities are multiplied by, or a tensor with one entry.
-            logit_bias: None, or a number that is added to all logits, which does not change the loss.
+            logit_scale: what similarities are multiplied by: a number, or a tensor with one entry.
+            logit_bias: what is added to all logits: a number, a tensor with one entry, or None. The loss does not
+                depend on it, and its gradient is 0.
             output_dict: whether to return the loss in a dict.
 
         Returns:
@@ -273,7 +264,7 @@ class ClipLoss(nn.Module):
                 loss = (contrast(image_features, texts) + contrast(text_features, images)) / 2
             else:
                 loss = contrast(images, texts)
-            # The loss does not depend on the bias, which nevertheless has a gradient: 0.
+            # The loss does not depend on the bias, but the bias gets a gradient of 0.
             if isinstance(logit_bias, Tensor):
                 loss = loss + 0 * _scalar(logit_bias, "logit_bias").to(loss.dtype)
             return loss
@@ -315,13 +306,13 @@ class _Exchange(torch.autograd.Function):
 
 
 def _exchanged(peers: tuple[tuple[int, int], ...], *rows: Tensor) -> tuple[Tensor, ...]:
-    """Return the rows that are received in exchange for each tensor of rows."""
+    """Send each tensor of rows, and return those received."""
     found: tuple[Tensor, ...] = _Exchange.apply(peers, *rows)  # type: ignore[no-untyped-call]
     return found
 
 
 class SigLipLoss(nn.Module):
-    """The sigmoid loss of all pairs of an image and a text: their binary cross-entropies, divided by the batch size.
+    """The sum of the binary cross-entropies of all pairs of an image and a text, divided by the batch size.
 
     Example:
         >>> import torch
@@ -333,20 +324,24 @@ class SigLipLoss(nn.Module):
         2.1232
 
     Args:
-        cache_labels: accepted, without an effect, as in open_clip.
+        cache_labels: has no effect, as in open_clip.
         rank: the number of this process.
-        world_size: the number of processes, of the default process group.
-        dist_impl: how a process gets the texts of the others. "bidir": neighbours exchange texts in both directions,
-            until all have travelled round. "shift": in one direction. "reduce": one all-reduce for the texts of each
-            process. "gather": all texts at once. Value and gradient are the same; None means "bidir". The first three
-            keep few texts in memory at a time, and "gather" all of them.
+        world_size: the number of processes in the default process group.
+        dist_impl: how texts travel between processes. It does not change the loss.
+
+            - "bidir" (or None): to both neighbours, step by step
+            - "shift": to one neighbour, step by step
+            - "reduce": one all-reduce for the texts of each process
+            - "gather": all at once, which takes the most memory
         chunk_size: the number of images whose logits plain torch code computes at a time; 0: all. The engine ignores
             it. With a chunk size, the numbers of images and texts may differ.
 
     Attributes:
-        evaluated_by: "engine" or "plain", what evaluated the last block of texts. "plain" is used for fewer than
-            512 * 512 pairs on a CPU, where it is faster; for features, scales and biases that the engine rejects, such
-            as NaN; and for subclasses with their own `get_logits` or `get_ground_truth`.
+        evaluated_by: "engine" or "plain", for the last block of texts. "plain" evaluates
+
+            - fewer than 512 * 512 pairs on a CPU, where it is faster
+            - features, scales and biases that the engine rejects, such as NaN
+            - subclasses with their own `get_logits` or `get_ground_truth`
 
     Raises:
         ValueError: dist_impl is unknown.
@@ -366,7 +361,6 @@ class SigLipLoss(nn.Module):
         dist_impl: str | None = None,
         chunk_size: int = 0,
     ) -> None:
-        """Set the options."""
         super().__init__()
         self.cache_labels = cache_labels
         self.rank = rank
@@ -409,7 +403,7 @@ class SigLipLoss(nn.Module):
         logit_bias: float | Tensor | None = None,
         negative_only: bool = False,
     ) -> Tensor:
-        """Return the loss of one block of texts: those of this process, or those of another with ``negative_only``."""
+        """Return the loss for the texts of this process or, with ``negative_only``, of another process."""
         count = image_features.shape[0]
         own = _unchanged(self, SigLipLoss, "get_logits") and _unchanged(self, SigLipLoss, "get_ground_truth")
 
@@ -435,7 +429,7 @@ class SigLipLoss(nn.Module):
             return -torch.stack([block(turn * self.chunk_size, rows) for turn, rows in enumerate(chunks)]).sum() / count
 
         def block(first: int, rows: Tensor) -> Tensor:
-            """Return the sum of the log-probabilities of all pairs of ``rows``, the images from number ``first`` on."""
+            """Return the sum of the log-probabilities of the pairs of ``rows``; the first is image number ``first``."""
             logits = self.get_logits(rows, text_features, logit_scale, logit_bias)
             if negative_only:
                 return F.logsigmoid(-logits).sum()
@@ -446,7 +440,7 @@ class SigLipLoss(nn.Module):
         return evaluate(self, engine, plain, wanted=own and large(image_features, text_features, ENGINE_FROM))
 
     def _texts_of_others(self, text_features: Tensor) -> Iterator[Tensor]:
-        """Yield the texts ``[N, D]`` of each other process, under "reduce" also of this one; gradients flow back."""
+        """Yield the texts ``[N, D]`` of the other processes; under "reduce" also of this one. Gradients flow back."""
         right, left = (self.rank + 1) % self.world_size, (self.rank - 1) % self.world_size
         if self.dist_impl == "gather":
             blocks = _all_gather_with_grad(text_features).chunk(self.world_size)
@@ -482,8 +476,8 @@ class SigLipLoss(nn.Module):
         Args:
             image_features: floating ``[N, D]``.
             text_features: floating ``[N, D]``; row i matches row i of the images.
-            logit_scale: the number that similarities are multiplied by, or a tensor with one entry.
-            logit_bias: the number that is added to all logits, a tensor with one entry, or None.
+            logit_scale: what similarities are multiplied by: a number, or a tensor with one entry.
+            logit_bias: what is added to all logits: a number, a tensor with one entry, or None.
             output_dict: whether to return the loss in a dict.
 
         Returns:
@@ -493,7 +487,7 @@ class SigLipLoss(nn.Module):
         if self.world_size > 1:
             for turn, texts in enumerate(self._texts_of_others(text_features)):
                 if self.dist_impl == "reduce" and turn == self.rank:
-                    # Every process must take part in the backward pass of every sum.
+                    # Every process must take part in the backward pass of every all-reduce.
                     loss = loss + 0 * texts.sum()
                 else:
                     loss = loss + self._loss(image_features, texts, logit_scale, logit_bias, negative_only=True)
@@ -501,7 +495,7 @@ class SigLipLoss(nn.Module):
 
 
 def _negatives(images: Tensor, texts: Tensor, temperature: float | Tensor, bias: float | Tensor) -> Tensor:
-    """Return the loss of images and texts that are all negatives of each other."""
+    """Return the loss of images and texts of which no pair matches."""
     rule, policy = Rule("sigmoid", "dot", temperature, bias=bias), Policy("mean", None)
     check_options(rule, policy, "auto", validate=False)
     check_bias(bias)

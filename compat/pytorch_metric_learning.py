@@ -1,12 +1,11 @@
 """Drop-in replacements for `SupConLoss` and `NTXentLoss` of pytorch-metric-learning 2.9.
 
-The signatures, the distances, the reducers, the regularizers and the miners are the library's; only the import changes:
+Signatures, distances, reducers, regularizers and miners are the library's. Only the import changes:
 
     from pairproof.compat.pytorch_metric_learning import NTXentLoss, SupConLoss
 
-The engine evaluates the library's `CosineSimilarity` and `DotProductSimilarity`, with the normalisation that they have.
-Other distances, autocast, and batches on which the library's arithmetic differs visibly from the exact value (see the
-options of the classes) are evaluated in torch, from the library's matrix of distances.
+The engine evaluates the distances `CosineSimilarity` and `DotProductSimilarity`. Plain torch evaluates other distances,
+autocast, and batches whose loss the library's arithmetic changes visibly, for example by rounding it to 0.
 
 Source: KevinMusgrave/pytorch-metric-learning, version 2.9.0.
 """
@@ -39,13 +38,13 @@ __all__ = ["NTXentLoss", "SupConLoss"]
 
 Losses = dict[str, dict[str, Any]]
 Lists = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Anchors and positives of the positive pairs, and anchors and negatives of the negative pairs."""
+"""Anchors and positives of the positive pairs, then anchors and negatives of the negative pairs."""
 
 LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 LOWEST_NORM = 1e-12
 """The smallest norm by which `torch.nn.functional.normalize` divides."""
 ROUNDING = 4
-"""A loss below this multiple of the rounding error of its logits may be 0 in the library's arithmetic."""
+"""The library may round a loss to 0 if it is below this multiple of the rounding error of its logits."""
 
 
 class _Pairs(NamedTuple):
@@ -54,10 +53,10 @@ class _Pairs(NamedTuple):
     Attributes:
         rows: ``[N, D]``; under "dot", already normalised if the distance normalises.
         similarity: "cosine" or "dot".
-        sizes: the norm of each row (for float64, the largest magnitude in it) and their range, if values were read.
+        sizes: the sizes of the rows, if values were read.
         keywords: references, and labels or masks.
-        negatives: an upper bound on the number of an anchor's negatives.
-        listed: anchors and positives of the P positive pairs, ``[P]`` each, if a miner has listed pairs.
+        negatives: an upper bound on the number of negatives of an anchor.
+        listed: anchors and positives of the positive pairs that a miner listed, ``[P]`` each; None without a miner.
         distinct: whether no positive pair is listed twice.
     """
 
@@ -74,7 +73,7 @@ class _PairLoss(GenericPairLoss):  # type: ignore[misc]
     """Evaluates a loss by the engine if possible, else by `_compute_loss` from the matrix of distances.
 
     Attributes:
-        evaluated_by: "engine" or "plain", for the last call; see `pairproof.compat`. Empty before the first call.
+        evaluated_by: "engine" or "plain", for the last call; see `pairproof.compat`.
     """
 
     evaluated_by: EvaluatedBy = ""
@@ -115,13 +114,13 @@ class _PairLoss(GenericPairLoss):  # type: ignore[misc]
         return cast(Losses, self.zero_losses())
 
     def _by_engine(self, pairs: _Pairs, dtype: torch.dtype) -> Losses | None:
-        """Return the losses as the engine evaluates them, or None if the library's arithmetic differs visibly."""
+        """Return the losses as the engine evaluates them, or None to use plain torch."""
         raise NotImplementedError
 
     def _is_for_engine(
         self, embeddings: Tensor, labels: Tensor | None, lists: Lists | None, ref_emb: Tensor, ref_labels: Tensor | None
     ) -> bool:
-        """Return whether the engine supports the configuration. The only value that is read is the temperature's."""
+        """Return whether the engine supports the configuration. Only the value of the temperature is read."""
         distance, temperature = self.distance, self.temperature
         if type(distance) not in (CosineSimilarity, DotProductSimilarity) or distance.power != 1:
             return False
@@ -141,7 +140,7 @@ class _PairLoss(GenericPairLoss):  # type: ignore[misc]
             return any(len(part) > 1 for part in lists) and (ref_emb is not embeddings or embeddings.shape[0] > 1)
         if ref_emb is embeddings and ref_labels is labels:
             return embeddings.shape[0] > 1 and labels is not None and labels.dtype in LABEL_DTYPES
-        # The library treats references without labels of their own as the rows of the batch.
+        # The library treats references without their own labels as the rows of the batch.
         if labels is None or ref_labels is None or ref_labels is labels:
             return False
         return labels.dtype == ref_labels.dtype in LABEL_DTYPES and labels.shape[0] * ref_labels.shape[0] > 2
@@ -149,7 +148,7 @@ class _PairLoss(GenericPairLoss):  # type: ignore[misc]
     def _pairs(
         self, embeddings: Tensor, labels: Tensor | None, lists: Lists | None, ref_emb: Tensor, ref_labels: Tensor | None
     ) -> _Pairs | None:
-        """Return the engine's arguments; None if the lists lack positives or negatives, or a pair is in both."""
+        """Return the engine's arguments, or None if a miner lists no positives, no negatives, or a pair as both."""
         rows, columns, similarity, sizes = self._rows(embeddings, ref_emb)
         if lists is None:
             if ref_labels is labels:
@@ -168,7 +167,7 @@ class _PairLoss(GenericPairLoss):  # type: ignore[misc]
             return None
         references = {} if ref_emb is embeddings else {"ref_embeddings": columns}
         if not references and bool(positive.diagonal().any() | negative.diagonal().any()):
-            references = {"ref_embeddings": columns}  # a row may then be contrasted with itself
+            references = {"ref_embeddings": columns}  # so that a row may be contrasted with itself
         masks = {"positives": positive, "ignored": (positive | negative).logical_not_()}
         distinct = int(positive.count_nonzero()) == len(a1)
         if self.counts_multiplicities and int(negative.count_nonzero()) < len(a2):
@@ -180,15 +179,11 @@ class _PairLoss(GenericPairLoss):  # type: ignore[misc]
     def _rows(self, embeddings: Tensor, ref_emb: Tensor) -> tuple[Tensor, Tensor, Similarity, Sizes | None]:
         """Return rows, references, their similarity and the sizes of the rows.
 
-        The engine normalises the rows if every norm is in the range in which the library divides by it: above
-        `LOWEST_NORM`, and without overflow.
-
-        Raises:
-            ValueError: the embeddings contain NaN or infinity.
+        The engine normalises the rows if their norms are above `LOWEST_NORM` and do not overflow in the library.
         """
         distance = self.distance
         plain = distance.normalize_embeddings and distance.p == 2 and not distance.collect_stats
-        # References are normalised here: those of a memory bank may be overwritten before the backward pass.
+        # Normalise references here: those of a memory bank may be overwritten before the backward pass.
         if plain and ref_emb is embeddings:
             sizes = check_embeddings(embeddings, similarity="dot", validate=False, least=1)
             numbers = torch.finfo(embeddings.dtype)
@@ -205,7 +200,6 @@ class _PairLoss(GenericPairLoss):  # type: ignore[misc]
     """Whether a pair that is listed twice counts twice."""
 
     def _options(self, pairs: _Pairs) -> dict[str, Any]:
-        """Return the keywords of a loss of the engine."""
         temperature = self.temperature
         if isinstance(temperature, Tensor):
             temperature = temperature.to(torch.promote_types(temperature.dtype, pairs.rows.dtype))
@@ -221,17 +215,17 @@ class _PairLoss(GenericPairLoss):  # type: ignore[misc]
         return 2 * largest / _number(self.temperature)
 
     def _may_round_to_zero(self, losses: Tensor, pairs: _Pairs) -> bool:
-        """Return whether the reducer may leave out a loss because the library may compute it as 0."""
+        """Return whether the library may round a loss to 0, so that its reducer may leave it out."""
         if type(self._reducer()) is MeanReducer:
             return False
         return bool(losses.count_nonzero() != (losses > self._smallest(pairs)).sum())
 
     def _smallest(self, pairs: _Pairs) -> float:
-        """Return a bound on the losses that may be 0 in the library's arithmetic."""
+        """Return a bound below which the library may round a loss to 0."""
         return ROUNDING * torch.finfo(pairs.rows.dtype).eps * (1 + self._bound(pairs))
 
     def _reducer(self) -> Any:
-        """Return the reducer of the loss itself; with a regularizer, there is one for each part."""
+        """Return the reducer of the loss; a regularizer has another one."""
         reducer = self.reducer
         if type(reducer) is MultipleReducers:
             named = dict(reducer.reducers.items())
@@ -258,11 +252,10 @@ class SupConLoss(_PairLoss):
         temperature: what similarities are divided by.
         zero_without_negatives: True: the loss of a batch without negative pairs is 0, as in the library. False: it is
             the value of the formula.
-        zero_for_single_pair: whether the loss is 0, as in the library, if there is at most one positive pair and at
-            most one negative one.
+        zero_for_single_pair: the same for a batch with at most one positive and at most one negative pair.
         **kwargs: distance, reducer, embedding_regularizer, embedding_reg_weight and collect_stats, as in the library.
-            The default reducer averages over the anchors whose loss is not 0, so an anchor with a loss below the
-            rounding error leaves the mean; ``reducer=MeanReducer()`` averages over all rows.
+            The default reducer leaves out anchors whose loss is 0 or rounds to 0; ``reducer=MeanReducer()`` averages
+            over all rows.
 
     Source:
         pytorch-metric-learning 2.9.0, losses/supcon_loss.py; Khosla et al. 2020, arXiv 2004.11362, equation 2.
@@ -298,7 +291,7 @@ class SupConLoss(_PairLoss):
         return _reduced(losses.sum() / number, dtype)
 
     def _values(self, pairs: _Pairs) -> AnchorValues:
-        """Return each anchor's value, without the steps of `supcon_loss` that the reducers replace."""
+        """Return the anchors' values; the reducer does the rest."""
         rows, given = pairs.rows, self._options(pairs)
         similarity: Similarity = given["similarity"]
         sizes = pairs.sizes or check_embeddings(rows, similarity=similarity, validate=False)
@@ -315,7 +308,7 @@ class SupConLoss(_PairLoss):
         if not bool(pos_mask.any()) or (self.zero_without_negatives and not bool(neg_mask.any())):
             return self._zero()
         logits = (mat if self.distance.is_inverted else -mat) / self.temperature
-        # Small losses depend on this shift: a loss below the rounding error of the shifted logits becomes 0.
+        # This shift rounds small losses to 0, as in the library.
         logits = logits - logits.detach().amax(dim=1, keepdim=True)
         lowest = torch.finfo(logits.dtype).min
         sums = logits.masked_fill((pos_mask + neg_mask) == 0, lowest).logsumexp(dim=1, keepdim=True)
@@ -345,11 +338,11 @@ class NTXentLoss(_PairLoss):
 
     Args:
         temperature: what similarities are divided by.
-        saturates: whether the smallest normal number is added to each ratio, as in the library. A pair's loss is then
-            at most 87.34 in float32 (9.70 in float16, 708.40 in float64), and its gradient vanishes there. If False,
-            the loss is exact.
-        zero_for_single_pair: whether the loss is 0, as in the library, if there is at most one positive pair and at
-            most one negative one.
+        saturates: True: the smallest normal number is added to each ratio, as in the library. The loss of a pair is
+            then at most 87.34 in float32 (9.70 in float16, 708.40 in float64), where its gradient vanishes. False: the
+            loss is exact.
+        zero_for_single_pair: True: the loss of a batch with at most one positive and at most one negative pair is 0, as
+            in the library. False: it is the value of the formula.
         **kwargs: distance, reducer, embedding_regularizer, embedding_reg_weight and collect_stats, as in the library.
 
     Source:
@@ -375,7 +368,7 @@ class NTXentLoss(_PairLoss):
         if self.saturates and dtype == torch.float16:
             return None
         numbers = torch.finfo(dtype)
-        # Below this loss, the number that is added to the ratio is less than the rounding error of the ratio.
+        # Below this loss, the number added to the ratio is less than the rounding error of the ratio.
         limit = math.log(numbers.eps) - math.log(numbers.tiny) if self.saturates else math.inf
         largest = self._bound(pairs) + math.log1p(pairs.negatives)
         reducer = self._reducer()
@@ -401,7 +394,7 @@ class NTXentLoss(_PairLoss):
             return self._zero()
         sign = 1 if self.distance.is_inverted else -1
         positive, negative = sign * pos_pairs / self.temperature, sign * neg_pairs / self.temperature
-        # The sums over the negatives of an anchor are computed once, not for each of its positives.
+        # Sum the negatives of each anchor once, not for each of its positives.
         first = min(int(a1.min()), int(a2.min()))
         a1, a2 = a1 - first, a2 - first
         number = 1 + max(int(a1.max()), int(a2.max()))

@@ -1,19 +1,21 @@
 """The ranking losses of sentence-transformers, evaluated by `pairproof.fast`.
 
 ``MultipleNegativesRankingLoss``, ``MultipleNegativesSymmetricRankingLoss`` and ``GISTEmbedLoss`` have the arguments of
-sentence-transformers. sentence-transformers need not be installed. A loss can be used in two ways:
+sentence-transformers, which need not be installed. A loss can be used in two ways:
 
 - with a model, as in sentence-transformers: ``loss(sentence_features, labels)``. The model is called with the features
   of each column, and returns a dict with the key "sentence_embedding".
-- with embeddings: ``loss.compute_loss_from_embeddings([queries, documents, *hard_negatives])``; the model may be None.
+- with embeddings: ``loss.compute_loss_from_embeddings([queries, documents, *hard_negatives])``. The model may be None.
+  `GISTEmbedLoss` also takes the embeddings of its guide.
 
-Every column is ``[N, D]``: N queries, their N documents, and any number of columns with a hard negative of each query.
-The scale is one over the temperature. If the engine evaluates the loss, the loss of half-precision embeddings is
-float32, and similarities are computed in float32, also under autocast.
+Every column is ``[N, D]``: the queries, their documents, or one hard negative of each query. The scale is 1 /
+temperature. If the engine evaluates half-precision embeddings, the loss is float32. Similarities are computed in
+float32, also under autocast.
 
-With ``gather_across_devices``, a process contrasts its own queries with the documents of all processes of the default
-process group, each of which has N rows. The average of the processes' gradients, as computed by
-DistributedDataParallel, is then the gradient of the whole batch in one process.
+With ``gather_across_devices``, a process contrasts its own queries with the documents of all processes. Every process
+must have N rows. DistributedDataParallel averages the gradients of the processes. The average is the gradient of the
+whole batch in one process, except for `GISTEmbedLoss` with ``contrast_anchors``, which contrasts queries within their
+process only.
 
 Source: sentence_transformer/losses/multiple_negatives_ranking.py and gist_embed.py of
 huggingface/sentence-transformers, release 6.2.0 (commit cad2119).
@@ -44,11 +46,11 @@ HardnessMode = Literal["in_batch_negatives", "hard_negatives", "all_negatives"]
 
 ORDER: tuple[Direction, ...] = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 ONE_BLOCK_FROM = 2**15
-"""If each denominator has one direction: number of query-document pairs from which the engine is faster on a CPU."""
+"""Number of query-document pairs from which the engine is faster on a CPU, for one direction per denominator."""
 BLOCKS_FROM = 2**17
-"""The same if a denominator has several directions, or if there are hardness weights."""
+"""The same for several directions in a denominator, and for hardness weights."""
 SMALLEST_NORM = {"ranking": 1e-12, "gist": 1e-8}
-"""The norms below which `F.normalize` (ranking) and `nn.CosineSimilarity` (gist) do not give rows the norm 1."""
+"""Rows with a smaller norm are not normalised by `F.normalize` (ranking) and `nn.CosineSimilarity` (gist)."""
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +66,7 @@ def dot_score(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _engine_similarity(function: object) -> Similarity | None:
-    """Return the engine's name of a similarity function of this module or of sentence-transformers, or None."""
+    """Return the engine's name of a similarity function, or None."""
     module, name = getattr(function, "__module__", None) or "", getattr(function, "__name__", "")
     if module != __name__ and not module.startswith("sentence_transformers.util"):
         return None
@@ -78,7 +80,7 @@ def get_rank() -> int:
 
 
 def all_gather_with_grad(rows: Tensor) -> Tensor:
-    """Return the rows of all processes, through which gradients flow back; without a process group, the rows."""
+    """Return the rows of all processes; gradients flow back. Without a process group, return the rows."""
     if not (dist.is_available() and dist.is_initialized()):
         return rows
     return torch.cat(torch.distributed.nn.all_gather(rows))  # type: ignore[no-untyped-call]
@@ -86,7 +88,7 @@ def all_gather_with_grad(rows: Tensor) -> Tensor:
 
 @cache
 def _merging() -> Callable[[Any, Iterable[Any]], list[Tensor]] | None:
-    """Return sentence-transformers' function that embeds columns in few calls of a model, if it is installed."""
+    """Return sentence-transformers' function that embeds all columns in few calls, if it is installed."""
     try:
         from sentence_transformers.base.losses.merged_forward import embed_columns
     except ImportError:
@@ -95,11 +97,7 @@ def _merging() -> Callable[[Any, Iterable[Any]], list[Tensor]] | None:
 
 
 def _embedded(model: Callable[..., Any] | None, sentence_features: Iterable[dict[str, Tensor]]) -> list[Tensor]:
-    """Return the embeddings ``[N, D]`` of each column.
-
-    Raises:
-        ValueError: there is no model.
-    """
+    """Return the embeddings ``[N, D]`` of each column."""
     if model is None:
         raise ValueError("model: expected a model, got None; without one, call compute_loss_from_embeddings")
     merging = _merging()
@@ -131,22 +129,25 @@ class MultipleNegativesRankingLoss(nn.Module):
 
     Args:
         model: a model; None if the loss is computed from embeddings.
-        scale: the number that similarities are multiplied by.
+        scale: what similarities are multiplied by.
         similarity_fct: the similarities ``[N, M]`` of rows ``[N, D]`` and ``[M, D]``. The engine evaluates `cos_sim`
             and `dot_score`, of this module or of sentence-transformers.
         gather_across_devices: whether to contrast with the rows of all processes.
-        directions: the pairs in the denominators: "query_to_doc", and optionally "query_to_query", "doc_to_query" and
+        directions: the pairs in the denominators: "query_to_doc", and any of "query_to_query", "doc_to_query",
             "doc_to_doc".
-        partition_mode: "joint": one denominator for all directions. "per_direction": one for each direction.
-        hardness_mode: "in_batch_negatives", "hard_negatives" or "all_negatives": the negatives whose logits are
-            increased by ``hardness_strength`` times their similarity, without a gradient. None: none.
-        hardness_strength: a number that is not negative.
+        partition_mode: "joint": one denominator for all directions. "per_direction": one for each.
+        hardness_mode: the negatives whose logits are increased by ``hardness_strength`` times their similarity:
+            "in_batch_negatives", "hard_negatives", "all_negatives", or None. The increase has no gradient.
+        hardness_strength: a number that is at least 0.
 
     Attributes:
-        evaluated_by: "engine" or "plain", what evaluated the last call. "plain" is used for small batches on a CPU,
-            where it is faster; for other similarities; for embeddings that the engine rejects, such as NaN; for rows
-            with a norm below 1e-12, which `cos_sim` does not normalise; and for ``gather_across_devices`` with hardness
-            weights, or with "joint" and several directions.
+        evaluated_by: "engine" or "plain", for the last call. "plain" evaluates
+
+            - small batches on a CPU, where it is faster
+            - other similarities
+            - embeddings that the engine rejects, such as NaN
+            - rows with a norm below 1e-12, which `cos_sim` does not normalise
+            - ``gather_across_devices`` with hardness weights, or with several directions in "joint" mode
 
     Raises:
         ValueError: an option has an unknown value, or does not fit the others.
@@ -168,7 +169,6 @@ class MultipleNegativesRankingLoss(nn.Module):
         hardness_mode: HardnessMode | None = None,
         hardness_strength: float = 0.0,
     ) -> None:
-        """Check the options."""
         super().__init__()
         if not scale > 0:
             raise ValueError(f"scale: expected a positive number, got {scale}")
@@ -199,7 +199,7 @@ class MultipleNegativesRankingLoss(nn.Module):
         self.hardness_strength = hardness_strength
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
-        """Return the loss of the embeddings that the model computes from the features of each column.
+        """Embed the features of each column with the model, and return the loss.
 
         Args:
             sentence_features: the features of the queries, of the documents, and of each column of hard negatives.
@@ -252,7 +252,7 @@ class MultipleNegativesRankingLoss(nn.Module):
             if len(documents) == 1 and others is queries and documents[0].shape == queries.shape:
                 return info_nce_loss(queries, documents[0], direction="both" if both else "a_to_b", **options)
             place = torch.arange(first, first + count, device=queries.device)
-            # Each row has a positive, so the policy has no effect. With "zero", the engine needs one pass.
+            # Each row has a positive, so no_positive has no effect. With "zero", the engine needs only one pass.
             options |= {"partners": place, "direction": "a_to_b", "no_positive": "zero"}
             contrast: Callable[..., Tensor] = partial(info_nce_loss, **options)
             loss = contrast(queries, torch.cat(documents))
@@ -277,10 +277,9 @@ class MultipleNegativesRankingLoss(nn.Module):
         Args:
             queries: ``[N, D]``, those of this process.
             answers: ``[N, D]``, their documents.
-            others: ``[W, D]``, the queries of all processes; W is the number of their rows. The single direction
-                "query_to_doc" does not use them.
+            others: ``[W, D]``, the queries of all processes; not used if "query_to_doc" is the only direction.
             documents: the documents and the hard negatives of all processes, each ``[W, D]``.
-            first: the index of the first query of this process among the W rows.
+            first: the row of this process's first query among all queries.
             hardness: the hardness mode, or None.
         """
         alike, candidates = self.similarity_fct, torch.cat(documents)
@@ -324,9 +323,8 @@ class MultipleNegativesRankingLoss(nn.Module):
 def _above(rows: Tensor, columns: Tensor, limits: Tensor) -> Tensor:
     """Return whether the cosines of rows ``[N, E]`` and ``[M, E]`` are above the limits ``[N, 1]``, bool ``[N, M]``.
 
-    The cosines are computed as a matrix product, whose rounding differs from that of `F.cosine_similarity` and may
-    differ even between equal pairs. Cosines within the rounding error of the limit, such as those of duplicates of the
-    positive, are therefore computed again.
+    A matrix product rounds cosines differently from `F.cosine_similarity`. Cosines that are too close to the limit,
+    such as those of duplicates, are therefore computed again.
     """
     smallest = SMALLEST_NORM["gist"]
     a, b = (each / torch.linalg.vector_norm(each, dim=1, keepdim=True).clamp_min(smallest) for each in (rows, columns))
@@ -355,12 +353,12 @@ class MultipleNegativesSymmetricRankingLoss(MultipleNegativesRankingLoss):
 
     Args:
         model: a model; None if the loss is computed from embeddings.
-        scale: the number that similarities are multiplied by.
+        scale: what similarities are multiplied by.
         similarity_fct: the similarities ``[N, M]`` of rows ``[N, D]`` and ``[M, D]``.
         gather_across_devices: whether to contrast with the rows of all processes.
 
     Attributes:
-        evaluated_by: "engine" or "plain", what evaluated the last call.
+        evaluated_by: "engine" or "plain", for the last call.
 
     Raises:
         ValueError: the scale is not positive.
@@ -376,7 +374,6 @@ class MultipleNegativesSymmetricRankingLoss(MultipleNegativesRankingLoss):
         similarity_fct: Callable[[Tensor, Tensor], Tensor] = cos_sim,
         gather_across_devices: bool = False,
     ) -> None:
-        """Check the options."""
         directions: tuple[Direction, ...] = ("query_to_doc", "doc_to_query")
         super().__init__(model, scale, similarity_fct, gather_across_devices, directions, "per_direction")
 
@@ -384,9 +381,13 @@ class MultipleNegativesSymmetricRankingLoss(MultipleNegativesRankingLoss):
 class GISTEmbedLoss(nn.Module):
     """The ranking loss of queries and documents, without the negatives that a guide model considers too similar.
 
-    Let s be the guide's cosine of a pair, and p_i that of query i and document i. A pair of query i or document i is
-    left out if s > p_i - margin or, under "relative", if s > p_i - margin * |p_i|. The pair of query i and document i
-    itself is never left out.
+    Let p_i be the guide's cosine of query i and document i. A pair of query i or document i is left out if the guide's
+    cosine of the pair is above the limit
+
+        p_i - margin            under "absolute"
+        p_i - margin * |p_i|    under "relative"
+
+    The pair of query i and document i itself is never left out.
 
     Example:
         >>> import torch
@@ -400,24 +401,26 @@ class GISTEmbedLoss(nn.Module):
 
     Args:
         model: a model; None if the loss is computed from embeddings.
-        guide: the guide model; None if the loss is computed from embeddings. If the vocabularies of the tokenizers
-            differ, or the guide has a smaller maximum length, the texts are tokenized again for the guide.
-        temperature: the number that cosines are divided by.
+        guide: the guide model; None if the loss is computed from embeddings. The texts are tokenized again for the
+            guide if its vocabulary differs or its maximum length is smaller.
+        temperature: what cosines are divided by.
         margin_strategy: "absolute" or "relative".
         margin: how far the limit is below p_i; under "relative", as a fraction of |p_i|.
         contrast_anchors: whether queries are contrasted with the other queries.
         contrast_positives: whether documents are contrasted with the other documents.
         gather_across_devices: whether to contrast with the documents of all processes.
-        contrast_self: whether the guide also decides about the pair of a query and itself, and of a document and
-            itself, as in sentence-transformers. They are then contrasted if the limit is 1 or more: if the guide's
-            embeddings of the query and its document are equal and the margin is 0, or if the margin is negative enough.
-            False: these pairs are never contrasted.
+        contrast_self: True: as in sentence-transformers, a row is contrasted with itself if the limit is at least 1,
+            for example if the guide embeds a query and its document equally and the margin is 0. False: a row is never
+            contrasted with itself.
 
     Attributes:
-        evaluated_by: "engine" or "plain", what evaluated the last call. "plain" is used if a row is contrasted with
-            itself; for ``gather_across_devices``; for another ``similarity_fct`` or ``cross_entropy_loss``; for
-            embeddings that the engine rejects, such as NaN; and for rows with a norm below 1e-8, which
-            `nn.CosineSimilarity` does not normalise.
+        evaluated_by: "engine" or "plain", for the last call. "plain" evaluates
+
+            - batches in which a row is contrasted with itself
+            - ``gather_across_devices``
+            - another ``similarity_fct`` or ``cross_entropy_loss``
+            - embeddings that the engine rejects, such as NaN
+            - rows with a norm below 1e-8, which `nn.CosineSimilarity` does not normalise
 
     Raises:
         ValueError: an option has an unknown value, or a model has no tokenizer with a vocabulary.
@@ -442,7 +445,6 @@ class GISTEmbedLoss(nn.Module):
         *,
         contrast_self: bool = True,
     ) -> None:
-        """Check the options."""
         super().__init__()
         if margin_strategy not in ("absolute", "relative"):
             raise ValueError(f"margin_strategy: expected one of absolute, relative, got {margin_strategy!r}")
@@ -475,7 +477,7 @@ class GISTEmbedLoss(nn.Module):
         return found
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
-        """Return the loss of the embeddings that both models compute from the features of each column.
+        """Embed the features of each column with both models, and return the loss.
 
         Args:
             sentence_features: the features of the queries, of the documents, and of the hard negatives, if any.
@@ -505,7 +507,7 @@ class GISTEmbedLoss(nn.Module):
         """Return the loss of embeddings, a scalar.
 
         Args:
-            embeddings: the queries, the documents and, if there are any, the hard negatives, each ``[N, D]``.
+            embeddings: the queries, the documents and, if any, the hard negatives, each ``[N, D]``.
             guide_embeddings: the guide's embeddings of the same columns, each ``[N, E]``.
 
         Raises:
@@ -541,12 +543,12 @@ class GISTEmbedLoss(nn.Module):
         return evaluate(self, engine, partial(self._plain, queries, documents, of_queries, of_documents), wanted=wanted)
 
     def _limits(self, positives: Tensor) -> Tensor:
-        """Return the guide's limit of each query ``[N, 1]``, from its similarities of the positives ``[N]``."""
+        """Return the limit of each query ``[N, 1]``, given the guide's similarities of the positives ``[N]``."""
         below = positives.abs() * self.margin if self.margin_strategy == "relative" else self.margin
         return (positives - below).unsqueeze(1)
 
     def _left_out(self, of_queries: Tensor, of_documents: list[Tensor]) -> dict[str, Tensor]:
-        """Return the mask of the left-out pairs of each block, in the order of `multiple_negatives_ranking_loss`."""
+        """Return the masks of the left-out pairs, in the order of `multiple_negatives_ranking_loss`."""
         first = of_documents[0]
         limits = self._limits(F.cosine_similarity(of_queries, first))
         masks = {"query_to_doc": _above(of_queries, first, limits).fill_diagonal_(False)}
@@ -564,7 +566,6 @@ class GISTEmbedLoss(nn.Module):
     def _plain(
         self, queries: Tensor, documents: list[Tensor], of_queries: Tensor, of_documents: list[Tensor]
     ) -> Tensor:
-        """Return the loss from the matrices of similarities."""
         count, first = queries.shape[0], 0
         if self.gather_across_devices:
             first = get_rank() * count

@@ -1,17 +1,14 @@
 """``SupConLoss`` of HobbitLong/SupContrast, with its signature, defaults and peculiarities.
 
-Let row i = v * batch + b be view v of item b, z_i its features, s_ij = z_i . z_j / temperature, and w_ij the entry of
-the mask for the items of rows i and j, 0 if i = j. Without a mask, w_ij is 1 if the labels of the items are equal;
-without labels, every item has a label of its own. The loss of anchor i is
+The rows are the features of all views of all items; they are not normalised. Let s_ij be the dot product of rows i and
+j divided by the temperature. The weight w_ij is the mask's entry for the items of rows i and j, and 0 if i = j. Without
+a mask, w_ij is 1 for equal labels; without labels, it is 1 for views of the same item. The loss of anchor i is
 
     (temperature / base_temperature) * sum over j of w_ij (log(sum over a != i of e^s_ia) - s_ij) / sum over j of w_ij
 
-The loss is the mean over the anchors: the rows of all views, or with ``contrast_mode="one"`` those of the first view.
-The features are not normalised.
+The loss is the mean over the anchors: all rows, or with ``contrast_mode="one"`` the rows of the first view.
 
-Without a mask, the engine of `pairproof.fast` evaluates the loss as `supcon_loss` does. With a mask, it evaluates only
-the logarithm of the sum. The rest needs one sum of features for each item, so that memory is linear in the number of
-rows, apart from the mask itself.
+The memory of the engine is linear in the number of rows, apart from the mask.
 
 Source: ``losses.py`` of HobbitLong/SupContrast at commit 66a8fe5, and its revision before pull request 142.
 """
@@ -33,13 +30,13 @@ ContrastMode = Literal["all", "one"]
 NoPositive = Literal["zero", "nan"]
 
 NO_POSITIVES = 1e-6
-"""A sum of weights below this is replaced by 1."""
+"""A smaller sum of weights is replaced by 1."""
 SMALLEST_LOG = {torch.float64: 700.0, torch.float32: 80.0, torch.bfloat16: 80.0, torch.float16: 9.0}
-"""For each dtype, a number x up to which e^-x is a normal number, so that it has full precision."""
+"""For each dtype, a number x up to which e^-x is a normal number, and has full precision."""
 LEAST_PAIRS = {"partners": 2**13, "labels": 2**17}
-"""Smallest number of pairs (anchor, row) for which the engine is faster than plain torch code on a CPU."""
+"""Number of pairs (anchor, row) from which the engine is faster than plain torch code on a CPU."""
 ROWS = 1024
-"""Number of rows whose similarities are computed at a time to find the closest other row of each."""
+"""Number of rows whose similarities `_underflows` computes at a time."""
 
 
 class SupConLoss(nn.Module):
@@ -54,19 +51,18 @@ class SupConLoss(nn.Module):
         0.4302
 
     Args:
-        temperature: the number that similarities are divided by. It may be a tensor, also one that requires a gradient.
+        temperature: what similarities are divided by: a number, or a tensor, which may require a gradient.
         contrast_mode: "all": the rows of all views are anchors; "one": those of the first view.
         base_temperature: the loss is multiplied by ``temperature / base_temperature``.
         no_positive: the value of an anchor whose weights sum to 0: "zero", as in SupContrast since its pull request
             142, or "nan", as before it. Under "zero", any sum of weights below 1e-6 is replaced by 1.
-        self_in_maximum: whether the maximum that is subtracted from the logits of a row includes the self pair. If the
-            other logits lie so far below it that their exponentials underflow, the loss is NaN or inaccurate, as in
-            SupContrast (issue 104 there). False: the self pair is left out, and the loss is right. Under True the
-            norms of the features are read, which synchronises with an accelerator; while a graph is compiled they
-            cannot be read, and the loss is evaluated by plain torch code.
+        self_in_maximum: True: the maximum that is subtracted from the logits of a row includes the self pair, as in
+            SupContrast. If all other logits are so far below it that their exponentials underflow, the loss is NaN or
+            inaccurate (issue 104 there). False: the loss is right. True also reads the norms of the features, which
+            synchronises with an accelerator; compiled graphs therefore use plain torch code.
 
     Attributes:
-        evaluated_by: "engine" or "plain", for the last call; see `pairproof.compat`. Empty before the first call.
+        evaluated_by: "engine" or "plain", for the last call; see `pairproof.compat`.
 
     Source:
         HobbitLong/SupContrast at commit 66a8fe5, ``losses.py``; for ``no_positive="nan"`` its revision before pull
@@ -99,7 +95,7 @@ class SupConLoss(nn.Module):
             features: ``[batch, views, ...]``; further dimensions are flattened.
             labels: one label per item, in any shape and of any dtype.
             mask: ``[batch, batch]``, instead of labels: the weight of each pair of items, such as 1 for positives and 0
-                for all others. May be asymmetric. It is rounded to float32.
+                for others. It may be asymmetric, and is rounded to float32.
 
         Returns:
             A scalar; float64 for float64 features, else float32.
@@ -123,7 +119,7 @@ class SupConLoss(nn.Module):
         if self.contrast_mode not in ("all", "one"):
             raise ValueError(f"contrast_mode: expected one of all, one, got {self.contrast_mode!r}")
         if labels is not None and labels.is_floating_point():
-            mask, labels = labels[:, None] == labels, None  # NaN is not equal to itself, and has no positives
+            mask, labels = labels[:, None] == labels, None  # a NaN label equals no label, and has no positives
         if mask is not None:
             mask = mask.to(features.device, torch.float32)
 
@@ -140,17 +136,10 @@ class SupConLoss(nn.Module):
     def _by_engine(
         self, features: Tensor, rows: Tensor, count: int, labels: Tensor | None, mask: Tensor | None
     ) -> Tensor | None:
-        """Return the loss without the factor temperature / base_temperature, or None to use plain torch code.
+        """Return the loss without the factor temperature / base_temperature, or None if plain code must evaluate it.
 
-        It returns None if the engine is slower, does not support the configuration, or may differ where SupContrast
-        returns NaN.
-
-        Args:
-            features: ``[batch, views, D]``.
-            rows: ``[N, D]``, the features of all views.
-            count: the number of anchors, which are the first rows.
-            labels: integers ``[batch]``, or None.
-            mask: float32 ``[batch, batch]``, or None.
+        Plain code is needed if the engine is slower, lacks the configuration, or may differ where SupContrast returns
+        NaN. The first ``count`` of the rows ``[N, D]`` are anchors.
         """
         least = LEAST_PAIRS["partners" if labels is None and mask is None and count == len(rows) else "labels"]
         if (rows.is_cpu and count * len(rows) < least) or len(rows) < 2 or not suits_engine(rows, self.temperature):
@@ -176,10 +165,10 @@ class SupConLoss(nn.Module):
             return self._weighted(_sums(rows, rule, anchors, sizes)[:count], features, mask)
 
     def _underflows(self, features: Tensor, anchors: Tensor, sizes: Sizes) -> bool:
-        """Return whether, for some anchor, all exponentials of other rows may underflow or lose digits.
+        """Return whether, for some anchor, the exponentials of all other rows may underflow or lose digits.
 
-        This happens if the logit of the self pair is the maximum that is subtracted, and is much larger than the
-        others. Also return True if logits may overflow, which makes the loss NaN.
+        This happens if the self pair's logit is the maximum, and far above the others. Also return True if logits may
+        overflow.
         """
         kind, dtype = features.device.type, anchors.dtype
         if autocast(features):
@@ -194,7 +183,7 @@ class SupConLoss(nn.Module):
             return False
         with torch.autocast(kind, enabled=False):
             features = features.detach().to(dtypes_of(features)[0])
-            if features.shape[1] > 1:  # another view of the same item is usually close
+            if features.shape[1] > 1:  # cheaper: another view of the item is usually close enough
                 others = features.roll(1, 1)
                 if bool(((features * (features - others)).sum(2) <= limit).all()):
                     return False
@@ -210,15 +199,13 @@ class SupConLoss(nn.Module):
     def _weighted(self, sums: Tensor, features: Tensor, mask: Tensor) -> Tensor:
         """Return the loss for a mask, without the factor temperature / base_temperature.
 
-        Args:
-            sums: ``[anchors]``, the logarithm of each anchor's sum of exponentials.
-            features: ``[batch, views, D]``.
-            mask: ``[batch, batch]``, the weights.
+        ``sums`` are the logarithms of the anchors' sums of exponentials. The rest needs one sum of features for each
+        item.
         """
         items, views = features.shape[:2]
         features, mask = features.to(sums.dtype), mask.to(sums.dtype)
         anchors, of_items = features[:, : len(sums) // items], features.sum(1, keepdim=True)
-        # Pairs of different items, and of different views of the same item.
+        # The weights of pairs of different items, and of views of the same item.
         different, same = _of_pairs(mask, items, 1), mask.diagonal()[:, None]
         total = divided = views * different.sum(1, keepdim=True) + (views - 1) * same
         if sums.dtype == torch.float64:  # SupContrast sums the mask in float32; divide by the same rounded sum
@@ -228,7 +215,7 @@ class SupConLoss(nn.Module):
         return (values / self._divisor(divided)).mean()
 
     def _plain(self, rows: Tensor, count: int, views: int, labels: Tensor | None, mask: Tensor | None) -> Tensor:
-        """Return the loss of `_by_engine`, which documents the arguments, evaluated on matrices of all pairs."""
+        """Return the same loss as `_by_engine`, from matrices of all pairs."""
         items = len(rows) // views
         if mask is None:
             same = torch.eye(items, device=rows.device) if labels is None else labels[:, None] == labels
@@ -245,17 +232,17 @@ class SupConLoss(nn.Module):
         return -((weights * ratios).sum(1) / self._divisor(weights.sum(1))).mean()
 
     def _divisor(self, total: Tensor) -> Tensor:
-        """Return the number that each anchor's weighted sum is divided by, given the sums of the weights."""
+        """Return what each anchor's weighted sum is divided by, given the sums of the weights."""
         return torch.where(total < NO_POSITIVES, 1.0, total) if self.no_positive == "zero" else total
 
 
 def _of_pairs(mask: Tensor, count: int, views: int) -> Tensor:
-    """Return the weights ``[count, N]`` of pairs of rows, 0 for self pairs, from those of pairs of items."""
+    """Expand the weights of pairs of items to pairs of rows, ``[count, N]``; those of self pairs are 0."""
     return mask.repeat(count // len(mask), views).fill_diagonal_(0)
 
 
 def _targets(items: int, views: int, labels: Tensor | None, rows: Tensor) -> Targets:
-    """Return the positives of all rows: rows with the same label or, without labels, other views of the same item."""
+    """Return the positives of all rows: those with the same label or, without labels, of the same item."""
     if labels is None and views == 2:
         return _halves(rows)
     if labels is None:
@@ -265,7 +252,7 @@ def _targets(items: int, views: int, labels: Tensor | None, rows: Tensor) -> Tar
 
 
 def _halves(rows: Tensor) -> Targets:
-    """Return targets in which row i of one half and row i of the other half are partners."""
+    """Return targets in which row i of each half has row i of the other half as its partner."""
     return Targets("partners", torch.arange(len(rows), device=rows.device).roll(len(rows) // 2))
 
 

@@ -1,8 +1,9 @@
-"""The harness: cases, their proved results, adapters, verdicts, the command line and the pytest plugin.
+"""Check implementations of contrastive losses. Requires ``pip install "pairproof[verify]"``.
 
-It needs the extra ``pairproof[verify]``. ``check_loss`` judges a loss, ``identify`` recognises one, and ``parity``
-checks that different ways to evaluate a loss agree; all return their results as data. ``parametrize`` turns a test
-function into one pytest test per check.
+* ``check_loss`` checks whether a loss is correct.
+* ``identify`` recognises which loss a function computes.
+* ``parity`` checks that different ways to evaluate a loss agree.
+* ``parametrize`` turns a test function into one pytest test per check.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _moved.install()
 
 
 def __getattr__(name: str) -> Any:
-    """Import a function on first use, so that this package can be imported without the optional dependencies."""
+    """Import a function on first use, because importing this package must not need the optional dependencies."""
     if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     for package in ("pytest",) if name == "parametrize" else ("flint", "jsonschema", "rich"):

@@ -1,6 +1,6 @@
-"""Old documented module paths: importing one warns and returns the module from its new path.
+"""Old paths of modules: importing one warns and returns the module from its new path.
 
-They will be removed in the next release.
+The next release removes the old paths.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOVED = {
 
 
 class _Moved(MetaPathFinder, Loader):
-    """Finds the modules with old paths, and their submodules."""
+    """Finds the modules with old paths and their submodules."""
 
     def find_spec(self, fullname: str, *given: object) -> ModuleSpec | None:
         first, dot, below = fullname.partition(f"{PACKAGE}.")[2].partition(".")

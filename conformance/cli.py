@@ -1,4 +1,4 @@
-"""The command line of pairproof. ``pairproof --help`` lists the commands.
+"""The command ``pairproof``.
 
 Exit codes: 0 everything holds, 1 something does not, 2 invalid command line, 3 could not run.
 """
@@ -48,7 +48,7 @@ NOT_CONFORMING, MISUSED, COULD_NOT_RUN = 1, 2, 3
 
 
 class _NoTypeForFlags:
-    """A command or group whose help shows no type for flags, because they take no value."""
+    """Removes the type of flags from the help, because flags take no value."""
 
     def get_params(self, *given: Any) -> Any:
         parameters = super().get_params(*given)  # type: ignore[misc]
@@ -81,25 +81,25 @@ LISTS = ("losses", "implementations", "documents", "cases", "figures", "claims")
 
 
 class Output(Console):
-    """Standard output. Texts are printed as they are; a reader that closes the pipe does not end the command."""
+    """Standard output. A closed pipe does not end the command."""
 
     def __init__(self) -> None:
         super().__init__(markup=False, highlight=False, emoji=False)
 
     def on_broken_pipe(self) -> None:
-        """Print nothing more; the command goes on, writes its reports, and keeps its exit code."""
+        """Stop printing; the command still writes its reports and keeps its exit code."""
         self.quiet = True
         _discard_output()
 
 
 def _discard_output() -> None:
-    """Redirect standard output to the null device, so that Python does not fail when it flushes it at the end."""
+    """Redirect standard output to the null device; otherwise Python fails when it flushes a closed pipe at exit."""
     with suppress(OSError), Path(os.devnull).open("w") as null:
         os.dup2(null.fileno(), sys.stdout.fileno())
 
 
 def _command(group: typer.Typer, name: str | None = None) -> Callable[[T], T]:
-    """Register a command; its docstring is its help, in which lines of a paragraph are joined and markup is escaped."""
+    """Register a function as a command. Its docstring is the help text."""
 
     def register(function: T) -> T:
         text = re.sub(r"(?<=\S)\n(?=\S)", " ", inspect.getdoc(function) or "")
@@ -129,11 +129,11 @@ def with_options(
 
     Args:
         kinds: tables of :mod:`pairproof.conformance.judge.options`.
-        only: the fields to use; all if there are none.
-        until: end each help text before this phrase.
+        only: the fields to use; empty means all.
+        until: cut each help text off before this phrase.
 
     Returns:
-        A decorator. It calls the command with each option by keyword, converted to the type of its field.
+        A decorator. The command receives each option as a keyword argument.
     """
     chosen = [one for kind in kinds for name, one in tables.options_of(kind).items() if name in only or not only]
 
@@ -166,7 +166,7 @@ def with_options(
 
 @contextmanager
 def _bar() -> Iterator[Progress]:
-    """A progress bar on standard error, where that is a terminal."""
+    """Show a progress bar if standard error is a terminal."""
     console = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
@@ -175,12 +175,10 @@ def _bar() -> Iterator[Progress]:
 
 
 def _split(options: Mapping[str, Any], *kinds: type) -> Iterator[Any]:
-    """Build one object per table from the options of a command."""
     return (kind(**{name: options[name] for name in tables.options_of(kind)}) for kind in kinds)
 
 
 def _print(lines: Iterable[str]) -> None:
-    """Print lines, wrapped to the width of the terminal."""
     from .report import wrapped
 
     output = Output()
@@ -189,10 +187,10 @@ def _print(lines: Iterable[str]) -> None:
 
 
 def _judge(judge: Callable[[Progress], Report | CheckResult], printing: tables.Printing) -> None:
-    """Judge, print the report, write it and the smallest failing batch to files, and end with the exit code.
+    """Judge, print and write the results, and exit.
 
     Raises:
-        UsageError: the path of a report is not usable, or a value of ``--show`` is unknown; nothing is judged then.
+        UsageError: a path or a value of ``--show`` is invalid. This is raised before anything is judged.
         CouldNotRun: a file could not be written.
     """
     from . import report as pages
@@ -229,14 +227,12 @@ def _judge(judge: Callable[[Progress], Report | CheckResult], printing: tables.P
 
 
 def _check_path(option: str, path: Path) -> None:
-    """Raise a UsageError if the path is a folder, or is in a folder that does not exist."""
     if path.is_dir() or not path.parent.is_dir():
         reason = "it is a folder" if path.is_dir() else f"the folder {path.parent} does not exist"
         raise UsageError(f"{option}: cannot write {path}: {reason}")
 
 
 def _write(write: Callable[[Path], object], path: Path) -> None:
-    """Write a report; an error of the file system becomes a CouldNotRun."""
     try:
         write(path)
     except OSError as error:
@@ -259,10 +255,10 @@ def verify(
 ) -> None:
     """Check every implementation, and every number that five published documents and three public tests print.
 
-    Every implementation is compared with the proved value and gradient of every case that it supports. A number that a
-    document or a test prints is called a figure. The reference recomputes each figure with interval arithmetic. A
-    figure that is not reproduced is called an artefact; its recorded explanation is checked. The claims that the
-    documents make in words are tested, too.
+    Every implementation is compared with the proved value and gradient of every case that it supports.
+
+    Each printed number (a figure) is recomputed with interval arithmetic. If a figure cannot be reproduced (an
+    artefact), its recorded explanation is checked. Claims that the documents make in words are tested, too.
 
     Exit codes: 0 everything holds and the expected number of checks ran, 1 something does not hold, 2 invalid command
     line, 3 could not run: something requested by an option is not available, or no result could be compared.
@@ -292,12 +288,10 @@ def report(
     ] = Path("report"),
     **options: Any,
 ) -> None:
-    """Verify everything, and write the results as one HTML page that loads nothing from the network.
+    """Verify everything, and write the results as one HTML page, which works offline.
 
-    The page shows a table of implementations and losses, the worked examples with every term, the findings, the
-    accuracy, and all cases. The options select what is verified, as for pairproof verify.
-
-    Exit codes: those of pairproof verify.
+    The page shows a table of implementations and losses, worked examples with every term, the findings, the accuracy,
+    and all cases. Options and exit codes are those of pairproof verify.
 
     Examples:
         pairproof report
@@ -320,7 +314,7 @@ def report(
 
 
 def _verify_public() -> NoReturn:
-    """Judge the public losses as recorded, or live if an environment variable names a folder with repositories."""
+    """Judge the public losses, as recorded or by running their code."""
     from .implementations.base import Unavailable
     from .implementations.public import WHERE, load_public
     from .judge.public import judge_live, replay
@@ -352,21 +346,21 @@ def check(
 ) -> None:
     """Check a loss of your own.
 
-    The values and gradients of the loss are compared with the proved values and gradients of every case that it
-    supports. If the loss has a parameter with the name of an option, such as no_positive, it is assumed to support all
-    values of this option, and is called with the value of each case. Otherwise it is assumed to compute the default, or
-    the value that --set claims, and cases with another value are skipped. The report counts skipped cases by reason.
+    The loss is compared with the proved value and gradient of every case that it supports.
+
+    A loss with a parameter for an option, such as no_positive, must support all values of this option. Without such a
+    parameter, it must compute the default, or the value that --set names; cases with other values are skipped. The
+    report counts skipped cases by reason.
 
     Exit codes: 0 it conforms, 1 it does not, 2 invalid command line, 3 could not run.
 
-    On Linux, the target runs in a child process. If it crashes, exits or exceeds --limit, the check counts as errored;
-    if the process has ended, the next check runs in a new one. Time-outs are counted separately for batches of up to 40
-    rows, for larger batches, and for usages, which are other ways to call the target, such as under autocast. After
-    three time-outs of one kind, the remaining checks of this kind are not run. What the target prints is written to
-    standard error.
+    On Linux, the loss runs in a child process. If it crashes, exits or exceeds --limit, the check counts as errored,
+    and the next check runs normally. After three time-outs of one kind, the remaining checks of this kind are not run.
+    The kinds are batches of up to 40 rows, larger batches, and usages (other ways to call the loss, such as under
+    autocast). What the loss prints is written to standard error.
 
-    A declared deviation is a known, intended difference. It is an error if a declaration matches no check, or one
-    that passes. python -m pydoc pairproof.conformance.judge.deviations describes the format.
+    A declared deviation is a known, intended difference. Every declaration must match a check, and no such check may
+    pass. python -m pydoc pairproof.conformance.judge.deviations describes the format.
 
     Examples:
         pairproof check mylib.losses:SupConLoss --loss supcon
@@ -375,22 +369,22 @@ def check(
         pairproof check losses.py:nt_xent --loss nt_xent --call views --normalised
         pairproof check './loss --stdin' --call command --loss supcon --limit 5
 
-    With --call command, the target is a shell command, which is started once. It reads one JSON object per line from
-    its standard input:
+    With --call command, the loss is a shell command, which is started once. It reads one JSON object per line from
+    standard input:
 
         {"id": 7, "loss": "supcon", "dtype": "float64",
          "matrices": {"embeddings": [[0.5, -1.25], ...]},
          "arguments": {"labels": [0, ...]},
          "options": {"temperature": 0.1, "reduction": "mean", ...}}
 
-    For each object, it writes one line to its standard output and flushes it; gradients are optional:
+    For each object, it writes one line to standard output and flushes it; gradients are optional:
 
         {"id": 7, "value": 1.25, "gradients": {"embeddings": [[0.01, ...], ...]}}
 
     With reduction "none" or "none_pairs", it writes "values", one per anchor or per pair. If it fails, it writes
-    "error" with a message. NaN, Infinity and null stand for values that are not finite. If the command hangs, crashes
-    or writes anything else, the check counts as errored; the command is restarted at most three times. For details, see
-    python -m pydoc pairproof.conformance.implementations.subprocess.
+    "error" with a message. Non-finite values are written as NaN, Infinity or null. If the command hangs, crashes or
+    writes anything else, the check counts as errored, and the command is restarted, at most three times. For details,
+    see python -m pydoc pairproof.conformance.implementations.subprocess.
     """
     from .judge import check as checking
 
@@ -412,12 +406,11 @@ def identify(
 ) -> None:
     """Identify which loss a function computes, with which options and which temperature.
 
-    The function is called with batches on which the losses give different results. The results are compared with those
-    of every loss that pairproof list prints, with every option, and with known mistakes. If the temperature is built
-    in, its value is found.
+    The function is called with batches on which losses differ. Its results are compared with those of every loss that
+    pairproof list prints, with every option, and with known mistakes. A built-in temperature is recovered.
 
-    Exit codes: 0 the function is recognised, as a correct loss or as a known wrong one; 1 it is not recognised, and the
-    nearest loss is reported if one is near; 2 invalid command line; 3 the function cannot be loaded or called.
+    Exit codes: 0 the function is recognised, as a correct loss or as a known wrong one; 1 it is not recognised (if a
+    loss is near, it is reported); 2 invalid command line; 3 the function cannot be loaded or called.
 
     Examples:
         pairproof identify mylib.losses:contrastive_loss
@@ -439,15 +432,16 @@ def identify(
 @_command(app)
 @with_options(tables.ParityRequest)
 def parity(**options: Any) -> None:
-    r"""Check that different ways to evaluate a loss agree. No expected values are needed, so any loss can be checked.
+    r"""Check that different ways to evaluate a loss agree. Any loss can be checked, even one unknown to pairproof.
 
-    The same random batches are evaluated in several ways that should agree: twice, with permuted rows, with other chunk
-    sizes, in float32 and bfloat16, under autocast, and compiled. The allowed difference is the effect of rounding. The
-    memory that the loss keeps for its backward pass, and its peak memory, are measured at three batch sizes;
-    --linear-memory turns this measurement into a check.
+    The same random batches are evaluated twice, with permuted rows, with other chunk sizes, in float32 and bfloat16,
+    under autocast, and compiled. The results may differ only by rounding.
 
-    With --world-size, these comparisons are replaced by one: of the loss and the averaged gradients of several
-    processes with those of one process. The mistake is named if they differ.
+    Memory is measured at three batch sizes: what the loss keeps for its backward pass, and the peak. With
+    --linear-memory, both must grow linearly.
+
+    With --world-size, only one comparison is made: the loss and the averaged gradients of several processes with those
+    of one process. If they differ, the mistake is named.
 
     Exit codes: 0 the loss agrees with itself, 1 a comparison differs or ended in an error, 2 invalid command line, 3
     could not run.
@@ -481,10 +475,10 @@ def diagnose(
     r"""Report whether a loss value is plausible for a batch, and whether its embeddings can still improve.
 
     The value is compared with three others: the lowest value that is possible for these classes (rarely 0), the value
-    of random embeddings, and that of a collapsed encoder, which returns equal embeddings. If embeddings are given,
-    their norms, cosines and gradient are examined, too.
+    of random embeddings, and the value of equal embeddings (a collapsed encoder). If embeddings are given, their norms,
+    cosines and gradient are examined, too.
 
-    Every file is npy, csv, or FILE.safetensors:TENSOR (a tensor in a file).
+    Files are npy, csv, or FILE.safetensors:TENSOR (a tensor in a file).
 
     Exit codes: 0 no problem found, 1 a problem, such as a collapsed encoder, a gradient of 0 or a value below the
     lowest, 2 invalid command line, 3 the file of --json cannot be written.
@@ -529,8 +523,8 @@ def list_everything(
 ) -> None:
     """List the names that the other commands accept: losses, implementations, documents, cases, figures and claims.
 
-    Without WHAT, losses, implementations and documents are listed. With --loss and no WHAT, the loss and its cases are
-    listed. --loss has no effect on implementations, documents, figures and claims.
+    Without WHAT, losses, implementations and documents are listed. With only --loss, the loss and its cases are listed.
+    --loss has no effect on implementations, documents, figures and claims.
 
     Examples:
         pairproof list
@@ -589,8 +583,8 @@ def new_loss(
 ) -> None:
     r"""Create the files of a new loss in a checkout, and list the remaining steps.
 
-    The files are copies of those of another loss, under the new name and without cases. Then edit three files: the
-    entry in the catalogue, the formula in reference/ and the function in fast/.
+    The files are copies of those of another loss, without its cases. Then edit three files: the entry in the
+    catalogue, the formula in reference/ and the function in fast/.
 
     Examples:
         pairproof new-loss dcl --like nt_xent \
@@ -613,7 +607,7 @@ def explain(
 ) -> None:
     """Print every term of the loss of one case, and their sum.
 
-    pairproof list cases prints the names of the cases; the prefix golden/ may be omitted. pairproof fixtures show also
+    pairproof list cases prints the names of the cases; the prefix golden/ may be omitted. pairproof fixtures show
     explains why a golden case exists.
 
     Examples:
@@ -627,7 +621,7 @@ def explain(
 
 
 def _rebuild(peers: dict[str, str], *, keep: bool) -> None:
-    """Rebuild the fixtures and print the changes, written or not; exit code 1 if a check fails."""
+    """Rebuild the fixtures and print the changes. The changes are written only if ``keep``."""
     from .maintain.rebuild import rebuild, shortened
 
     with _bar() as bar:
@@ -651,9 +645,9 @@ def _rebuild(peers: dict[str, str], *, keep: bool) -> None:
 def fixtures_rebuild(peers: dict[str, str]) -> None:
     """Recompute the derived parts of the fixtures, and write the changes.
 
-    This proves the golden results, formats the worked examples, runs every check, and updates the counts and
-    checksums. The results of a peer are recorded again only if its path is given; the changes are printed. If a proof
-    fails, nothing is written. On a clean tree nothing changes. Exit code 1 if a check of an implementation fails.
+    This proves the golden results, formats the worked examples, runs every check, and updates counts and checksums. The
+    changes are printed. The results of a peer are recorded again only if its path is given. If a proof fails, nothing
+    is written. Exit code 1 if a check of an implementation fails.
 
     Examples:
         pairproof fixtures rebuild
@@ -690,9 +684,8 @@ def fixtures_add(
 ) -> None:
     r"""Add a batch to the golden cases: validate it, prove its results, write it, and update counts and checksums.
 
-    Every file is npy, csv, or FILE.safetensors:TENSOR (a tensor in a file). In the shapes, N is the number of rows and
-    D the number of columns of --embeddings. M is the number of reference rows or of rows of the second tower; without
-    these, M is N.
+    Files are npy, csv, or FILE.safetensors:TENSOR (a tensor in a file). In the shapes, N and D are the numbers of rows
+    and columns of --embeddings. M is the number of rows of the references or of the second tower; without these, M = N.
 
     Examples:
         pairproof fixtures add --loss supcon --embeddings z.npy --labels y.npy \
@@ -737,7 +730,7 @@ def fixtures_show(
 
 
 def _prepare_streams() -> None:
-    """Make standard output and standard error accept every text, even if they are closed or their encoding is ASCII."""
+    """Make standard output and standard error accept any text, even if they are closed or encode ASCII."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -747,16 +740,16 @@ def _prepare_streams() -> None:
 
 
 def _first_problem(error: Exception) -> object:
-    """The first message of a shutil.Error, which has one (source, copy, message) per file; else the error itself."""
+    """Return the first message of a shutil.Error, which lists (source, copy, message) per file; else the error."""
     entries = error.args[0] if isinstance(error, shutil.Error) and error.args else None
     return entries[0][-1] if isinstance(entries, list) and entries else error
 
 
 def _message(error: Exception) -> tuple[str, int]:
-    """The message and the exit code of an expected error. Any other error is a bug, and is raised again."""
+    """Return the message and the exit code of an expected error. Raise any other error again."""
     if isinstance(error, UsageError):
         return str(error), MISUSED
-    # Imported here, because the help of a command must not wait for torch.
+    # Imported here, because --help must not wait for torch.
     from .implementations.base import Unavailable
     from .suite.store import FixtureError
     from .truth.certify import CertificationError

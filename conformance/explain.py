@@ -1,4 +1,4 @@
-"""Explain a case: the purpose and results of a golden case; the terms of any case, as in the worked examples."""
+"""Explain cases: every term of the loss and, for a golden case, its purpose and expected results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .suite.records import Expected
 
 DIGITS = 4
 ALL_TERMS = 12
-"""Largest ``Case.size`` of a golden case for which every term is printed by default."""
+"""``describe`` prints every term of a case by default if ``Case.size`` is at most this number."""
 
 
 def explain(case: Case, anchor: int | None = None) -> Iterator[str]:
@@ -30,7 +30,7 @@ def explain(case: Case, anchor: int | None = None) -> Iterator[str]:
 
     Args:
         case: the case.
-        anchor: one row, or None for all of them.
+        anchor: the row of one anchor; None for all anchors.
 
     Raises:
         UsageError: the row is not an anchor of the case.
@@ -74,7 +74,6 @@ def _number(value: Any) -> str:
 
 
 def _anchor(case: Case, terms: Terms, i: int) -> Iterator[str]:
-    """Yield the lines of one anchor: its positives and negatives, its pairs and its value."""
     block = next(block for block in case.blocks() if block.part[0] == np.s_[:] or i < block.part[0].stop)
     place = f" (row {i - block.part[0].start} of {block.left})" if case.entry.two_towers else ""
     yield f"anchor {i}{place}: positives {_listed(terms.positives[i])}; negatives {_listed(terms.negatives[i])}"
@@ -96,7 +95,8 @@ def _pair(case: Case, pair: Pair, similarity: Any) -> str:
     if case.entry.form == "binary":
         sign, kind = ("-", "positive") if pair.positive else ("", "negative")
         return f"with {pair.other} ({kind}): {s}; softplus({sign}s) = {_number(pair.value)}"
-    # Exponentials of the logits, as in the documents, unless the loss adds an epsilon, or they leave float64's range.
+    # The documents print exponentials of raw logits. Shifted logits are needed if an exponential overflows or
+    # underflows, or if the loss adds an epsilon.
     numerator, denominator = _exp(pair.log_numerator), _exp(pair.log_denominator)
     if case.entry.epsilon or not (0 < numerator < np.inf and 0 < denominator < np.inf):
         numerator, denominator = pair.numerator, pair.denominator
@@ -118,9 +118,9 @@ def _ratio(pair: Pair) -> str:
 
 
 def whole(case: Case, result: Result) -> Iterator[str]:
-    """Yield the reduction as one line, such as -((log 0.1407 + log 0.1922)/2 + ...)/9 = 2.1960.
+    """Yield the reduction as a formula, such as ``-((log 0.1407 + log 0.1922)/2 + ...)/9 = 2.1960``.
 
-    With reduction "none" or "none_pairs", yield one line for each anchor or pair.
+    With reduction "none" or "none_pairs", yield one line per anchor or pair.
     """
     terms, form, reduction = result.terms, case.form, case.option("reduction")
     sign = "" if form in ("binary", "sigmoid") else "-"
@@ -158,7 +158,6 @@ def whole(case: Case, result: Result) -> Iterator[str]:
 
 
 def _part(case: Case, pairs: Sequence[Pair]) -> str:
-    """Return the contribution of an anchor to the sum."""
     form = case.form
     if not pairs:
         return "0"
@@ -179,18 +178,19 @@ def _part(case: Case, pairs: Sequence[Pair]) -> str:
 
 
 def _log(case: Case, pair: Pair) -> str:
-    """Return the logarithm of the ratio of a pair, times its weight."""
     weight = f"{_number(pair.weight)} x " if "positive_weights" in case.arguments else ""
     return f"{weight}log {_ratio(pair)}"
 
 
 def _factor(case: Case, i: int) -> str:
-    """Return the weight of an anchor as a factor."""
     return f"{_number(case.row_weights()[i])} x " if "anchor_weights" in case.arguments else ""
 
 
 def find_case(name: str) -> Case:
-    """Find a case by its id, by the id of a figure that prints its loss, or as ``find_golden`` does.
+    """Find a case.
+
+    Args:
+        name: the id of a case, the id of a figure that shows its loss, or a name that ``find_golden`` accepts.
 
     Raises:
         UsageError: there is no such case, or there are several.
@@ -205,10 +205,11 @@ def find_case(name: str) -> Case:
 
 
 def find_golden(name: str, root: Path | None = None, others: Sequence[str] = ()) -> GoldenCase:
-    """Find a golden case by its id, with or without "golden/" and, if that is unique, without the loss.
+    """Find a golden case.
 
     Args:
-        name: the id.
+        name: the id, such as "golden/supcon/two-positives". "golden/" may be omitted. The loss may be omitted, too, if
+            no other loss has a case of this name.
         root: a folder of fixtures; by default the installed one.
         others: further names to suggest for a misspelt name.
 
@@ -233,7 +234,7 @@ def describe(golden: GoldenCase, flags: Mapping[str, Flag], *, terms: bool | Non
     Args:
         golden: the case.
         flags: the explanation of every flag.
-        terms: whether to show every term; None: only if ``Case.size`` is at most ``ALL_TERMS``.
+        terms: whether to show every term; None means only for small cases (see ``ALL_TERMS``).
     """
     case, loss = golden.case, LOSSES[golden.case.loss]
     whole = case.size <= ALL_TERMS if terms is None else terms

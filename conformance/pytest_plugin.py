@@ -1,8 +1,6 @@
-"""The pytest plugin: one test for each case or random batch in each dtype, and one for each usage.
+"""The pytest plugin, which checks a loss (the target) in one pytest test per check.
 
-A usage is another way to call the target, such as under autocast.
-
-In a project's own test file::
+In a test file::
 
     import pairproof.conformance
 
@@ -16,7 +14,7 @@ Without a test file::
 
     pytest --pyargs pairproof.conformance --pairproof-target=mylib.losses:MyLoss --pairproof-loss=supcon
 
-pytest loads this module wherever pairproof is installed, so it imports no large package until such a test is collected.
+pytest loads this module wherever pairproof is installed, so large packages are imported only when tests need them.
 """
 
 from __future__ import annotations
@@ -48,14 +46,14 @@ if TYPE_CHECKING:
 
 MARK = "pairproof"
 PROPERTY = "pairproof"
-"""Name of a property of a test's report. Its value is a ``Record`` as JSON."""
+"""The property of a test's report that contains a ``Record`` as JSON."""
 FIXTURE = "check"
 GLOBAL = ("deviations", "level")
-"""Options that apply to every mark that does not set them itself."""
+"""Options of the command line that are defaults for every mark."""
 _SUITE = pytest.StashKey["Suite"]()
 
 Record = dict[str, Any]
-"""Facts about a test's mark, and the result of its check; in ``Tally`` also whether the test ended, and its outcome."""
+"""The result of a test's check, with facts about its mark; ``Tally`` adds whether the test ended, and its outcome."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +70,7 @@ class Mark(Request):
 
     @property
     def title(self) -> str:
-        """The target and the loss, for messages."""
+        """The target and the loss, as messages name them."""
         return f"{'a target that the test names' if self.target is None else self.name} as {self.loss}"
 
 
@@ -80,34 +78,39 @@ class Mark(Request):
 def parametrize(  # noqa: D417 - its arguments are those of Mark
     *given: Any, **options: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Parametrize a test function: one test for each case or random batch in each dtype, and one for each usage.
+    """Parametrize a test function with the checks of a loss (the target).
 
-    The test function has the argument ``check``. ``check()`` judges the target, ``check(other)`` another target. A
-    failure reports the term that differs and the error. A case that the target does not support is skipped with the
-    reason, and so is a failure above the required level. A declared deviation is reported as an expected failure.
+    There is one test per check: for each case or random batch in each dtype, and for each usage. A usage is another way
+    to call the target, such as under autocast.
+
+    The test function has the argument ``check``. ``check()`` judges the target; ``check(other)`` judges another one.
+
+    * A failure reports the term that differs and the error.
+    * Unsupported cases and failures above the required level are skipped, with the reason.
+    * A declared deviation is reported as an expected failure.
 
     Args:
         target: a function, a class that is constructed with its options, an instance, "package.module:attribute" or
             "file.py:attribute". None: the argument of ``check``, or ``--pairproof-target``.
-        loss: short name in the catalogue; None: ``--pairproof-loss``.
+        loss: short name in the catalogue. None: ``--pairproof-loss``.
         call: how the target is called, one of the values of ``pairproof check --call``; guessed when None.
         arrays: torch, numpy or jax; guessed when None.
         temperature: the built-in temperature of a target that has no such keyword.
         normalised: whether rows are normalised before the target is called, if the similarity is cosine.
-        settings: options that the target supports, by name; a tuple for several values, "*" for an option that it
-            takes by keyword.
+        settings: options that the target supports, by name. A tuple gives several values; "*" means that the target
+            takes the option by keyword.
         init: arguments of the target, by the names of its parameters.
         result: the name or position of the loss, if the target returns several results; guessed when None.
         cases: ids or shell patterns; empty means all.
         dtypes: empty means float64 and float32.
         fuzz: the number of random batches.
-        seed: the seed of the random batches; None: 0, so that every run judges the same batches.
-        thorough: if the target has a built-in temperature or option, whether cases whose proof takes long are proved
-            for it too.
+        seed: the seed of the random batches; None means 0, so every run judges the same batches.
+        thorough: also run the cases whose proof takes long. This matters only for a target with a built-in temperature
+            or option, whose cases must be proved again.
         device: torch device.
         limit: maximum duration of one evaluation, in seconds.
-        deviations: TOML file of declared deviations; None: ``--pairproof-deviations``, or the nearest pyproject.toml.
-        level: the highest level at which the target must pass: formula, policies, range or digits; None:
+        deviations: TOML file of declared deviations. None: ``--pairproof-deviations``, or the nearest pyproject.toml.
+        level: the highest level at which the target must pass: formula, policies, range or digits. None:
             ``--pairproof-level``, or policies.
         checks: the exact number of checks that must be judged if all tests run; None requires at least one.
 
@@ -119,7 +122,7 @@ def parametrize(  # noqa: D417 - its arguments are those of Mark
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add one option for each argument of ``parametrize``."""
+    """Add one option per argument of ``parametrize``."""
     group = parser.getgroup(
         "pairproof",
         "pairproof: checks of a contrastive loss against proved values. These options are for pytest --pyargs"
@@ -141,7 +144,7 @@ def _flag(keyword: str) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the mark; in the process that prints the summary, also register the tally."""
+    """Register the mark and the tally. Workers of pytest-xdist have no tally, because they print no summary."""
     config.addinivalue_line("markers", "pairproof: made by pairproof.conformance.parametrize")
     if not hasattr(config, "workerinput"):
         given = {} if config.option.collectonly else _given(config)
@@ -149,20 +152,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _given(config: pytest.Config) -> dict[str, Any]:
-    """Return the values of the given options that complete a mark without a target, by keyword."""
     own = [keyword for keyword in options_of(Mark) if keyword not in GLOBAL]
     values = {keyword: config.getoption(_flag(keyword)) for keyword in own}
     return {keyword: value for keyword, value in values.items() if value not in (None, [])}
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Name the target of the command line. Targets of test files are named after collection."""
+    """Name the target of the command line. Targets of test files are known only after collection."""
     target, loss = config.getoption("--pairproof-target"), config.getoption("--pairproof-loss")
     return f"pairproof {pairproof.__version__}: {target} as {loss}" if target else None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make the tests of each mark: one per case and dtype, random batch and dtype, or usage."""
+    """Make the tests of each mark."""
     marks: list[Mark] = [mark.args[0] for mark in metafunc.definition.iter_markers(MARK)]
     if not marks:
         return
@@ -173,7 +175,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         for number, mark in enumerate(reversed(marks)):
             found += _suite(metafunc.config).checks(mark, number)
     except UsageError as error:
-        # pytest shows this error in one line, and other errors with a traceback.
+        # pytest prints a CollectError without a traceback.
         raise pytest.Collector.CollectError(f"pairproof: {error}") from None
     # With several marks, a prefix makes ids unique; otherwise pytest would number them.
     prefixes = [f"{check.group.mark.loss}-{check.group.number}-" if len(marks) > 1 else "" for check in found]
@@ -181,9 +183,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _from_command_line(config: pytest.Config, mark: Mark) -> dict[str, Any]:
-    """Return the fields that the command line sets in a mark without a target: the target and all other options.
+    """Return the fields that the command line sets in a mark.
 
-    Empty if the mark has a target, or if it has a loss and the command line gives no target or another loss.
+    A mark with a target, or with a loss that the command line does not test, gets no fields.
     """
     given = _given(config)
     target, loss = given.get("target"), given.get("loss", mark.loss)
@@ -199,7 +201,7 @@ def _from_command_line(config: pytest.Config, mark: Mark) -> dict[str, Any]:
 
 
 def _suite(config: pytest.Config) -> Suite:
-    """Return the suite, which is loaded when the first test that needs it is collected."""
+    """Return the suite; the first call loads it."""
     if _SUITE not in config.stash:
         try:
             config.stash[_SUITE] = Suite(config)
@@ -229,7 +231,7 @@ def _check_of(item: pytest.Item) -> CaseCheck | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Add the mark to the report of a test, even if the test never calls its check."""
+    """Record the mark of a test, even if the test never calls its check."""
     if check := _check_of(item):
         check.item = item
         check.report({})
@@ -245,13 +247,13 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 
 class Suite:
-    """The cases of the tested losses, loaded once per process, and the file of declared deviations."""
+    """The cases of the tested losses, and the file of declared deviations. Loaded once per process."""
 
     def __init__(self, config: pytest.Config) -> None:
         """Load the worked examples, and find the file of declared deviations.
 
         Raises:
-            UsageError: A ``pyproject.toml`` cannot be read, or is malformed.
+            UsageError: A ``pyproject.toml`` cannot be read or is malformed.
         """
         from .documents.load import load_worked
         from .judge.deviations import project_file
@@ -289,7 +291,7 @@ class Suite:
         if not mark.loss:
             raise UsageError("pairproof.conformance.parametrize: the argument loss is missing; see: pairproof list")
         file = mark.deviations or self.file
-        # The command that repeats a check finds the nearest file by itself.
+        # The command that repeats a check finds the nearest file without an option.
         mark = replace(mark, deviations=None if file == self.nearest else file, level=mark.level or self.level)
         mark = mark.with_seed(0)
         if mark.loss not in self.cases:
@@ -306,10 +308,10 @@ class Suite:
         return [CaseCheck(group, one, dtype) for one, dtype in found]
 
     def try_call(self, mark: Mark) -> None:
-        """Try the calls of a target in a process that is then closed, because the tests' fixtures have not run yet.
+        """Check that the target can be called, in a separate process, because the tests' fixtures have not run yet.
 
         Raises:
-            UsageError: Every plausible call raises an error. Other errors are reported by the tests.
+            UsageError: Every plausible call raises an error. The tests report other errors.
         """
         from .judge.check import load_target
 
@@ -329,13 +331,13 @@ class Group:
         mark: the mark; its target is None if the test passes one to ``check``.
         suite: the cases of all tested losses.
         number: index of the mark among those of its test function.
-        record: the common part of its tests' reports: the number of checks, the asserted number of judged checks,
-            whether the command line changed the mark, and its title.
+        record: facts that are the same for all tests: the number of checks, the asserted number of judged checks,
+            whether the command line changed the mark, and the title of the mark.
         file: file of the declared deviations.
         entries: declarations in that file, by place, such as "pyproject.toml, tool.pairproof.deviations 1".
         cases: the cases that the mark selects, without the random batches.
-        loaded: the targets that are loaded only once, by name: the mark's own, and those given as text.
-        usages: the judge of each loaded target's usages, by name of the target.
+        loaded: targets by name, to load them only once: the mark's own target, and targets given as text.
+        usages: the judge of usages for each target in ``loaded``.
     """
 
     mark: Mark
@@ -350,7 +352,7 @@ class Group:
 
     @cached_property
     def deviations(self) -> tuple[Deviation, ...]:
-        """The declared deviations for any loss and target.
+        """All declared deviations, also those of other losses and targets.
 
         Raises:
             UsageError: A declaration names an unknown case, flag, loss or dtype.
@@ -361,7 +363,7 @@ class Group:
         return deviations(self.entries, load_cases(self.suite.worked)) if self.entries else ()
 
     def repeats(self, case: str, judged: External) -> bool:
-        """Return whether a case with the options built into the target is the same as another case that is judged."""
+        """Return whether the target's built-in options make a case equal to another one that is judged."""
         from .judge.proofs import repeated
 
         key = f"{self.mark.cases} {self.mark.thorough} {judged.claim}"
@@ -370,7 +372,7 @@ class Group:
         return case in self.suite.repeated[key]
 
     def target(self, request: Request) -> External:
-        """Load a target; the mark's own target, and one given as text, only once.
+        """Load a target. The mark's own target and targets given as text are loaded only once.
 
         Raises:
             UsageError: An option is missing or contradicts the target.
@@ -386,7 +388,7 @@ class Group:
         return self.loaded[request.name]
 
     def usage_judge(self, request: Request, judged: External) -> UsageJudge:
-        """Return the judge of a target's usages; it is kept if the target is loaded only once."""
+        """Return the judge of a target's usages."""
         from .judge.proofs import as_claimed
         from .judge.usages import UsageJudge
 
@@ -397,13 +399,13 @@ class Group:
 
 @dataclass(eq=False)
 class CaseCheck:
-    """A case or random batch in one dtype, or a usage: the argument ``check`` of a test function.
+    """The argument ``check`` of a test function.
 
     Attributes:
         group: the checks of the same mark.
-        inputs: the case, a random batch that is not drawn yet, or a usage.
+        inputs: a case, a random batch (which is drawn later), or a usage.
         dtype: dtype of the inputs.
-        called: whether the test has called it.
+        called: whether the test has called ``check``.
         item: the test, once it starts.
     """
 
@@ -424,7 +426,7 @@ class CaseCheck:
         return f"{self.inputs.id}-{self.dtype}"
 
     def report(self, outcome: Mapping[str, Any]) -> None:
-        """Add the result of the check to the report of the test; the result is empty before the call."""
+        """Add the result of the check to the report of the test. ``outcome`` is empty until the check is called."""
         self.called = bool(outcome)
         group = f"{self.item.nodeid.replace(self.id, '')} {self.group.number}"
         record = {"group": group, **self.group.record, **outcome}
@@ -432,16 +434,16 @@ class CaseCheck:
         self.item.user_properties[:] = [*others, (PROPERTY, json.dumps(record))]
 
     def __call__(self, target: object | None = None) -> None:
-        """Judge a target on this case, and end the test according to the status.
+        """Judge a target, and end the test according to the result.
 
         Args:
             target: replaces the target of ``parametrize`` or of the command line.
 
         Raises:
-            pytest.fail.Exception: The check failed or ended in an error, a declared deviation did not occur, or there
-                is no target or it cannot be judged.
-            pytest.skip.Exception: The target does not support the case, fails above the required level, or makes the
-                case the same as another one.
+            pytest.fail.Exception: The check failed or ended in an error, a declared deviation did not occur, or no
+                target can be judged.
+            pytest.skip.Exception: The target does not support the case or fails above the required level, or its
+                built-in options make the case equal to another one.
             pytest.xfail.Exception: The target deviates as declared.
         """
         __tracebackhide__ = True
@@ -484,7 +486,6 @@ class CaseCheck:
             pytest.fail("\n".join(self._failure(check, mark, judged, case, golden)), pytrace=False)
 
     def _of_usage(self, mark: Mark, judged: External) -> Check:
-        """Judge the target under a usage."""
         from .judge.results import Check
 
         found = list(self.group.usage_judge(mark, judged).checks(replace(mark, cases=(self.case,))))
@@ -512,7 +513,6 @@ class CaseCheck:
     def _failure(
         self, check: Check, mark: Mark, judged: External, case: Case | None, golden: GoldenCase | None
     ) -> Iterator[str]:
-        """Yield the lines that a failed test prints."""
         from .judge.check import EXPLAINED, explanation
 
         yield f"{self.case} {self.dtype}: {check.status}: {check.message}"
@@ -529,26 +529,22 @@ class CaseCheck:
 
 
 class Tally:
-    """Counts the results of all tests, in the process that prints the summary."""
+    """Counts the results of all tests, and prints the summary."""
 
     def __init__(self, given: Sequence[str]) -> None:
-        """Start with no results.
-
-        Args:
-            given: the given options of the command line that complete a mark without a target.
-        """
+        """Start with no results. ``given`` are the options of the command line that complete a mark."""
         self.given = given
         self.tests: dict[str, Record] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Store the content of a report. If a test is repeated, the last report counts."""
+        """Store the record of a report. If a test is repeated, the last report counts."""
         record = next((json.loads(str(value)) for name, value in report.user_properties if name == PROPERTY), None)
         ended = report.when == "call" or not report.passed
         if record and report.when != "teardown" and (ended or report.nodeid not in self.tests):
             self.tests[report.nodeid] = {**record, "ended": ended, "outcome": report.outcome}
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Fail a run with wrong counts or declarations even if its tests passed."""
+        """Fail the run if counts or declarations are wrong, even if all tests passed."""
         if session.exitstatus == pytest.ExitCode.OK and any(self.problems()):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -571,7 +567,7 @@ class Tally:
         return grouped((test["group"], test) for test in self.tests.values())
 
     def problems(self) -> Iterator[str]:
-        """Yield the problems other than failed tests."""
+        """Yield wrong counts, unused declarations and unused options."""
         complete = {mark: tests for mark, tests in self.marks().items() if not _missing(tests)}
         for tests in complete.values():
             called = [test for test in tests if "status" in test]
@@ -618,5 +614,4 @@ def _judged(tests: Sequence[Record]) -> int:
 
 
 def _missing(tests: Sequence[Record]) -> int:
-    """Return the number of tests of a mark that did not run."""
     return int(tests[0]["of"] - sum(test["ended"] for test in tests))

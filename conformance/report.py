@@ -1,4 +1,4 @@
-"""Print or write the results of a run or a check: tables for a terminal, JSON, and JUnit XML for CI."""
+"""Print the results of ``verify`` (a run) or ``check``, or write them as JSON or JUnit XML."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ FORMAT = "pairproof-report/1"
 CHECK_FORMAT = "pairproof-check/2"
 
 NOT_WRITTEN = ("ulps", "declared", "level", "rounding")
-"""Fields of a check that the JSON report leaves out. The report of ``check`` has the level and ``rounding``."""
+"""Fields that the JSON report of a run leaves out. The report of ``check`` adds the level and ``rounding``."""
 
 COLUMNS = {"fast": "fast", "pml": "PML", "supcontrast": "original"}
-"""Implementations whose values are shown beside the printed losses, and the titles of their columns."""
+"""Implementations whose values are shown beside the losses that documents print, with the titles of their columns."""
 
 STYLE = {
     Status.PASSED: "green",
@@ -51,25 +51,23 @@ STYLE = {
 NUMBERS = {*Status, *COLUMNS.values(), *(kind.name for kind in ALL), "skip", "cases", "median", "90 %", "99 %"} | {
     *("worst", "ulp", "published", "figures", "reproduced", "artefacts", "claims", "hold", "partly", "not")
 }
-"""Columns that are aligned on the right."""
+"""Titles of right-aligned columns."""
 
 TAGS = {Status.FAILED: "failure", Status.ERRORED: "error", Status.SKIPPED: "skipped"}
 """Elements of JUnit XML."""
 
 REPEAT = "repeat: "
-"""The prefix of a command that repeats a check."""
 
 MANY = 5
-"""Implementations that were judged on at least this number of losses are columns of a table, others are lines."""
+"""An implementation that was judged on at least this many losses is a column of a table; any other is a line."""
 
 FILLED = 42
-"""Width of the list of losses in such a line, so that it fits into 80 columns beside the longest name."""
+"""Width of the list of losses in such a line. With the longest name, the line fits into 80 columns."""
 
 LISTED = 3
-"""Number of reasons for skipped cases that ``check`` prints without ``--all``."""
+"""``check`` without ``--all`` prints this many reasons for skipped cases."""
 
 ADD = "to add it: "
-"""The prefix of a command that adds a batch to the golden cases."""
 
 LEGEND = (
     "n: n checks passed; n~m: m more deviate as declared; n!m: some of these m are known mistakes; nxm: m more failed;"
@@ -78,27 +76,26 @@ LEGEND = (
 
 
 class Verbatim(str):
-    """A line that is not wrapped, because it must stay valid when it is copied."""
+    """A line to copy, which is not wrapped."""
 
     __slots__ = ()
 
 
 Cell = str | Text
 Part = Cell | Table
-"""A text, which is wrapped when it is printed, or a table."""
 
 
 def show(
     found: Report | CheckResult, console: Console, *, seconds: float, details: Collection[str] | None = ()
 ) -> None:
-    """Print a run or a check: what was judged, the failures, the results in tables, the verdict last.
+    """Print the results: what was judged, the failures, tables, and the verdict.
 
     Args:
-        found: what to print.
+        found: the results of ``verify`` or of ``check``.
         console: where to print.
         seconds: how long the run took.
-        details: the parts of a run to add, names of ``DETAILS`` in ``judge.options``; None to print only the failures
-            and the verdict.
+        details: further parts of a run to print, such as "figures" (see ``judge.options.DETAILS``); None prints only
+            failures and verdict.
     """
     for part in (
         _of_check(found, seconds, details) if isinstance(found, CheckResult) else _of_run(found, seconds, details)
@@ -111,11 +108,14 @@ def show(
 
 
 def wrapped(text: str, width: int) -> str:
-    """Wrap a text to lines of at most ``width`` characters. Longer words are not broken, and commands stay valid."""
+    """Wrap a text to lines of at most ``width`` characters; words are not broken.
+
+    The lines of a command end with a backslash, so that they can be copied.
+    """
     margin = " " * (len(text) - len(text.lstrip()))
     command = text.strip().startswith((REPEAT, ADD))
     if command:
-        # An option and its value stay on one line, and each line has space for a backslash.
+        # Keep an option and its value on one line, and leave space for the backslash.
         words = (shlex.quote(word).replace(" ", "\0") for word in shlex.split(text))
         text, width = margin + re.sub(" (?!-)", "\0", " ".join(words)), width - len(" \\")
     lines = wrap(text, width, subsequent_indent=f"{margin}  ", break_long_words=False, break_on_hyphens=False)
@@ -123,10 +123,9 @@ def wrapped(text: str, width: int) -> str:
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Iterator[Part]:
-    """A table below its title, if it has rows; a first cell that equals the one above it is left blank."""
+    """Yield a title and a table, or nothing without rows. Repeated cells in the first column are left blank."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)
     for name in columns:
-        # A name is broken after its hyphens.
         table.add_column(
             name.replace("-", "-\n"),
             justify="right" if name in NUMBERS else "left",
@@ -135,7 +134,7 @@ def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -
         )
     before: Cell = ""
     for first, *others in rows:
-        # As texts, so that no console interprets markup or emoji codes in them.
+        # Rich interprets markup and emoji codes in str, but not in Text.
         table.add_row(
             *(Text(cell) if isinstance(cell, str) else cell for cell in ("" if first == before else first, *others))
         )
@@ -145,12 +144,10 @@ def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -
 
 
 def _counts(counts: Counter[Status], statuses: Iterable[Status] = Status) -> list[Cell]:
-    """One cell for each status: the number of checks with it."""
     return [Text(str(counts[status]), STYLE[status]) if counts[status] else "" for status in statuses]
 
 
 def _versions(header: Mapping[str, str]) -> str:
-    """The versions of a header, and the device."""
     return f"python {header['python']}, numpy {header['numpy']}, torch {header['torch']}, device {header['device']}"
 
 
@@ -159,7 +156,6 @@ def _style(good: bool) -> str:
 
 
 def _failure(check: Check, who: str, diagnosis: str = "") -> Iterator[Cell]:
-    """A check that failed: its message, its explanation, and the command that repeats it."""
     yield Text(f"{check.status.value} {check.case} {who}".rstrip(), "bold red")
     for words in (check.message, diagnosis, f"{REPEAT}{check.repeat}"):
         if words:
@@ -167,7 +163,6 @@ def _failure(check: Check, who: str, diagnosis: str = "") -> Iterator[Cell]:
 
 
 def _of_run(report: Report, seconds: float, details: Collection[str] | None) -> Iterator[Part]:
-    """What ran and what failed, the details on request, the summary: documents, implementations, findings, verdict."""
     header, cases = report.header(), [check for check in report.checks if check.kind == "case"]
     if details is not None:
         yield f"pairproof {header['pairproof']}, {_versions(header)}"
@@ -198,34 +193,30 @@ def _of_run(report: Report, seconds: float, details: Collection[str] | None) -> 
 
 
 def _versions_judged(report: Report) -> Iterator[Part]:
-    """The versions of the implementations that were judged."""
     names = grouped((version, name) for name, version in report.versions.items())
     rows = [(", ".join(who), version) for version, who in names.items()]
     return _table("Implementations that were judged", ("implementation", "version"), rows)
 
 
 def _absent(report: Report) -> Iterator[Part]:
-    """The implementations that are not available, each with its reason, which says what to install."""
     if report.absent:
         yield from ("", Text("Implementations that are not available", "bold"))
     yield from (f"  {name}: {reason}" for name, reason in report.absent.items())
 
 
 def _skips(cases: Sequence[Check]) -> Iterator[Part]:
-    """The skipped checks by reason."""
     skips = Counter((one.message, one.implementation) for one in cases if one.status is Status.SKIPPED)
     rows = [(why, who, str(n)) for (why, who), n in sorted(skips.items())]
     return _table("Skipped checks by reason", ("reason", "implementation", "skip"), rows)
 
 
 def _claims(report: Report) -> Iterator[Part]:
-    """The claims that the documents make in words, with the evidence."""
     rows = [(it.document, it.claim.id, Text(it.verdict, _style(it.passed)), it.evidence) for it in report.claims]
     return _table("Claims in words", ("document", "claim", "verdict", "evidence"), rows)
 
 
 def _documents(report: Report) -> Iterator[Part]:
-    """One row for each document or public test: its figures and its claims by verdict."""
+    """Yield a table that counts the figures and the claims of every document or public test by verdict."""
 
     def row(name: str) -> Iterator[Cell]:
         judged = [one for one in report.judgements if one.document == name]
@@ -244,7 +235,7 @@ def _documents(report: Report) -> Iterator[Part]:
 
 
 def _matrix(cases: Sequence[Check]) -> Iterator[Part]:
-    """Implementations and losses: the numbers of checks with each status."""
+    """Yield tables that count the checks of every implementation and loss by status."""
     mistakes = {kind.name: {one.name for one in kind.deviations if one.wrong} for kind in ALL}
     groups = grouped(((check.implementation, check.loss), check) for check in cases)
     everyone = grouped((check.implementation, check) for check in cases)
@@ -285,7 +276,7 @@ def _matrix(cases: Sequence[Check]) -> Iterator[Part]:
 
 
 def _filled(cells: Mapping[str, Text]) -> Text:
-    """Names and cells in lines of at most ``FILLED`` characters; no line ends between a name and its cell."""
+    """Join names and cells to lines of at most ``FILLED`` characters."""
     lines: list[list[Text]] = [[]]
     for loss, cell in cells.items():
         part = Text.assemble(f"{loss} ", cell)
@@ -296,7 +287,7 @@ def _filled(cells: Mapping[str, Text]) -> Text:
 
 
 def _figures(report: Report) -> Iterator[Part]:
-    """Every printed figure, and what implementations return for the printed losses."""
+    """Yield tables of the figures, and of the values that implementations return for printed losses."""
 
     def row(judgement: Judgement) -> Iterator[Cell]:
         figure = judgement.figure
@@ -311,7 +302,7 @@ def _figures(report: Report) -> Iterator[Part]:
     for document, judgements in grouped((one.document, one) for one in report.judgements).items():
         yield from _table(f"Figures of {document}", columns, map(list, map(row, judgements)))
 
-    # The value of an implementation on a case: in float32, which the documents use, if that was run.
+    # Prefer values in float32, the dtype of the documents.
     values: dict[tuple[str, str], Check] = {}
     for check in sorted(report.checks, key=lambda check: check.dtype != "float32"):
         if check.kind == "case" and check.value is not None:
@@ -348,7 +339,7 @@ def _figures(report: Report) -> Iterator[Part]:
 
 
 def _reference(judgement: Judgement, count: int) -> Cell:
-    """The exact value; without one, whether the reference reproduces all entries."""
+    """Return the exact value or, without one, whether the reference reproduces the figure."""
     figure = judgement.figure
     if judgement.value is not None:
         return _digits(judgement.value, figure)
@@ -364,7 +355,6 @@ def _digits(value: float, figure: Figure) -> str:
 
 
 def _deviations(cases: Sequence[Check]) -> Iterator[Part]:
-    """The declared deviations by reason, with their numbers of checks."""
     ends = Counter(
         (check.message.split(" Declared: ")[-1], check.implementation)
         for check in cases
@@ -377,7 +367,7 @@ def _deviations(cases: Sequence[Check]) -> Iterator[Part]:
 
 
 def _distribution(cases: Sequence[Check]) -> Iterator[Part]:
-    """The distribution of errors relative to their bounds, which reveals bounds that are too wide."""
+    """Yield tables of error / bound, which show bounds that are too wide."""
     judged = [one for one in cases if one.status in (Status.PASSED, Status.FAILED) and one.ratio is not None]
     rows = [
         (*names, f"{max(one.ratio or 0 for one in checks):.2f}", f"{max(one.ulps or 0 for one in checks):.3g}")
@@ -400,7 +390,6 @@ def _distribution(cases: Sequence[Check]) -> Iterator[Part]:
 
 
 def _flags(cases: Sequence[Check]) -> Iterator[Part]:
-    """The results of the golden cases with each flag."""
     rows = []
     for flag, checks in sorted(grouped((flag, check) for check in cases for flag in check.flags).items()):
         notable = sorted({check.implementation for check in checks if check.status in (*BAD, Status.DEVIATES)})
@@ -409,7 +398,6 @@ def _flags(cases: Sequence[Check]) -> Iterator[Part]:
 
 
 def _findings(report: Report) -> Iterator[Cell]:
-    """Other results of a run, and what was not judged."""
     for one in report.judgements:
         if one.passed and one.verdict == "artefact" and one.figure.instead:
             value = float(one.figure.instead["value"])
@@ -438,13 +426,12 @@ def _findings(report: Report) -> Iterator[Cell]:
 
 
 def _of_check(result: CheckResult, seconds: float, details: Collection[str] | None) -> Iterator[Part]:
-    """What was judged, the diagnosis, small failing cases, the counts, advice; last the verdict with one reason."""
     if details is not None:
         yield from _target(result)
     yield from (Text(words, "bold") for words in result.diagnosis.sentences())
     listed = result.failures if result.explained is None else result.failures_required
     failures = list(grouped(((check.case, check.status), check) for check in listed).values())
-    # By level; within a level, cases by size, then usages, which have none.
+    # By level, then by size; usages have no size and come last.
     sizes = {case: size for case, (size, _) in result.sizes.items()}
     failures.sort(key=lambda checks: (checks[0].level or Level.FORMULA, sizes.get(checks[0].case, math.inf)))
     shown = len(failures) if result.explained is None else result.explained
@@ -473,7 +460,7 @@ def _of_check(result: CheckResult, seconds: float, details: Collection[str] | No
 
 
 def _levels(result: CheckResult) -> Iterator[Part]:
-    """One line for each level, with an example of a failure above the required level if no other check failed."""
+    """Yield one line per level. If only checks above the required level failed, add an example of each level."""
     above = grouped((check.level, check) for check in result.failures_above)
     for level, counts in result.levels.items():
         ends = ", ".join(phrase(status, counts[status]) for status in Status if counts[status]) or "no checks"
@@ -487,7 +474,6 @@ def _levels(result: CheckResult) -> Iterator[Part]:
 
 
 def _target(result: CheckResult) -> Iterator[Part]:
-    """The target, how it is called, and its declarations."""
     request, header = result.request, result.report.header()
     yield f"{request.name} as {LOSSES[request.loss].function}"
     yield f"  pairproof {header['pairproof']}; {_versions(header)}"
@@ -506,7 +492,6 @@ def _target(result: CheckResult) -> Iterator[Part]:
 
 
 def _judged(result: CheckResult) -> Iterator[Part]:
-    """The numbers of judged and of skipped cases, and the checks in tables."""
     request = result.request
     yield f"{result.report.cases_chosen} of {result.cases} {request.loss} cases apply to this target"
     reasons = result.left_out.most_common()
@@ -531,7 +516,7 @@ def _judged(result: CheckResult) -> Iterator[Part]:
 
 
 def _check_tables(result: CheckResult) -> Iterator[Part]:
-    """The checks by dtype; with ``--all`` also by flag, for the flags of failed checks."""
+    """Yield a table of the checks by dtype and, with ``--all``, one by flag of the failed checks."""
     shown = [status for status in Status if status is not Status.DEVIATES or result.declared]
     worst = {dtype: f"{ratio:#.3g}" for dtype, ratio in result.worst().items()}
     rows = [
@@ -552,7 +537,7 @@ def _check_tables(result: CheckResult) -> Iterator[Part]:
 
 
 def as_json(found: Report | CheckResult) -> dict[str, Any]:
-    """What was found as plain data: header, versions, absent implementations, problems, counts, checks."""
+    """Return the results as a JSON value."""
     report = found.report if isinstance(found, CheckResult) else found
     data: dict[str, Any] = {
         "format": FORMAT,
@@ -607,26 +592,25 @@ def as_json(found: Report | CheckResult) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Convert non-finite numbers to strings, because JSON cannot represent them."""
+    """Convert a non-finite number to a string, because JSON has none."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_json(found: Report | CheckResult, path: Path) -> None:
-    """Write what was found as JSON."""
+    """Write the results as JSON."""
     path.write_text(json.dumps(as_json(found), indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""A character that XML cannot contain."""
 
 
 def _as_xml(text: str) -> str:
-    """Replace the characters of a text that XML cannot contain by their escapes in Python."""
+    """Replace characters that XML cannot contain by their Python escapes."""
     return NOT_XML.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def _skipped_above(found: CheckResult) -> Iterator[Check]:
-    """The checks; those that fail above the required level are replaced by skipped ones."""
+    """Yield the checks. Failures above the required level are replaced by skipped checks."""
     for check in found.checks:
         if check.status in BAD and is_above(check, found.level):
             message = f"fails at the level {check.level}, above {found.level}: {check.message}"
@@ -635,7 +619,7 @@ def _skipped_above(found: CheckResult) -> Iterator[Check]:
 
 
 def write_junit(found: Report | CheckResult, path: Path) -> None:
-    """Write what was found as JUnit XML: one suite per implementation or other kind of check, one case per check."""
+    """Write the results as JUnit XML: one test suite per implementation or kind of check, one test case per check."""
     report, diagnoses = (found.report, found.diagnoses) if isinstance(found, CheckResult) else (found, {})
     root, add = ElementTree.Element("testsuites", name="pairproof"), ElementTree.SubElement
     listed = _skipped_above(found) if isinstance(found, CheckResult) else report.checks

@@ -1,4 +1,4 @@
-"""Summaries of ``verify`` or ``check`` for CI: Markdown, as for GitHub's step summary, and the JSON of a badge."""
+"""Summaries of ``verify`` or ``check`` for CI: Markdown, for example for GitHub's step summary, and a badge."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from .judge.results import BAD, Check, Status, counted, grouped, phrase
 from .judge.verify import Report
 
 SHOWN = 5
-"""Largest number of failing cases that a summary lists."""
+"""Maximum number of failing cases in a summary."""
 
 
 def _plain(text: str) -> str:
-    """Escape the characters that would change a line of Markdown: HTML, the bar of a table, emphasis and code."""
     for old, new in (
         ("&", "&amp;"),
         ("<", "&lt;"),
@@ -31,7 +30,7 @@ def _plain(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """Return a text as inline code, between more backticks than it has in a row. Not for tables: bars are kept."""
+    """Format a text as inline code. Not for tables, because ``|`` is not escaped."""
     ticks = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     space = " " * (text[:1] == "`" or text[-1:] == "`")
     return f"{ticks}{space}{text}{space}{ticks}"
@@ -45,14 +44,13 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[st
 
 
 def _of_checks(title: str, groups: dict[str, list[Check]]) -> Iterator[str]:
-    """A table of the number of checks by status, one row for each group."""
+    """Yield a table of the number of checks by status, with one row per group."""
     used = [status for status in Status if any(counted(checks)[status] for checks in groups.values())]
     rows = ([_plain(name), *(str(counted(checks)[status] or "") for status in used)] for name, checks in groups.items())
     yield from _table((title, *used), rows)
 
 
 def _failures(checks: Sequence[Check]) -> Iterator[str]:
-    """The first failure of each of the first cases, with the command that repeats it."""
     firsts = [same[0] for same in grouped(((check.implementation, check.case), check) for check in checks).values()]
     for check in firsts[:SHOWN]:
         yield f"- **{_plain(check.case)}** {check.dtype}: {_plain(check.message)}"
@@ -87,23 +85,13 @@ def _of_run(report: Report) -> Iterator[str]:
 
 
 def write_summary(found: Report | CheckResult, path: Path) -> None:
-    """Write the results as Markdown: the verdict, the counts, and the first failures with the commands to repeat them.
-
-    Args:
-        found: the results of ``verify`` or of ``check``.
-        path: the file that is written.
-    """
+    """Write the results of ``verify`` or ``check`` as Markdown: the verdict, the counts and the first failures."""
     lines = _of_check(found) if isinstance(found, CheckResult) else _of_run(found)
     path.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
 
 
 def write_badge(found: Report | CheckResult, path: Path) -> None:
-    """Write the verdict as the JSON of a badge, in the format of shields.io's endpoint badges.
-
-    Args:
-        found: the results of ``verify`` or of ``check``.
-        path: the file that is written.
-    """
+    """Write the verdict of ``verify`` or ``check`` as JSON for an endpoint badge of shields.io."""
     if isinstance(found, CheckResult):
         good, words = found.verdict == CONFORMS, f"{found.request.loss} {found.verdict} at {found.level}"
     else:

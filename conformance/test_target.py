@@ -1,4 +1,4 @@
-"""Any loss, case by case: ``pytest --pyargs pairproof.conformance --pairproof-target=... --pairproof-loss=...``."""
+"""Run with ``pytest --pyargs pairproof.conformance --pairproof-target=... --pairproof-loss=...``."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from pairproof.conformance.pytest_plugin import CaseCheck, parametrize
 
 @parametrize()
 def test_target(check: CaseCheck) -> None:
-    """The target of the command line conforms on a case."""
+    """The target is correct on one case."""
     check()

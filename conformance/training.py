@@ -1,8 +1,7 @@
-"""Which values of a loss are plausible for a batch, and whether its embeddings can still improve.
+"""Check whether a loss value is plausible for a batch.
 
-``diagnose`` compares the value that a training loop prints with three levels: the lowest value that is possible, the
-value of random embeddings, and the value of a collapsed encoder, whose embeddings are all equal. It needs numpy, scipy
-and torch, but none of the optional packages.
+``diagnose`` compares a value with three *levels*: the lowest possible value ("lowest"), the value of random embeddings
+("chance"), and the value of equal embeddings ("collapsed"). The module needs only numpy, scipy and torch.
 """
 
 from __future__ import annotations
@@ -23,32 +22,31 @@ from .suite.catalogue import IGNORED, REFERENCES, TOWER_TARGETS, WEIGHTS, Loss, 
 Array = npt.NDArray[Any]
 
 DRAWS = 4
-"""Number of random batches; the mean of their losses is the level "chance"."""
+"""Number of random batches for the level "chance"."""
 SEED = 0
 NEAR = 0.002
-"""A value is near a level if it differs by at most this part of the level, because printed values are rounded. For
-"chance", three standard deviations are added."""
+"""Relative difference up to which a value is near a level. For "chance", three standard deviations are added."""
 SOLVED = 0.01
-"""A value is also near "lowest" if it differs by at most this part of the difference between "lowest" and "chance"."""
+"""A value is also near "lowest" if it is at most ``SOLVED * abs(chance - lowest)`` away."""
 DIM = 128
-"""Number of columns of random embeddings if no embeddings are given."""
+"""Default number of columns of random embeddings."""
 SATURATED = 1e-6
-"""The softmax counts as saturated if the gradient's norm is below this fraction of its norm at random embeddings."""
+"""The softmax is saturated if the norm of the gradient is below this fraction of the norm at random embeddings."""
 PUBLISHED_BASE = 0.07
 """The base temperature of the original SupCon code."""
 
 
 @dataclass(frozen=True)
 class Levels:
-    """Values of the loss that explain a printed value. All include the factor of the base temperature.
+    """Values to compare a printed loss with. All include ``factor``.
 
     Attributes:
         lowest: a lower bound on the loss of all batches with these class sizes; None if no bound is known.
-        attained: whether some embeddings reach it.
-        chance: mean of the loss of random embeddings.
+        attained: whether some embeddings reach the bound.
+        chance: mean loss of random embeddings.
         spread: standard deviation of the loss of random embeddings.
-        collapsed: the loss if all embeddings are equal.
-        factor: temperature / base_temperature, or 1.
+        collapsed: loss of equal embeddings.
+        factor: temperature / base_temperature; 1 without a base temperature.
     """
 
     lowest: float | None
@@ -68,11 +66,11 @@ class Rows:
         dim: number of columns.
         zero: number of rows of zeros.
         not_finite: number of rows with NaN or an infinity.
-        duplicates: number of rows that have the same direction as an earlier row, rounded to float32.
+        duplicates: number of rows with the direction of an earlier row, compared in float32.
         lowest_norm: the lowest norm of a row.
         highest_norm: the highest norm of a row.
-        positive_cosine: mean cosine of an anchor and its positives; NaN if no anchor has a positive.
-        negative_cosine: mean cosine of an anchor and its negatives; NaN if no anchor has a negative.
+        positive_cosine: mean cosine of the positive pairs; NaN if there are none.
+        negative_cosine: mean cosine of the negative pairs; NaN if there are none.
     """
 
     count: int
@@ -93,8 +91,8 @@ class Gradient:
     Attributes:
         norm: the norm of the gradient.
         rows_without: number of rows whose gradient is 0.
-        at_chance: the norm of the gradient at random embeddings. Under "cosine" these have the norms of the given rows,
-            under "dot" they have norm 1.
+        at_chance: the norm of the gradient at random embeddings. Their rows have the norms of the given rows for
+            "cosine", and norm 1 for "dot".
     """
 
     norm: float
@@ -108,17 +106,17 @@ class Diagnosis:
 
     Attributes:
         loss: short name of the loss.
-        value: the given value; otherwise the value of the embeddings; None if neither is known.
-        computed: the value of the embeddings; None without embeddings.
+        value: the given value; by default ``computed``.
+        computed: the loss of the embeddings; None without embeddings, or if their loss is undefined.
         classes: number of classes; None for a loss of partners or of two towers.
         positives: mean number of positives per anchor.
         lonely: number of anchors without positives.
         levels: the values to compare with.
         rows: properties of the embeddings; None without embeddings.
-        gradient: the gradient; None without embeddings.
-        near: the level that the value is near: "lowest", "chance", "collapsed", or "".
-        problems: what is wrong, and where to look next; one paragraph per entry.
-        hints: what may be wrong, but may also be intended; one paragraph per entry.
+        gradient: the gradient; None if ``computed`` is None.
+        near: the nearest level, "lowest", "chance" or "collapsed"; "" if the value is near none of them.
+        problems: what is wrong, and where to look next.
+        hints: what may be wrong, but may also be intended.
     """
 
     loss: str
@@ -136,11 +134,11 @@ class Diagnosis:
 
     @property
     def exit_code(self) -> int:
-        """1 if there are problems, else 0."""
+        """1 if there are problems, otherwise 0."""
         return int(bool(self.problems))
 
     def as_json(self) -> dict[str, Any]:
-        """Return the diagnosis as a JSON value; numbers that are not finite are null."""
+        """Return the diagnosis as a JSON value, with null for numbers that are not finite."""
 
         def plain(value: Any) -> Any:
             if isinstance(value, dict):
@@ -152,7 +150,7 @@ class Diagnosis:
         return {"format": "pairproof-diagnosis/1", **plain(asdict(self))}
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines that the command prints."""
+        """Yield the lines that ``pairproof diagnose`` prints."""
         levels, rows, gradient = self.levels, self.rows, self.gradient
         kinds = "" if self.classes is None else f"{self.classes} classes, "
         yield f"{self.loss}: {kinds}positives per anchor {self.positives:.4g}, anchors without positives {self.lonely}"
@@ -186,21 +184,24 @@ class Diagnosis:
 def lowest_value(
     kinds: Sequence[tuple[int, int, int]], denominator: str, temperature: float, *, drop: bool = False
 ) -> float:
-    """A lower bound on SupCon and NT-Xent under cosine similarity, for given classes.
+    """Lower bound on SupCon and NT-Xent under cosine similarity, for given class sizes.
 
-    Let an anchor have P positives with mean cosine p and N negatives with mean cosine n. By Jensen's inequality, its
-    value under L_out is at least f((n - p) / temperature). Under L_in, it is at least f((n - 1) / temperature). Here
+    Let an anchor have P positives and N negatives, and let n be its mean cosine with the negatives. By Jensen's
+    inequality, and because a cosine is at most 1, the value of the anchor is at least f((n - 1) / temperature), where
 
         f(x) = log(P + N e^x)   for the denominator "all"
         f(x) = log(1 + N e^x)   for "one_positive"
         f(x) = log N + x        for "only_negatives"
 
-    Each f is convex, so the mean over the anchors of one kind is at least f of their mean x. Each f increases and p is
-    at most 1, so the bound uses p = 1 and minimises over n. One constraint applies: the squared norm of the sum of all
-    unit rows is not negative. It is the sum over the anchors of 1 + P p + N n. The minimum under this constraint is
-    computed from its Lagrangian dual. Every value of the dual is a lower bound, so the result is valid even if the
-    search is not exact. If all classes have the same size, the minimum is at n = -1 / (classes - 1). It is reached if
-    each class is one corner of a regular simplex.
+    f is convex, so anchors of the same kind (equal P and N) can share one n. The bound is the minimum over n under one
+    constraint: the squared norm of the sum of all unit rows is not negative. This norm is at most the sum of
+    1 + P + N n over the anchors.
+
+    The minimum is computed from the Lagrangian dual. Every value of the dual is a lower bound, so the result is valid
+    even if the search is not exact.
+
+    If all classes have the same size, the minimum is at n = -1 / (classes - 1). Embeddings reach this minimum if each
+    class is one corner of a regular simplex.
 
     Args:
         kinds: (P, N, number of anchors) of every kind of anchor.
@@ -250,12 +251,14 @@ def lowest_value(
 
 
 def lowest_of_towers(n: int, temperature: float) -> float:
-    """A lower bound on InfoNCE of two towers of n rows under cosine similarity.
+    """Lower bound on InfoNCE of two towers of n rows under cosine similarity.
 
     Let d_i be the mean cosine of anchor i with its negatives, minus its cosine with its positive. By Jensen's
     inequality, the value of the anchor is at least f(d_i / temperature), where f(x) = log(1 + (n - 1) e^x). f is
-    convex, so the mean over the anchors is at least f of the mean of d_i / temperature. Let a and b be the mean rows of
-    the towers. The sum of -d_i is n / (n - 1) times the sum of (a_i - a) . (b_i - b), and the latter is at most n.
+    convex, so the loss is at least f(d / temperature), where d is the mean of all d_i.
+
+    Let a and b be the mean rows of the towers. Then -(n - 1) d is the sum of (a_i - a) . (b_i - b), which is at most n.
+    So d is at least -n / (n - 1).
 
     Args:
         n: number of rows of each tower.
@@ -279,11 +282,12 @@ def diagnose(
     dim: int = DIM,
     **options: Any,
 ) -> Diagnosis:
-    """Report which value of a loss is plausible for a batch, and whether its embeddings can still improve.
+    """Report whether a loss value is plausible for a batch, and whether the embeddings can still improve.
 
-    The value of a contrastive loss says little by itself: its lowest possible value is rarely 0, and that of a
-    collapsed encoder can be lower than that of random embeddings. Call this function with the embeddings of one batch,
-    or with the sizes of its classes and the value that the training loop prints.
+    The value of a contrastive loss says little by itself. The lowest possible value is rarely 0, and a collapsed
+    encoder can have a lower loss than random embeddings.
+
+    Pass the embeddings of one batch, or the sizes of its classes and the value that the training loop prints.
 
     Example:
         >>> import pairproof
@@ -293,25 +297,24 @@ def diagnose(
 
     Args:
         embeddings: [N, D], the embeddings of one batch; for two towers, those of the first.
-        labels: [N] integers, for a loss whose positives are given by labels; for nt_bxent, all pairs of a class are
-            positives.
+        labels: [N] integers, for losses that take labels, and for nt_bxent, where all pairs of a class are positives.
         loss: short name of a loss, as ``pairproof list`` prints it.
         value: the value that the training loop prints; by default the loss of the embeddings.
         class_sizes: without embeddings, the number of rows of every class. For a loss of partners or of two towers, a 2
             for each positive pair.
         embeddings_b: [N, D], the second tower.
-        partners: [N] integers, the row of the positive of every row; by default row k and row k + N / 2 are partners
-            (two stacked views).
+        partners: [N] integers, the row of the positive of every row; by default rows k and k + N / 2 are partners (two
+            stacked views).
         dim: number of columns of the random embeddings if no embeddings are given.
         options: options of the loss, such as ``temperature``.
 
     Returns:
-        The diagnosis; its ``lines`` are those that ``pairproof diagnose`` prints.
+        The diagnosis. ``lines()`` yields what ``pairproof diagnose`` prints.
 
     Raises:
         TypeError: an argument has the wrong type or dtype, or the loss has no such option.
-        ValueError: an argument has the wrong shape or value, the loss is unknown, or not exactly one of embeddings and
-            class_sizes is given.
+        ValueError: an argument has the wrong shape or value, the loss is unknown, or both or neither of embeddings and
+            class_sizes are given.
     """
     entry = find_loss(loss)
     unknown = [name for name in options if name not in entry.keywords or name in REJECTED]
@@ -356,7 +359,7 @@ REJECTED = (
     *(*REFERENCES, *IGNORED, *WEIGHTS, *TOWER_TARGETS),
     *("anchors", "negatives", "hard_negatives", "direction_weights"),
 )
-"""Keywords that ``diagnose`` rejects, because the levels would not depend on the classes alone."""
+"""Keywords that ``diagnose`` rejects, because the levels would depend on more than the classes."""
 
 
 @dataclass(frozen=True)
@@ -365,9 +368,9 @@ class _Batch:
 
     Attributes:
         entry: the loss.
-        matrices: its matrices [N, D], in float64: embeddings, or two towers.
-        labels: int64 [N], the classes; None if the positives are given in another way.
-        partners: int64 [N]; None if the positives are given in another way.
+        matrices: float64 [N, D]: the embeddings, or both towers.
+        labels: int64 [N]; None if the loss does not need labels.
+        partners: int64 [N]; None if the loss does not need partners.
         options: options of the loss.
     """
 
@@ -378,16 +381,14 @@ class _Batch:
     options: Any = None
 
     def option(self, name: str) -> Any:
-        """The value of an option, or its default."""
         return self.options.get(name, self.entry.default(name))
 
     @property
     def refuses_zero_rows(self) -> bool:
-        """Whether the loss of a row of zeros is undefined."""
         return bool(self.option("similarity") == "cosine" and self.option("zero_row") != "zero")
 
     def loss(self, *matrices: Tensor) -> Tensor:
-        """The loss of other matrices with the positives of this batch."""
+        """Return the loss of other matrices with the positives of this batch."""
         targets: tuple[Tensor, ...] = ()
         if self.entry.positives_by == "pairs":
             assert self.labels is not None
@@ -401,7 +402,7 @@ class _Batch:
         return value
 
     def kinds(self) -> tuple[tuple[int, int, int], ...]:
-        """(positives, negatives, number of anchors) of every kind of anchor."""
+        """Return the argument ``kinds`` of ``lowest_value``."""
         n = len(self.matrices[0])
         if self.entry.two_towers:
             return ((1, n - 1, n * (1 + (self.option("direction") == "both"))),)
@@ -414,7 +415,6 @@ class _Batch:
 
 
 def _of_sizes(entry: Loss, class_sizes: Sequence[int] | None, dim: int) -> _Batch:
-    """A batch of zeros with classes of these sizes."""
     sizes = [int(size) for size in class_sizes or ()]
     if not sizes or min(sizes) < 1:
         raise ValueError(f"class_sizes: expected positive numbers of rows, got {list(class_sizes or ())}")
@@ -434,7 +434,7 @@ def _of_sizes(entry: Loss, class_sizes: Sequence[int] | None, dim: int) -> _Batc
 
 
 def _of_embeddings(entry: Loss, embeddings: object, labels: object, embeddings_b: object, partners: object) -> _Batch:
-    """The batch of these arrays, copied to float64 on the CPU."""
+    """Return a batch of these arrays, in float64 on the CPU."""
 
     def matrix(name: str, given: Any) -> Tensor:
         found = torch.as_tensor(given).detach().to("cpu", torch.float64)
@@ -469,7 +469,7 @@ def _of_embeddings(entry: Loss, embeddings: object, labels: object, embeddings_b
 
 
 def _random(batch: _Batch, draw: int, norms: Sequence[Tensor] | None = None) -> list[Tensor]:
-    """Matrices of random directions, with norm 1 or the given norms [N, 1]."""
+    """Return matrices of random rows with norm 1, or with the given norms [N, 1]."""
     generator = torch.Generator().manual_seed(SEED + draw)
     shapes = [matrix.shape for matrix in batch.matrices]
     found = [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
@@ -478,7 +478,7 @@ def _random(batch: _Batch, draw: int, norms: Sequence[Tensor] | None = None) -> 
 
 
 def _levels(batch: _Batch, kinds: tuple[tuple[int, int, int], ...], *, given: bool) -> Levels:
-    """The levels of a batch. For dot products, random rows have the norms of the given embeddings."""
+    """Compute the levels of a batch. For dot products, random rows get the norms of the given embeddings."""
     entry, temperature = batch.entry, float(batch.option("temperature"))
     base = batch.option("base_temperature")
     factor = 1.0 if base is None else temperature / float(base)
@@ -511,7 +511,7 @@ def _levels(batch: _Batch, kinds: tuple[tuple[int, int, int], ...], *, given: bo
 
 
 BOUNDED = ("supcon", "supcon_in", "nt_xent", "nt_xent_pairwise", "info_nce")
-"""The losses whose lower bound is known."""
+"""Losses with a known lower bound."""
 
 
 def _rows(batch: _Batch) -> Rows:
@@ -535,7 +535,6 @@ def _rows(batch: _Batch) -> Rows:
 
 
 def _cosines(batch: _Batch) -> tuple[float, float]:
-    """Mean cosine of the positive pairs and of the negative pairs, from sums over the classes."""
     unit = [torch.nn.functional.normalize(matrix, dim=1) for matrix in batch.matrices]
     n = len(unit[0])
     if batch.entry.two_towers:
@@ -553,7 +552,6 @@ def _cosines(batch: _Batch) -> tuple[float, float]:
 
 
 def _gradient(batch: _Batch) -> tuple[float, Gradient]:
-    """The value of the embeddings, and its gradient."""
 
     def gradient(matrices: Sequence[Tensor]) -> tuple[float, Tensor]:
         leaves = [matrix.clone().requires_grad_() for matrix in matrices]
@@ -563,7 +561,7 @@ def _gradient(batch: _Batch) -> tuple[float, Gradient]:
         return float(value.detach()), torch.cat(torch.autograd.grad(value, leaves)).norm(dim=1)
 
     value, rows = gradient(batch.matrices)
-    # Large dot products would saturate random embeddings too, so under "dot" these are unit vectors.
+    # Unit vectors for "dot": large dot products would saturate the softmax at random embeddings, too.
     cosine = batch.option("similarity") == "cosine"
     norms = [matrix.norm(dim=1, keepdim=True) for matrix in batch.matrices] if cosine else None
     _, random = gradient(_random(batch, 0, norms))
@@ -571,7 +569,6 @@ def _gradient(batch: _Batch) -> tuple[float, Gradient]:
 
 
 def _near(value: float | None, levels: Levels) -> str:
-    """The level that a value is near, or ""."""
     if value is None or not math.isfinite(value):
         return ""
     widths = {
@@ -585,7 +582,6 @@ def _near(value: float | None, levels: Levels) -> str:
 
 
 def _problems(found: Diagnosis, batch: _Batch) -> Iterator[str]:
-    """What is wrong with the batch or with the value."""
     levels, rows, gradient, value = found.levels, found.rows, found.gradient, found.value
     if rows is not None and rows.not_finite:
         yield "Some embeddings are NaN or infinite: look at the encoder's output and at the step before this one."
@@ -612,7 +608,6 @@ def _problems(found: Diagnosis, batch: _Batch) -> Iterator[str]:
 
 
 def _hints(found: Diagnosis, batch: _Batch) -> Iterator[str]:
-    """What to know or to look at, although it may be intended."""
     levels, rows, value = found.levels, found.rows, found.value
     factor = float(batch.option("temperature")) / PUBLISHED_BASE
     if value is not None and not found.near and levels.factor == 1 and abs(factor - 1) > 2 * NEAR:

@@ -1,4 +1,4 @@
-"""Configuration of Sphinx. ``make docs`` copies this file beside the pages that tools/build_docs.py writes."""
+"""Configuration of Sphinx. tools/build_docs.py copies this file beside the pages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ version = release = pairproof.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
-# Docstrings use single backticks for code, and a section for the source of a formula.
+# In docstrings, single backticks mark code, and "Source:" is a section.
 default_role = "code"
 napoleon_custom_sections = ["Source"]
 napoleon_google_docstring = True
@@ -28,7 +28,7 @@ html_show_copyright = html_show_sphinx = False
 
 
 def _escape_bars(app: Any, what: str, name: str, found: Any, options: Any, lines: list[str]) -> None:
-    """Escape the bars of docstrings, as in |P(i)|, which reStructuredText takes for substitutions."""
+    """Escape bars, as in |P(i)|: reStructuredText would read them as substitutions."""
     for k, line in enumerate(lines):
         if not line.lstrip().startswith((">>>", "...")):
             lines[k] = re.sub(r"``.*?``|\|", lambda part: "\\|" if part[0] == "|" else part[0], line)
@@ -37,7 +37,7 @@ def _escape_bars(app: Any, what: str, name: str, found: Any, options: Any, lines
 def _signature_of_class(
     app: Any, what: str, name: str, found: Any, options: Any, signature: str, returns: str
 ) -> tuple[str, str] | None:
-    """Return the signature of a class as Python reports it; Sphinx would show that of ``__new__``."""
+    """Return the signature that ``inspect`` reports for a class. Sphinx would show that of ``__new__``."""
     if what != "class":
         return None
     parameters = inspect.signature(found).parameters.values()
@@ -46,6 +46,6 @@ def _signature_of_class(
 
 
 def setup(app: Any) -> None:
-    """Connect the changes of docstrings and signatures."""
+    """Register the two functions above with autodoc."""
     app.connect("autodoc-process-docstring", _escape_bars)
     app.connect("autodoc-process-signature", _signature_of_class)

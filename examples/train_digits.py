@@ -1,13 +1,13 @@
-"""Train a small encoder on scikit-learn's images of digits with a contrastive loss, and measure its embeddings.
+"""Train a small encoder on scikit-learn's images of digits with a contrastive loss.
 
     python examples/train_digits.py                                  # SupCon; about ten seconds
     python examples/train_digits.py --loss nt_xent --plot digits.png # SimCLR, without labels
-    python examples/train_digits.py --loss clip --compare            # two towers, and the same run with another library
-    torchrun --nproc-per-node 2 examples/train_digits.py             # the same run in two processes
+    python examples/train_digits.py --loss clip --compare            # two towers, then the same with another library
+    torchrun --nproc-per-node 2 examples/train_digits.py             # SupCon in two processes
 
-supcon and nt_xent contrast two augmented views of each image; clip contrasts the left half of an image with its right
-half, with one encoder for each. At the end, a k-nearest-neighbour classifier gets 100 labelled training images and
-classifies the test images, by their pixels and by their embeddings.
+supcon and nt_xent contrast two augmented views of each image. clip contrasts the left and the right half of each
+image, with one encoder per half. At the end, a k-nearest-neighbour classifier with 100 labelled training images
+classifies the test images. The accuracy is printed for pixels and for embeddings.
 
 Requirements: pip install "pairproof[examples]", and with --compare "pairproof[pml]".
 """
@@ -36,13 +36,13 @@ from pairproof.fast import info_nce_loss, nt_xent_loss, repeat_labels, stacked_p
 LOSSES = ("supcon", "nt_xent", "clip")
 TEMPERATURE = 0.2
 LABELLED = 100
-"""Number of training images whose labels the classifier gets."""
+"""Number of labelled training images for the classifier."""
 LossFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Called with the embeddings of both views ``[B, D]`` and the labels ``[B]``."""
+"""Takes the embeddings of both views, each ``[B, D]``, and the labels ``[B]``."""
 
 
 def of_pairproof(name: str) -> LossFunction:
-    """Return a loss of pairproof."""
+    """Return the loss of pairproof."""
     group = dist.group.WORLD if dist.is_initialized() else None
 
     def supcon(a: Tensor, b: Tensor, labels: Tensor) -> Tensor:
@@ -77,15 +77,16 @@ def of_pml(name: str) -> LossFunction:
 
 @dataclass
 class Run:
-    """What a run measured.
+    """The measurements of a run.
+
+    Alignment and uniformity are defined in Wang and Isola 2020, arXiv 2005.10242. Each process measures its own rows.
 
     Attributes:
         loss: the loss of each step.
-        alignment: mean squared distance of the two views of an image, each step.
-        uniformity: log of the mean of exp(-2 d^2) over pairs of rows at a distance d, each step. Both are defined in
-            Wang and Isola 2020, arXiv 2005.10242; with several processes, each measures its own rows.
-        pixels: share of test images that are classified correctly by their pixels.
-        embeddings: share of test images that are classified correctly by the features of the encoder, before its head.
+        alignment: the mean squared distance between the two views of an image, at each step.
+        uniformity: log of the mean of exp(-2 d^2) at each step, where d is the distance between two rows of one view.
+        pixels: share of test images that are classified correctly from their pixels.
+        embeddings: share of test images that are classified correctly from the features before the encoder's head.
     """
 
     loss: list[float] = field(default_factory=list)
@@ -96,7 +97,7 @@ class Run:
 
 
 def augmented(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Return images ``[B, 8, 8]`` moved by up to one pixel, with random contrast and some noise."""
+    """Return images ``[B, 8, 8]``, shifted by up to one pixel, with random contrast and noise."""
     padded, size = F.pad(images, (1, 1, 1, 1)), images.shape[-1]
     moves = torch.randint(0, 3, (len(images), 2), generator=generator)
     rows, columns = (moves[:, k, None] + torch.arange(size) for k in (0, 1))
@@ -119,7 +120,7 @@ class Tower(nn.Module):
 
 
 class Encoder(nn.Module):
-    """One tower for both views, or one for each half of an image, each with a head that returns the embeddings."""
+    """One tower for both views, or one per half of the images. Each tower has a head that returns embeddings."""
 
     def __init__(self, towers: int) -> None:
         super().__init__()
@@ -127,7 +128,7 @@ class Encoder(nn.Module):
         self.heads = nn.ModuleList(nn.Sequential(nn.ReLU(), nn.Linear(128, 32)) for _ in range(towers))
 
     def features(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return what the classifier gets, ``[B, 256]``."""
+        """Return the features for the classifier, ``[B, 256]``."""
         return torch.cat([F.normalize(self.towers[0](a), dim=1), F.normalize(self.towers[-1](b), dim=1)], dim=1)
 
     def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,9 +151,9 @@ def train(
     seed: int = 0,
     quiet: bool = False,
 ) -> Run:
-    """Train, and return what was measured.
+    """Train an encoder and return the measurements.
 
-    Every process of a group trains on its part of each batch. All return the same loss and the same accuracies.
+    With several processes, each trains on its part of the batch. All return the same loss and accuracies.
     """
     rank, processes = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     digits = load_digits()
@@ -201,7 +202,7 @@ def train(
 
 
 def plot(run: Run, path: Path, title: str) -> None:
-    """Save the loss, the alignment and the uniformity over the steps as an image."""
+    """Plot loss, alignment and uniformity over the steps, and save the plots as an image."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -1,13 +1,14 @@
-"""Every loss in plain loops, term by term as in the published worked examples. Nothing here is fast.
+"""Every loss in plain loops, term by term. This code is written to be read; it is slow.
 
-Each loss is a formula of one anchor's logits and sets, ``<name>_anchor(s, i, A, P, N)``, next to its equation in the
-module of its family. ``batch`` turns arguments into logits and sets, and the anchors' losses into one loss. ``terms``
-defines the pairs that formulas are built from, and the record that every function returns together with its loss.
-``scipy_losses`` is an independent evaluation of every loss; it shares no code with the loops.
+- ``supcon``, ``nt_xent`` and the other modules of losses define formulas. ``<name>_anchor(s, i, A, P, N)`` computes the
+  loss of one anchor, and has the equation in its docstring.
+- ``batch`` computes the logits and the sets A, P and N, applies the formula to every anchor, and reduces the results.
+- ``terms`` defines the intermediate values that every loss returns.
+- ``scipy_losses`` evaluates every loss independently, without the loops.
 
-The loops use only plain arithmetic (``+ - * /``, ``np.exp``, ``np.expm1``, ``np.log``, ``np.log1p``, ``np.sqrt`` of
-scalars). So they run unchanged on float64, on complex128 (the complex step gives gradients), on arrays of such scalars,
-and on the balls of ``python-flint``, which are intervals with proved bounds.
+The loops use only ``+ - * /`` and ``np.exp``, ``np.expm1``, ``np.log``, ``np.log1p`` and ``np.sqrt`` of scalars. The
+same code therefore runs on floats, on complex numbers (the complex step gives gradients), on arrays of either, and on
+the balls of ``python-flint``, which are intervals with proved bounds.
 """
 
 from .dclw import dclw_loss

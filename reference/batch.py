@@ -1,16 +1,17 @@
 """Evaluate a loss: prepare its arguments, apply its formula to every anchor, and reduce the results.
 
-The arguments are turned into logits and, for every anchor i, the sets A(i), P(i) and N(i). The formula computes one
-anchor's loss and terms from them. The reduction combines the anchors' losses. A formula is called as
+A formula computes the loss and the terms of one anchor:
 
     formula(s, i, A, P, N, **options) -> (L_i, [Pair, ...])
 
-    s   the anchor's logits, one per column: its similarities divided by the temperature, plus the bias if there is one
+    s   the anchor's logits, one per column: similarity / temperature (+ bias)
     i   the anchor's row
-    A   the columns that the anchor is contrasted with, in ascending order: within a batch, every column except i.
-        Ignored pairs and negatives of weight 0 are left out; so are all positives, if all have weight 0
+    A   the columns that the anchor is contrasted with, in ascending order; within a batch, all except i
     P   the positives in A
     N   the other columns of A
+
+Ignored pairs and negatives of weight 0 are not in A. If all positives of an anchor have weight 0, they are not in A
+either.
 """
 
 from __future__ import annotations
@@ -28,16 +29,15 @@ from .terms import Anchor, Columns, Result, Row, Terms
 
 Formula = Callable[..., Anchor]
 Weights = Callable[[Sequence[Row], Sequence[Columns], Sequence[Columns]], Sequence[Row]]
-"""A function of the similarities [R][C], and of P(i) and N(i) of every row. It returns the weights of each row. A row
-has as many weights as the formula expects, for example one per column."""
+"""Takes the similarities [R][C], and P and N of every row. Returns one list of weights per row."""
 OVERFLOW = (
     'similarity: expected "cosine" for rows whose dot products, divided by the temperature, exceed the range of '
     "float64, got 'dot'"
 )
 PAIR_REDUCTIONS = ("mean_pairs", "sum_pairs", "none_pairs")
-"""The reductions over pairs, not anchors; for losses whose formula gives a value for every pair."""
+"""The reductions over pairs instead of anchors. Only some losses have them."""
 ABSENT = object()
-"""The value of an argument that the loss does not have."""
+"""The default of an argument that a loss does not have."""
 
 
 def evaluate(
@@ -65,9 +65,8 @@ def evaluate(
 ) -> Result:
     """Check the arguments of a loss over one batch, with or without references, and evaluate its formula.
 
-    The positives come from ``partners`` or ``positive_pairs`` if the loss has such an argument. Otherwise exactly one
-    of ``labels`` and ``positives`` must be given. Further options are those of evaluate_similarities and of the
-    formula.
+    The positives come from ``partners`` or ``positive_pairs`` if the loss has one of these arguments. If not, exactly
+    one of ``labels`` and ``positives`` must be given. ``options`` are passed to evaluate_similarities and the formula.
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
@@ -76,7 +75,7 @@ def evaluate(
     checks.check_options({**options, "similarity": similarity, "zero_row": zero_row}, more_reductions)
     within = ref_embeddings is None
     checked = similarity if zero_row == "error" else "dot"  # rows of zeros are valid under "dot"
-    # Within a batch, a partner is another row.
+    # Within a batch, partners are two different rows.
     least = 2 if within and partners is not ABSENT else 1
     rows = checks.check_embeddings(embeddings, checked, least=least)
     references = checks.check_references(ref_embeddings, checked, rows, ref_labels=ref_labels, self_rows=self_rows)
@@ -84,7 +83,6 @@ def evaluate(
 
     is_positive = None
     if partners is ABSENT and positive_pairs is ABSENT:
-        # Within a batch the labels of the columns are those of the rows.
         is_positive = _positives_mask(labels, positives, labels if within else ref_labels, n, m)
     own = list(range(n)) if within else checks.check_self_rows(self_rows, n, m)
     if is_positive is None:
@@ -121,7 +119,7 @@ def _without_weightless(
     positive_weights: Sequence[Sequence[float]] | None,
     negative_weights: Sequence[Sequence[float]] | None,
 ) -> list[Columns]:
-    """Return A(i) of every row without its negatives of weight 0, and without its positives if all have weight 0."""
+    """Remove the negatives of weight 0 from each A(i), and the positives if all of them have weight 0."""
 
     def weight(i: int, a: int) -> float:
         weights = positive_weights if is_positive[i][a] else negative_weights
@@ -137,7 +135,7 @@ def _without_ignored(
     ignored: Sequence[Sequence[bool]] | None,
     ids: tuple[Sequence[int], Sequence[int]] | None,
 ) -> list[Columns]:
-    """Return A(i) of every row without the pairs marked in the mask, and without negatives with the id of the row."""
+    """Remove the pairs in the mask from each A(i), and the negatives with the id of the row."""
 
     def is_ignored(i: int, a: int) -> bool:
         if ignored is not None and ignored[i][a]:
@@ -148,7 +146,7 @@ def _without_ignored(
 
 
 def _positives_mask(labels: object, positives: object, column_labels: object, n: int, m: int) -> list[list[bool]]:
-    """Return the mask [N][M] of positives, from labels or from the given mask."""
+    """Return the mask [N][M] of positives, from either labels or a mask."""
     if (labels is None) == (positives is None):
         got = "neither" if labels is None else "both"
         raise ValueError(f"labels: expected exactly one of labels and positives, got {got}")
@@ -184,11 +182,13 @@ def evaluate_towers(
 ) -> Result:
     """Check the arguments of a loss over two towers and evaluate its formula.
 
-    With ``direction`` "both", the anchors are the rows of a, then those of b. With "a_to_b" or "b_to_a", they are the
-    rows of a or of b only. The positives of a row of a come from ``partners``, ``labels`` or ``positives``. Without
-    these, the only positive of row k of a is row k of b. The positives of a row of b are the rows of a that have it as
-    a positive. A(i) is every row of the other tower, without the ignored pairs. If ``negatives`` are given, A(i) is the
-    positive and the negatives instead. Further options are those of evaluate_similarities and of the formula.
+    The anchors are the rows of a ("a_to_b"), those of b ("b_to_a"), or those of a and then of b ("both").
+
+    The positive pairs come from ``partners``, ``labels`` or ``positives``. By default, row k of a and row k of b are a
+    positive pair. The two rows of a pair are positives of each other.
+
+    A(i) is every row of the other tower, without ignored pairs. With ``negatives``, A(i) is the positive of anchor i
+    and the negatives. ``options`` are passed to evaluate_similarities and the formula.
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
@@ -224,7 +224,7 @@ def evaluate_towers(
     mask, ids = checks.check_ignored(ignored, ignored_ids, ref_ignored_ids, n, m, within=False)
     if mask is not None and labels is positives is None:
         checks.check_kept(mask, mates)
-    # With negatives, a row of the other tower is in A(i) only as the positive.
+    # With negatives, the positive is the only row of the other tower in A(i).
     members = [[j for j in range(m) if negatives is None or is_positive[i][j]] for i in range(n)]
     kept = [{*columns} for columns in _without_ignored(members, is_positive, mask, ids)]
 
@@ -271,30 +271,29 @@ def evaluate_similarities(
     anchor_weights: Sequence[float] | None = None,
     **options: Any,
 ) -> Result:
-    """Evaluate a formula for every anchor and reduce the results. The only check is that the logits are finite.
+    """Evaluate a formula for every anchor and reduce the results.
 
     Args:
         formula: computes one anchor's loss and pairs.
-        similarity: [R][C] scalars, the similarity of every row that may be an anchor with every column.
-        is_positive: [R][C]; entries outside A(i) are ignored.
+        similarity: [R][C] scalars, the similarity of every row with every column.
+        is_positive: [R][C]; entries outside A(i) have no effect.
         anchors: the rows that are anchors; all rows by default.
         members: A(i) of every row, as columns in ascending order; by default every column except i.
         temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
-        bias: number that is added to the logits; None for a loss without a bias.
+        bias: number that is added to the logits, if given.
         base_temperature: if given, every value is multiplied by temperature / base_temperature.
-        no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan". With None
-            the formula evaluates such an anchor too.
-        reduction: "mean" over the anchors that count, "sum", "none" (a list), or over the pairs of the formula
-            "mean_pairs", "sum_pairs" or "none_pairs" (a list, ordered by anchor, then by column). The mean of an empty
-            set is 0.
-        lowest: the lowest possible similarity, for a formula that takes its logit as the option ``lowest``.
-        groups: for each group, its rows and the factor of their values. The reduction "mean" is then the sum of the
-            groups' means.
-        weights: for a formula that takes the option ``weights``, the weights of every row, or a function that computes
-            them from all similarities.
-        detach_weights: whether computed weights are constants, through which no derivative flows.
-        positive_weights: [R][C]; the formula of anchor i takes row i as the option ``positive_weights``.
-        negative_weights: [R][C]; the formula of anchor i takes row i as the option ``negative_weights``.
+        no_positive: the value of an anchor without positives: "zero", "nan" or "drop" (the anchor is left out). By
+            default, the formula computes the value.
+        reduction: "mean", "sum" or "none" (a list) over the anchors. Over pairs: "mean_pairs", "sum_pairs" or
+            "none_pairs" (a list, ordered by anchor, then by column). The mean of an empty set is 0.
+        lowest: the lowest possible similarity. The formula receives its logit as the option ``lowest``.
+        groups: a list of (rows, factor). The values of these rows are multiplied by the factor, and "mean" is the sum
+            of the groups' means.
+        weights: a list of weights for each row, or a function that computes these lists. The formula of anchor i
+            receives list i.
+        detach_weights: whether computed weights are constants without a derivative.
+        positive_weights: [R][C]; the formula of anchor i receives row i.
+        negative_weights: [R][C]; the formula of anchor i receives row i.
         anchor_weights: [R], the factor of each anchor's value. Means divide by the sum of the weights.
         options: further options of the formula.
 
@@ -306,7 +305,7 @@ def evaluate_similarities(
     """
 
     def scaled(value: Scalar) -> Scalar:
-        # Multiply first: the quotient of the temperatures would be rounded to float64, but the value may be wider.
+        # Not value * (temperature / base_temperature): this quotient would be rounded to float64.
         return value if base_temperature is None else value * float(temperature) / float(base_temperature)
 
     rows = range(len(similarity))

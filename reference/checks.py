@@ -1,6 +1,6 @@
-"""Argument checks. Every message names the argument, what is expected and what was given.
+"""Argument checks. Every error message names the argument, what is expected and what was given.
 
-`pairproof.fast` has the same messages, so that an error means the same in both packages.
+`pairproof.fast` has the same messages.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .scalars import Scalar, order
 
 Matrix = list[list[Scalar]]
 LOWEST = 1e-10
-"""Lowest temperature, at which float64 still determines losses to about 1e-6; the highest is its reciprocal."""
+"""The lowest temperature, at which float64 still determines losses to about 1e-6. The highest is 1 / LOWEST."""
 VIEWS = "; flatten_views lays out [batch, views, dim] as rows"
-"""Hint for embeddings that still have an axis of views."""
+"""Hint for embeddings with three axes."""
 ROWS_NOT_ITEMS = "; stacked_partners and interleaved_partners take the number of rows, not of items"
-"""Hint for partners whose number is half the number of rows."""
+"""Hint if there are half as many partners as rows."""
 NOT_LABELS = "; partners are row numbers: for labels use nt_xent_pairwise_loss or NTXentPairwiseLoss"
-"""Hint for partners that occur repeatedly, as class labels do."""
+"""Hint if partners repeat, as class labels do."""
 
 CHOICES = {
     "denominator": ("all", "one_positive", "only_negatives"),
@@ -42,10 +42,10 @@ CHOICES = {
     "detach_weights": (True, False),
     "zero_row": ("error", "zero"),
 }
-"""The values of each option; "inside_of_towers" are those of inside_reduction for two towers."""
+"""The values of each option. "inside_of_towers" is inside_reduction of a loss over two towers."""
 
 DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
-"""The directions of a ranking loss, in order; the first one is always chosen."""
+"""The directions of a ranking loss, in order. The first one is required."""
 
 RANGES = {
     "bias": (-1 / LOWEST, 1 / LOWEST, "-1e+10 to 1e+10"),
@@ -55,11 +55,11 @@ RANGES = {
     "sigma": (LOWEST, 1 / LOWEST, "1e-10 to 1e+10"),
     "direction_weights": (0.0, 1 / LOWEST, "0 to 1e+10"),
 }
-"""The options that are numbers apart from the temperatures: the lowest value, the highest, and the range in words."""
+"""Numeric options other than temperatures: the lowest value, the highest value, and the range in words."""
 
 
 def check_options(options: Mapping[str, object], more_reductions: Sequence[str] = ()) -> None:
-    """Raise an error for an option with an unknown value, or a temperature that check_temperature rejects."""
+    """Raise an error if an option or a temperature has an invalid value."""
     for name, allowed in CHOICES.items():
         if name in options:
             check_choice(name, options[name], [*allowed, *(more_reductions if name == "reduction" else ())])
@@ -72,13 +72,13 @@ def check_options(options: Mapping[str, object], more_reductions: Sequence[str] 
 
 
 def check_choice(name: str, value: object, allowed: Sequence[object]) -> None:
-    """Raise an error unless the value of an option is one of the allowed ones, which all have the same type."""
+    """Raise an error unless the value is one of ``allowed``, which all have the same type."""
     if type(value) is not type(allowed[0]) or value not in allowed:
         raise ValueError(f"{name}: expected one of {', '.join(map(str, allowed))}, got {value!r}")
 
 
 def check_temperature(name: str, value: object) -> None:
-    """Raise an error unless the value is a positive finite number in the range of temperatures."""
+    """Raise an error unless the value is a number from LOWEST to 1 / LOWEST."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
     try:
@@ -92,7 +92,7 @@ def check_temperature(name: str, value: object) -> None:
 
 
 def check_range(name: str, value: object) -> None:
-    """Raise an error unless the value of an option is a number in its range, ``RANGES``."""
+    """Raise an error unless the value is a number in the range ``RANGES[name]``."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
     try:
@@ -114,7 +114,7 @@ def check_one_target(given: Sequence[str], ref_labels: object) -> None:
 
 
 def check_direction_weights(weights: object, direction: str) -> tuple[float, float] | None:
-    """Return the weights of both directions; None if they are not given."""
+    """Return the weights of both directions, or None if they are not given."""
     if weights is None:
         return None
     if not isinstance(weights, (tuple, list)):
@@ -129,21 +129,21 @@ def check_direction_weights(weights: object, direction: str) -> tuple[float, flo
 
 
 def check_equal_towers(name: str, direction: str, n: int, m: int) -> None:
-    """Raise an error if rows of b are anchors and n is not m: the weights have n entries, one per row of a."""
+    """Raise an error if n != m and rows of b are anchors. Row k of b has the weight of row k of a."""
     if direction != "a_to_b" and n != m:
         raise ValueError(f"{name}: expected direction 'a_to_b' for towers of {n} and {m} rows, got {direction!r}")
 
 
 def check_no_queue(given: Sequence[str]) -> None:
-    """Raise an error if ``given``, the names of arguments that do not go with negatives, is not empty."""
+    """Raise an error if any argument is given that cannot be combined with negatives."""
     if given:
         raise ValueError(f"{given[0]}: expected no negatives with it: negatives take the place of the other tower")
 
 
 def check_embeddings(embeddings: npt.ArrayLike, similarity: str, *, name: str = "embeddings", least: int = 2) -> Matrix:
-    """Return embeddings of at least ``least`` rows as nested lists of scalars, [N][D].
+    """Return embeddings as nested lists of scalars, [N][D], where N must be at least ``least``.
 
-    Half and single precision are converted to float64, which is exact. Complex and object scalars are kept.
+    Half and single precision are converted to float64. Complex numbers and objects keep their type.
     """
     return _scalars(name, _matrix(name, embeddings, "[N, D]", least), similarity)
 
@@ -151,7 +151,7 @@ def check_embeddings(embeddings: npt.ArrayLike, similarity: str, *, name: str = 
 def check_second_tower(embeddings_b: npt.ArrayLike, similarity: str, a: Matrix, *, rows: bool = True) -> Matrix:
     """Return the second tower as nested lists of scalars.
 
-    It must have the shape [N, D] of the first, ``a``, or only its number of columns if ``rows`` is False.
+    It must have as many columns as the first tower, ``a``. If ``rows`` is True, it must also have as many rows.
     """
     if not rows:
         return _further_rows("embeddings_b", embeddings_b, similarity, "[M, D]", "embeddings_a", len(a[0]))
@@ -165,12 +165,12 @@ def check_second_tower(embeddings_b: npt.ArrayLike, similarity: str, a: Matrix, 
 
 
 def check_negatives(negatives: npt.ArrayLike, similarity: str, a: Matrix) -> Matrix:
-    """Return the negatives as nested lists of scalars, [K][D], with the number of columns of the first tower, ``a``."""
+    """Return negatives as nested lists of scalars, [K][D]. D is that of the first tower, ``a``."""
     return _further_rows("negatives", negatives, similarity, "[K, D]", "embeddings_a", len(a[0]))
 
 
 def check_hard_negatives(hard_negatives: npt.ArrayLike, similarity: str, a: Matrix) -> Matrix:
-    """Return hard negatives [N, H, D] as nested lists of scalars, [N H][D], those of the first query first.
+    """Return hard negatives [N, H, D] as nested lists of scalars, [N H][D], in the order of their queries.
 
     N and D are those of the first tower, ``a``.
     """
@@ -186,7 +186,7 @@ def check_hard_negatives(hard_negatives: npt.ArrayLike, similarity: str, a: Matr
 
 
 def check_directions(directions: object, partition: object, scope: object, hard_negatives: object) -> list[str]:
-    """Return the chosen directions. Raise an error if a value is unknown, or does not fit the other arguments."""
+    """Return the chosen directions. Raise an error for an unknown option, or for one that does not fit the others."""
     check_choice("hard_negatives_scope", scope, CHOICES["hard_negatives_scope"])
     check_choice("partition", partition, CHOICES["partition"])
     further = [chain for size in range(4) for chain in combinations(DIRECTIONS[1:], size)]
@@ -205,7 +205,7 @@ def check_references(
 ) -> Matrix | None:
     """Return the references as nested lists of scalars, [M][D], or None if there are none.
 
-    Without references, none of the arguments in ``described`` may be given.
+    The arguments in ``described`` require references.
     """
     if ref_embeddings is not None:
         return _further_rows("ref_embeddings", ref_embeddings, similarity, "[M, D]", "embeddings", len(rows[0]))
@@ -259,7 +259,7 @@ def _array(name: str, values: object) -> npt.NDArray[Any]:
 
 def _integers(name: str, values: object, kinds: str = "iu") -> npt.NDArray[Any]:
     array = _array(name, values)
-    # An empty list does not determine a dtype; an empty array does.
+    # An empty list is accepted, although numpy makes it float64. An empty array must have an integer dtype.
     if array.dtype.kind not in kinds and (array.size or isinstance(values, np.ndarray)):
         raise TypeError(f"{name}: expected an integer dtype, got {array.dtype}")
     return array
@@ -268,7 +268,7 @@ def _integers(name: str, values: object, kinds: str = "iu") -> npt.NDArray[Any]:
 def check_labels(
     labels: object, n: int, *, name: str = "labels", per: str = "embedding", what: str = "label"
 ) -> list[int]:
-    """Return labels or ids, integers or bools, as a list of integers: one per embedding, or per reference."""
+    """Return labels or ids (integers or bools) as a list of N integers."""
     expected = f"{name}: expected one {what} per {per}, shape [{n}]"
     if labels is None:
         raise ValueError(f"{expected}, got none")
@@ -279,10 +279,7 @@ def check_labels(
 
 
 def check_self_rows(self_rows: object, n: int, m: int) -> list[int]:
-    """Return, for each of N embeddings, the row of the M references that is the same embedding, or -1.
-
-    The default, None, is -1 for every embedding.
-    """
+    """Return for each of N embeddings the reference that is the same row, or -1. None means -1 for all."""
     if self_rows is None:
         return [-1] * n
     array = _integers("self_rows", self_rows)
@@ -296,7 +293,7 @@ def check_self_rows(self_rows: object, n: int, m: int) -> list[int]:
 
 
 def check_mask(name: str, mask: object, shape: Sequence[int], *, per: str) -> npt.NDArray[np.bool_]:
-    """Return a boolean array of the given shape: one flag per embedding, or per pair."""
+    """Return a mask as a boolean array of the given shape."""
     array = _array(name, mask)
     if array.dtype != np.bool_:
         raise TypeError(f"{name}: expected dtype bool, got {array.dtype}")
@@ -306,7 +303,7 @@ def check_mask(name: str, mask: object, shape: Sequence[int], *, per: str) -> np
 
 
 def check_weights(name: str, weights: object, shape: Sequence[int], *, per: str) -> list[Any] | None:
-    """Return weights of the given shape, one per embedding or per pair, as nested lists; None if they are not given."""
+    """Return weights of the given shape as nested lists, or None if they are not given."""
     if weights is None:
         return None
     array = _array(name, weights)
@@ -324,9 +321,9 @@ def check_weights(name: str, weights: object, shape: Sequence[int], *, per: str)
 def check_ignored(
     ignored: object, ignored_ids: object, ref_ignored_ids: object, n: int, m: int, *, within: bool
 ) -> tuple[list[list[bool]] | None, tuple[list[int], list[int]] | None]:
-    """Return the mask [N][M] of ignored pairs, and the ids of the N rows and the M columns; each None if not given.
+    """Return the mask [N][M] of ignored pairs, and the ids of rows and columns. Each is None if not given.
 
-    ``within`` is whether the columns are the rows of the batch. The columns then have the ids of the rows.
+    With ``within``, the columns are the rows of the batch, and have the same ids.
     """
     mask = None if ignored is None else check_mask("ignored", ignored, [n, m], per="pair").tolist()
     if ref_ignored_ids is not None and (within or ignored_ids is None):
@@ -341,16 +338,17 @@ def check_ignored(
 
 
 def check_kept(ignored: Sequence[Sequence[bool]], partners: Sequence[int]) -> None:
-    """Raise an error if a mask of ignored pairs contains a row's only positive, the column in ``partners``."""
+    """Raise an error if the mask ignores the pair of a row and its partner."""
     for i, j in enumerate(partners):
         if ignored[i][j]:
             raise ValueError(f"ignored: expected False for every row and its positive, got True in row {i}")
 
 
 def check_partners(partners: object, n: int, m: int, own: Sequence[int], *, mutual: bool) -> list[int]:
-    """Return one partner per row: one of the M columns, not the row's ``own`` column, and mutual if ``mutual`` is set.
+    """Return the partner of each row, which is one of M columns.
 
-    Checks are made in this order, each for all rows.
+    The checks are made in this order, each for all rows: partners are in range, no row has its ``own`` column as
+    partner, and partners are mutual (if ``mutual``).
     """
     array = _integers("partners", partners)
     if array.shape != (n,):
@@ -373,7 +371,7 @@ def check_partners(partners: object, n: int, m: int, own: Sequence[int], *, mutu
 
 
 def check_positive_pairs(positive_pairs: object, n: int) -> list[tuple[int, int]]:
-    """Return directed pairs of rows, each in the range of the N rows."""
+    """Return pairs (i, j) of rows, in which j is a positive of i."""
     array = _integers("positive_pairs", positive_pairs)
     if array.ndim != 2 or array.shape[1] != 2:
         raise ValueError(f"positive_pairs: expected shape [M, 2], got shape {list(array.shape)}")

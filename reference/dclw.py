@@ -1,23 +1,24 @@
 """Weighted decoupled contrastive learning (DCLW): the denominator leaves out the positive, whose term is weighted.
 
-Let s_ij = similarity(z_i, z_j) / temperature, where the similarity is the cosine. A(i) is every column except i. With
-references, A(i) is every reference except the one that is row i itself. Ignored pairs are left out of A(i). P(i) = {p},
-and N(i) is the rest of A(i). The loss of anchor i is
+    s_ij  similarity(z_i, z_j) / temperature, where the similarity is the cosine
+    A(i)  all columns except i; with references, all references except the one that is row i itself
+    P(i)  {p}, the positive of i
+    N(i)  the other columns in A(i), without ignored pairs
+
+The loss of anchor i is
 
     dclw_loss  L_i = -w_i s_ip + log Σ_{n∈N(i)} e^s_in
         w_i  = 2 - e^(c_i / σ) / (1/R Σ_k e^(c_k / σ)),  c_i = similarity(z_i, z_p)
 
-The sum runs over all R rows of the batch, whether they are anchors or not. That is, w_i = 2 - R softmax(c / σ)_i,
-and the mean of all weights is 1. The closer a row is to its positive, the smaller its weight. No weight is below
-2 - R. With two views per item, both views have the same c. The weights are then 2 - R/2 softmax(c / σ)_i over
-the R/2 items, and none is below 2 - R/2. As σ grows, every weight approaches 1. The loss then approaches DCL,
-`supcon_loss` with denominator="only_negatives". The weights depend on the similarities of all rows, so they are
-computed before the formula, which takes them as an option. An anchor without negatives has the loss 0.
+The sum over k runs over all R rows of the batch, including rows that are not anchors. So w_i = 2 - R softmax(c / σ)_i.
+The closer a row is to its positive, the smaller is its weight. The mean of the weights is 1. They can be negative, down
+to 2 - R/2 with two views per item. As σ grows, they approach 1, and the loss approaches DCL, which is `supcon_loss`
+with denominator="only_negatives". An anchor without negatives has the loss 0.
 
 The paper sums over both views and all items. lightly takes the mean over all rows (lightly/loss/dcl_loss.py at commit
-e8d317f), as this loss does. The paper does not say whether the weights are constants. They are constants in lightly.
-Gradients flow through them in raminnakhli/Decoupled-Contrastive-Learning (loss/dcl.py at commit 0b9b76d) and in nidl
-(nidl/losses/dcl.py at commit efb1343), as with ``detach_weights=False``. The value is the same; the gradient differs.
+e8d317f), as this loss does. The paper does not say whether gradients flow through the weights. In lightly they do not.
+They do in raminnakhli/Decoupled-Contrastive-Learning (loss/dcl.py at commit 0b9b76d) and in nidl (nidl/losses/dcl.py at
+commit efb1343), as with ``detach_weights=False``.
 
 Source: Yeh et al., "Decoupled Contrastive Learning", arXiv 2110.06848, L_DCW with negative von Mises-Fisher weights.
 """
@@ -39,7 +40,7 @@ from .terms import Anchor, Columns, Result, Row, cross_entropy
 def dclw_weights(
     similarity: Sequence[Row], P: Sequence[Columns], N: Sequence[Columns], *, sigma: float = 0.5
 ) -> list[list[Scalar]]:
-    """Return [R][1], the weight w_i = 2 - e^(c_i / σ) / (1/R Σ_k e^(c_k / σ)) of every row."""
+    """Return [R][1], the weights w_i = 2 - e^(c_i / σ) / (1/R Σ_k e^(c_k / σ))."""
     closeness = [row[p] / float(sigma) for row, (p,) in zip(similarity, P, strict=True)]
     top = closeness[largest(closeness)]
     e = [np.exp(c - top) for c in closeness]
@@ -74,7 +75,7 @@ def dclw_loss(
     detach_weights: bool = True,
     reduction: str = "mean",
 ) -> Result:
-    """Decoupled contrastive learning, positive terms weighted by 2 - N softmax(cosine / sigma) over the rows (DCLW).
+    """DCLW: decoupled contrastive learning with positives weighted by 2 - N softmax(cosine / sigma) over the rows.
 
     Example:
         >>> from pairproof.reference import stacked_partners
@@ -84,25 +85,26 @@ def dclw_loss(
         6.1574
 
     Args:
-        embeddings: [N, D] floats; complex numbers and intervals (balls of python-flint) are accepted too.
-        partners: [N] integers, the row of each row's positive. Partners are mutual, and no row is its own partner.
-            stacked_partners and interleaved_partners return them for two views per item. With ref_embeddings,
-            partners[i] is any row of the references except self_rows[i], and need not be mutual.
+        embeddings: [N, D] floats, complex numbers, or intervals (balls of python-flint).
+        partners: [N] integers; row partners[i] is the positive of row i. Partners are mutual, and no row is its own
+            partner. stacked_partners and interleaved_partners return them for two views per item. With ref_embeddings,
+            partners[i] is any row of ref_embeddings except self_rows[i].
         anchors: bool [N], the rows that are anchors; all rows by default. The weights are computed from all rows.
-        ref_embeddings: [M, D], rows that anchors are contrasted with instead of the batch: a memory bank, a queue, or
-            the gathered rows of all devices. N may then be 1.
-        self_rows: [N] integers, the row of ref_embeddings that is anchor i and is left out, or -1; -1 by default.
-        ignored: bool [N, N], with ref_embeddings [N, M]: the pairs (row, column) that are left out of the sum over
-            the negatives. A row and its partner must not be ignored. May be asymmetric. Has no effect on the weights.
-        ignored_ids: [N] integers; a pair of rows with equal ids is left out unless the column is the row's partner.
-        ref_ignored_ids: [M] integers, the ids of the references; with ref_embeddings, both or neither are given.
+        ref_embeddings: [M, D], rows to contrast anchors with instead of the batch: a memory bank, a queue, or the
+            gathered rows of all devices. N may then be 1.
+        self_rows: [N] integers, the row of ref_embeddings that is the anchor itself and is left out; -1 (the default)
+            if there is none.
+        ignored: bool [N, N], or [N, M] with ref_embeddings: the pairs (row, column) to leave out of the sum over the
+            negatives. May be asymmetric. The pair of a row and its partner must not be ignored. The weights do not
+            depend on ignored pairs.
+        ignored_ids: [N] integers. Negatives with the anchor's id are left out, for example duplicates.
+        ref_ignored_ids: [M] integers, the ids of ref_embeddings; give both kinds of ids or neither.
         temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: only "cosine", because the weights are defined for unit vectors.
         sigma: number from 1e-10 to 1e10; in the weights, similarities are divided by it.
-        detach_weights: whether the weights are constants, through which no derivative flows. It has no effect on the
-            value.
-        reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor).
+        detach_weights: if True, no gradient flows through the weights. The value is the same.
+        reduction: "mean" or "sum" over the anchors, or "none": a list with one value per anchor.
 
     Returns:
         The loss and its terms. The numerator of a pair is e^(w_i s_ip). An anchor without negatives has the value 0.

@@ -1,23 +1,28 @@
-"""Hard negatives: NT-Xent whose negatives are weighted by their hardness, and corrected for hidden positives.
+"""Hard negatives: NT-Xent with negatives weighted by their hardness and corrected for hidden positives.
 
-Let s_ij = similarity(z_i, z_j) / temperature, where the similarity is the cosine. A(i) is every column except i. With
-references, A(i) is every reference except the one that is row i itself. Ignored pairs are left out of A(i). P(i) = {p},
-and N(i) is the n other columns of A(i). The loss of anchor i is
+    s_ij  similarity(z_i, z_j) / temperature, where the similarity is the cosine
+    A(i)  all columns except i; with references, all references except the one that is row i itself
+    P(i)  {p}, the positive of i
+    N(i)  the n other columns in A(i), without ignored pairs
+
+The loss of anchor i is
 
     hard_negative_loss  L_i = -log( e^s_ip / (e^s_ip + M_i) )
         M_i  = max( (n g_i - τ n e^s_ip) / (1 - τ), n e^(-1/temperature) )
         g_i  = Σ_{k∈N(i)} w_ik e^s_ik / Σ_{k∈N(i)} w_ik,  w_ik = e^(β s_ik)
 
-τ is the probability that a row drawn at random has the class of the anchor. g_i is the mean of e^s over the negatives,
-weighted by their hardness. τ n e^s_ip estimates the part of n g_i that comes from hidden positives: negatives with the
-class of the anchor. The floor n e^(-1/temperature) is the lowest sum of n exponentials, that of rows opposite to the
-anchor. Gradients flow through the weights w. With β = 0 this is the debiased contrastive loss; with β = 0 and τ = 0
-it is NT-Xent. Without negatives M_i is 0, and so is the loss.
+Hidden positives are negatives that have the class of the anchor. τ is the probability that a random row has this class.
 
-The definition is image/main.py of joshr17/HCL at commit 7b4647f. There, too, β multiplies the similarity divided by the
-temperature. With β = 0 it equals main.py of chingyaoc/DCL at commit 7d6345f. The pseudocode in the appendix of the
-paper divides by the mean of e^s instead of that of w, and multiplies by β instead of raising to it. Its authors call
-both typos (issues 1 and 5 of joshr17/HCL).
+    g_i                   the mean of e^s over the negatives, weighted by their hardness
+    τ n e^s_ip            an estimate of the part of n g_i that comes from hidden positives
+    n e^(-1/temperature)  the floor, the lowest possible sum of n exponentials: all cosines are -1
+
+Gradients flow through the weights w. With β = 0, this is the debiased contrastive loss. With β = 0 and τ = 0, it is
+NT-Xent. Without negatives, M_i and the loss are 0.
+
+The definition is image/main.py of joshr17/HCL at commit 7b4647f. With β = 0, it equals main.py of chingyaoc/DCL at
+commit 7d6345f. The pseudocode in the paper's appendix has two typos, according to its authors (issues 1 and 5 of
+joshr17/HCL): it divides by the mean of e^s, not of w, and multiplies by β instead of using it as an exponent.
 
 Sources: Robinson et al., "Contrastive Learning with Hard Negative Samples" (HCL), arXiv 2010.04592; Chuang et al.,
 "Debiased Contrastive Learning", arXiv 2007.00224, equations 7 and 8.
@@ -49,9 +54,10 @@ def log_mean(s: Row, N: Columns, beta: float) -> Scalar:
 def log_masses(
     s: Row, p: int, N: Columns, *, lowest: Scalar, tau_plus: float, beta: float
 ) -> tuple[Scalar | None, Scalar]:
-    """Return log( x / (n e^s_p) ) for both arguments x of the maximum.
+    """Return log( x / (n e^s_p) ) for both arguments x of the maximum in M.
 
-    The first is log( (e^q - τ) / (1 - τ) ), q = log g - s_p, or None if e^q <= τ. The second is -1/temperature - s_p.
+    The first is log( (e^q - τ) / (1 - τ) ) with q = log g - s_p, or None if e^q <= τ. The second is
+    -1/temperature - s_p.
     """
     excess, floor = log_mean(s, N, beta) - s[p], lowest - s[p]
     if tau_plus == 0:
@@ -63,7 +69,7 @@ def log_masses(
 
 
 def log_ratio(s: Row, p: int, N: Columns, **options: Any) -> Scalar:
-    """Return log( M / e^s_p ): log n plus the larger of ``log_masses``."""
+    """Return log( M / e^s_p ), which is log n plus the larger of ``log_masses``."""
     debiased, floor = log_masses(s, p, N, **options)
     largest = floor if debiased is None or order(debiased - floor) <= 0 else debiased
     return np.log(zero_like(s[p]) + len(N)) + largest
@@ -106,25 +112,26 @@ def hard_negative_loss(
         2.3750
 
     Args:
-        embeddings: [N, D] floats; complex numbers and intervals (balls of python-flint) are accepted too.
-        partners: [N] integers, the row of each row's positive: mutual, never the row itself. stacked_partners and
-            interleaved_partners return them for two views per item. With ref_embeddings, partners[i] is any row of
-            the references except self_rows[i], and need not be mutual.
+        embeddings: [N, D] floats, complex numbers, or intervals (balls of python-flint).
+        partners: [N] integers; row partners[i] is the positive of row i. Partners are mutual, and no row is its own
+            partner. stacked_partners and interleaved_partners return them for two views per item. With ref_embeddings,
+            partners[i] is any row of ref_embeddings except self_rows[i].
         anchors: bool [N], the rows that are anchors; all rows by default.
-        ref_embeddings: [M, D], rows that anchors are contrasted with instead of the batch: a memory bank, a queue, or
-            the gathered rows of all devices. N may then be 1.
-        self_rows: [N] integers, the row of ref_embeddings that is anchor i and is left out, or -1; -1 by default.
-        ignored: bool [N, N], with ref_embeddings [N, M]: the pairs (row, column) that are not negatives: they count
-            neither in the weighted mean nor in the number n of negatives. A row and its partner must not be ignored.
-            May be asymmetric.
-        ignored_ids: [N] integers; a pair of rows with equal ids is left out unless the column is the row's partner.
-        ref_ignored_ids: [M] integers, the ids of the references; with ref_embeddings, both or neither are given.
+        ref_embeddings: [M, D], rows to contrast anchors with instead of the batch: a memory bank, a queue, or the
+            gathered rows of all devices. N may then be 1.
+        self_rows: [N] integers, the row of ref_embeddings that is the anchor itself and is left out; -1 (the default)
+            if there is none.
+        ignored: bool [N, N], or [N, M] with ref_embeddings: the pairs (row, column) that are not negatives. They count
+            neither in the weighted mean nor in n. May be asymmetric. The pair of a row and its partner must not be
+            ignored.
+        ignored_ids: [N] integers. Negatives with the anchor's id are left out, for example duplicates.
+        ref_ignored_ids: [M] integers, the ids of ref_embeddings; give both kinds of ids or neither.
         temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
-        similarity: only "cosine", because the floor n e^(-1/temperature) assumes -1 as the lowest similarity.
-        tau_plus: number from 0 to below 1, the probability that a negative has the class of the anchor.
+        similarity: only "cosine", because the floor n e^(-1/temperature) is derived from the lowest cosine, -1.
+        tau_plus: number in [0, 1), the probability that a negative has the class of the anchor.
         beta: number from 0 to 1e10, the exponent of the weights; 0 gives all negatives the same weight.
-        reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor).
+        reduction: "mean" or "sum" over the anchors, or "none": a list with one value per anchor.
 
     Returns:
         The loss and its terms. An anchor without negatives has the value 0.

@@ -1,13 +1,18 @@
 """NT-BXent: the normalised, temperature-scaled binary cross-entropy of every pair of rows.
 
-Let s_ij = similarity(z_i, z_j) / temperature and σ(x) = 1 / (1 + e^-x). P(i) is the set of positives of i among the
-other rows, N(i) the rest of the other rows. The loss of row i is
+    s_ij  similarity(z_i, z_j) / temperature
+    σ(x)  1 / (1 + e^-x)
+    P(i)  the positives of i among the other rows
+    N(i)  the rest of the other rows
+
+The loss of row i is
 
     nt_bxent_loss  L_i = 1/(|P(i)| + 1) Σ_{p∈P(i)} -log σ(s_ip)  +  1/|N(i)| Σ_{n∈N(i)} -log(1 - σ(s_in))
 
-The 1 counts the diagonal, a positive whose loss is 0. Source: the *code* of the multi-label notebook
-(fixtures/worked/pair_notebook.json), cell 103. The notebook's formula differs from its code: it has
-σ((1 - similarity) / temperature) for negatives, and lacks the minus sign.
+The 1 in |P(i)| + 1 counts the diagonal, a positive whose loss is 0.
+
+Source: the code of the multi-label notebook (fixtures/worked/pair_notebook.json), cell 103. The formula in this
+notebook differs from the code: it has σ((1 - similarity) / temperature) for negatives, and lacks the minus sign.
 """
 
 from __future__ import annotations
@@ -49,18 +54,18 @@ def nt_bxent_loss(
         0.9560
 
     Args:
-        embeddings: [N, D] floats; complex numbers and intervals (balls of python-flint) are accepted too.
-        positive_pairs: [M, 2] integers: (i, j) makes j a positive of i, but not i a positive of j. Duplicates and
-            diagonal entries are allowed and have no effect.
+        embeddings: [N, D] floats, complex numbers, or intervals (balls of python-flint).
+        positive_pairs: [M, 2] integers; (i, j) makes j a positive of i, but not i a positive of j. Duplicates and pairs
+            (i, i) have no effect.
         anchors: bool [N], the rows that are anchors; all rows by default.
-        ignored: bool [N, N], the pairs (row, column) that are left out of both means, positives included. May be
-            asymmetric; self pairs have no effect.
-        ignored_ids: [N] integers; a pair of rows with equal ids is left out unless the column is a positive of the row.
+        ignored: bool [N, N], the pairs (row, column) to leave out of both means, even positives. May be asymmetric; the
+            diagonal has no effect.
+        ignored_ids: [N] integers. Negatives with the anchor's id are left out, for example duplicates.
         temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
-        no_negative: the mean over the negatives of a row that has none: "zero" or "nan".
-        reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor).
+        no_negative: the mean over the negatives of a row without negatives: "zero" or "nan".
+        reduction: "mean" or "sum" over the anchors, or "none": a list with one value per anchor.
 
     Returns:
         The loss and its terms.

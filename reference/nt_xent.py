@@ -1,18 +1,23 @@
 """NT-Xent: the normalised, temperature-scaled cross-entropy, with one positive per anchor or for every positive pair.
 
-Let s_ij = similarity(z_i, z_j) / temperature. A(i) is the set of all columns except i (with references, of all except
-the one that is row i itself, if any), P(i) the positives of i in A(i), and N(i) the rest of A(i). The loss of anchor i
-is
+    s_ij  similarity(z_i, z_j) / temperature
+    A(i)  all columns except i; with references, all references except the one that is row i itself
+    P(i)  the positives of i in A(i)
+    N(i)  the other columns in A(i)
+
+The loss of anchor i is
 
     nt_xent_loss           L_i = -log( e^s_ip / Σ_{a∈A(i)} e^s_ia ), P(i) = {p}
     nt_xent_pairwise_loss  L_i = 1/|P(i)| Σ_{p∈P(i)} -log( e^s_ip / (e^s_ip + Σ_{n∈N(i)} e^s_in) )
 
-They are the same function if every anchor has exactly one positive, and only then. The second has the terms of
-supcon_loss with denominator "one_positive".
+The two are equal if every anchor has exactly one positive. The second is supcon_loss with denominator "one_positive".
 
-Sources: Chen et al., "A Simple Framework for Contrastive Learning of Visual Representations" (SimCLR), arXiv
-2002.05709, equation 1. The second is what pytorch-metric-learning's NTXentLoss computes (issue 6 of that project), with
-the mean over pairs, ``reduction="mean_pairs"`` here.
+Sources:
+
+    nt_xent_loss           Chen et al., "A Simple Framework for Contrastive Learning of Visual Representations"
+                           (SimCLR), arXiv 2002.05709, equation 1
+    nt_xent_pairwise_loss  NTXentLoss of pytorch-metric-learning (issue 6 of that project), which averages over pairs,
+                           as ``reduction="mean_pairs"`` does
 """
 
 from __future__ import annotations
@@ -36,7 +41,7 @@ def nt_xent_anchor(s: Row, i: int, A: Columns, P: Columns, N: Columns) -> Anchor
 def nt_xent_pairwise_anchor(s: Row, i: int, A: Columns, P: Columns, N: Columns, **weights: Any) -> Anchor:
     """L_i = 1/|P(i)| Σ_{p∈P(i)} -log( e^s_ip / (e^s_ip + Σ_{n∈N(i)} e^s_in) ), as in pytorch-metric-learning.
 
-    ``weights`` are weights_divisor, positive_weights and negative_weights of supcon_anchor.
+    ``weights`` are the arguments weights_divisor, positive_weights and negative_weights of supcon_anchor.
     """
     return supcon_anchor(s, i, A, P, N, denominator="one_positive", **weights)
 
@@ -68,26 +73,27 @@ def nt_xent_loss(
         2.0302
 
     Args:
-        embeddings: [N, D] floats; complex numbers and intervals (balls of python-flint) are accepted too.
-        partners: [N] integers, the row of each row's positive: mutual, never the row itself. stacked_partners and
-            interleaved_partners return them for two views per item. With ref_embeddings, partners[i] is any row of
-            the references except self_rows[i], and need not be mutual. For class labels use nt_xent_pairwise_loss.
+        embeddings: [N, D] floats, complex numbers, or intervals (balls of python-flint).
+        partners: [N] integers; row partners[i] is the positive of row i. Partners are mutual, and no row is its own
+            partner. stacked_partners and interleaved_partners return them for two views per item. With ref_embeddings,
+            partners[i] is any row of ref_embeddings except self_rows[i]. For class labels, use nt_xent_pairwise_loss.
         anchors: bool [N], the rows that are anchors; all rows by default.
-        ref_embeddings: [M, D], rows that anchors are contrasted with instead of the batch: a memory bank, a queue, or
-            the gathered rows of all devices. N may then be 1.
-        self_rows: [N] integers, the row of ref_embeddings that is anchor i and is left out, or -1; -1 by default.
-        ignored: bool [N, N], with ref_embeddings [N, M]: the pairs (row, column) that are left out of numerator and
-            denominator. A row and its partner must not be ignored. May be asymmetric.
-        ignored_ids: [N] integers; a pair of rows with equal ids is left out unless the column is the row's partner.
-        ref_ignored_ids: [M] integers, the ids of the references; with ref_embeddings, both or neither are given.
-        anchor_weights: float32 or float64 [N], from 0 to 1e10: the factor of each anchor's value. The mean divides by
-            the sum of the weights; it is 0 if they are all 0.
+        ref_embeddings: [M, D], rows to contrast anchors with instead of the batch: a memory bank, a queue, or the
+            gathered rows of all devices. N may then be 1.
+        self_rows: [N] integers, the row of ref_embeddings that is the anchor itself and is left out; -1 (the default)
+            if there is none.
+        ignored: bool [N, N], or [N, M] with ref_embeddings: the pairs (row, column) to leave out of the denominator.
+            May be asymmetric. The pair of a row and its partner must not be ignored.
+        ignored_ids: [N] integers. Negatives with the anchor's id are left out, for example duplicates.
+        ref_ignored_ids: [M] integers, the ids of ref_embeddings; give both kinds of ids or neither.
+        anchor_weights: float32 or float64 [N], from 0 to 1e10: the factors of the anchors' values. The mean divides by
+            the sum of the weights, and is 0 if the sum is 0.
         temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
-        zero_row: how "cosine" treats a row of zeros. "error": as an error. "zero": its cosine with every row is 0, and
-            its gradient is 0. Under "dot" a row of zeros is valid, and this option has no effect.
-        reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor).
+        zero_row: for a row of zeros, "error" raises ValueError, and "zero" makes its cosines and its gradient 0. No
+            effect with "dot".
+        reduction: "mean" or "sum" over the anchors, or "none": a list with one value per anchor.
 
     Returns:
         The loss and its terms.
@@ -97,7 +103,7 @@ def nt_xent_loss(
         ValueError: an argument has the wrong shape or value.
 
     Source:
-        SimCLR, arXiv 2002.05709, equation 1; for references MoCo, arXiv 1911.05722.
+        SimCLR, arXiv 2002.05709, equation 1. References: MoCo, arXiv 1911.05722.
     """
     return evaluate(nt_xent_anchor, **locals())
 
@@ -124,7 +130,7 @@ def nt_xent_pairwise_loss(
     no_positive: str = "zero",
     reduction: str = "mean",
 ) -> Result:
-    """NT-Xent of every positive pair: each denominator sums that one positive and the anchor's negatives.
+    """NT-Xent of every positive pair: each denominator sums one positive and the anchor's negatives.
 
     Example:
         >>> z = [[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]]
@@ -133,40 +139,39 @@ def nt_xent_pairwise_loss(
         0.5777
 
     Args:
-        embeddings: [N, D] floats; complex numbers and intervals (balls of python-flint) are accepted too.
+        embeddings: [N, D] floats, complex numbers, or intervals (balls of python-flint).
         labels: [N] integers; rows with equal labels are positives of each other.
-        positives: bool [N, N] instead of labels; may be asymmetric, and its diagonal is ignored. With ref_embeddings
-            bool [N, M], and the entry at self_rows[i] is ignored.
+        positives: bool [N, N], or [N, M] with ref_embeddings, instead of labels: True if the column is a positive of
+            the row. May be asymmetric; self pairs have no effect.
         anchors: bool [N], the rows that are anchors; all rows by default.
-        ref_embeddings: [M, D], rows that anchors are contrasted with instead of the batch: a memory bank, a queue, or
-            the gathered rows of all devices. N may then be 1.
+        ref_embeddings: [M, D], rows to contrast anchors with instead of the batch: a memory bank, a queue, or the
+            gathered rows of all devices.
         ref_labels: [M] integers; reference a is a positive of anchor i if ref_labels[a] == labels[i].
-        self_rows: [N] integers, the row of ref_embeddings that is anchor i and is left out, or -1; -1 by default.
-        ignored: bool [N, N], with ref_embeddings [N, M]: the pairs (row, column) that are left out of numerator and
-            denominator, positives included. May be asymmetric; self pairs have no effect.
-        ignored_ids: [N] integers; a pair of rows with equal ids is left out unless the column is a positive of the row.
-        ref_ignored_ids: [M] integers, the ids of the references; with ref_embeddings, both or neither are given.
-        positive_weights: float32 or float64 [N, N], with ref_embeddings [N, M], from 0 to 1e10: the factor of each
-            positive's -log ratio. Entries of other pairs have no effect. An anchor whose positives all have weight 0
-            has no positives.
-        negative_weights: the same for negatives: the factor of each negative's exponential in the denominator, such as
-            how often a miner has chosen it. A negative of weight 0 is left out.
-        anchor_weights: float32 or float64 [N], from 0 to 1e10: the factor of each anchor's value. The mean divides by
-            the sum of the weights of the anchors that count; it is 0 if they are all 0.
+        self_rows: [N] integers, the row of ref_embeddings that is the anchor itself and is left out; -1 (the default)
+            if there is none.
+        ignored: bool [N, N], or [N, M] with ref_embeddings: the pairs (row, column) to leave out of numerator and
+            denominator, even positives. May be asymmetric; self pairs have no effect.
+        ignored_ids: [N] integers. Negatives with the anchor's id are left out, for example duplicates.
+        ref_ignored_ids: [M] integers, the ids of ref_embeddings; give both kinds of ids or neither.
+        positive_weights: float32 or float64 [N, N], or [N, M] with ref_embeddings, from 0 to 1e10: the factors of the
+            -log ratios of positives. Other entries have no effect. An anchor whose positives all have weight 0 has no
+            positives.
+        negative_weights: the same for negatives: the factors of their exponentials in the denominator, such as how
+            often a miner chose them. A negative of weight 0 is left out.
+        anchor_weights: float32 or float64 [N], from 0 to 1e10: the factors of the anchors' values. The mean divides by
+            the sum of the weights of anchors that are not dropped, and is 0 if the sum is 0.
         temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
-        weights_divisor: what the weighted sum over the positives is divided by: their number, "count", or the sum of
-            their weights, "weight".
-        no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan". Such an
-            anchor has no pairs: under "nan" it makes "mean_pairs" and "sum_pairs" NaN, else it adds nothing to them,
-            and it never has an entry in "none_pairs".
-        reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor not dropped), where an
-            anchor's value is the mean of its pairs; or over the positive pairs of all anchors, where large classes
-            weigh more: "mean_pairs", "sum_pairs" or "none_pairs" (a list, ordered by anchor, then by column). The value
-            of a pair is multiplied by its weight and by that of its anchor. "mean_pairs" divides by the sum over
-            all pairs of the weight of the pair's anchor, or, with ``weights_divisor="weight"``, of the product of both
-            weights.
+        weights_divisor: the divisor of the weighted sum over the positives: "count" (their number) or "weight" (the sum
+            of their weights).
+        no_positive: the value of an anchor without positives: "zero", "nan" or "drop" (left out). "nan" also makes
+            "mean_pairs" and "sum_pairs" NaN. "none_pairs" has no entry for an anchor without positives.
+        reduction: "mean" or "sum" over the anchors, or "none": a list with one value per anchor that is not dropped.
+            "mean_pairs", "sum_pairs" and "none_pairs" (a list, ordered by anchor, then by column) reduce over all
+            positive pairs instead, so large classes weigh more. The value of each pair is multiplied by its weight and
+            its anchor's weight. "mean_pairs" divides by the sum of the anchors' weights over all pairs or, with
+            ``weights_divisor="weight"``, by the sum of the products of both weights.
 
     Returns:
         The loss and its terms.

@@ -1,42 +1,54 @@
 """Multiple negatives ranking: InfoNCE of queries and documents, with hard negatives and up to four directions.
 
-Row i of a is a query, row i of b is its document, and h_ik is its k-th hard negative. With s(x, y) =
-similarity(x, y) / temperature, each direction contrasts query i, or its document, with some rows:
+Row i of a is a query, row i of b is its document, and h_ik is its k-th hard negative. The document is the positive.
+Let s(x, y) = similarity(x, y) / temperature. Each direction has these terms for query i:
 
     query_to_doc    s(a_i, b_j) for all j, and s(a_i, h_jk) for all j and k
     query_to_query  s(a_i, a_j) for j ≠ i
     doc_to_query    s(b_i, a_j) for all j
     doc_to_doc      s(b_i, b_j) and s(b_i, h_jk) for j ≠ i
 
-The positive of query i is its document. With partition "joint", all chosen directions share one denominator:
+With partition "joint", all chosen directions share one denominator:
 
     multiple_negatives_ranking_loss  L_i = -log( e^s(a_i, b_i) / Σ e^s over all terms of the directions )
 
-With "doc_to_query", the denominator contains the positive twice, as s(a_i, b_i) and as s(b_i, a_i). With all four
-directions, this is the improved contrastive loss of GTE. With partition "per_direction", each direction has its own
-denominator. With "doc_to_query", the documents are then anchors too:
+With "doc_to_query", this denominator contains the positive twice, as s(a_i, b_i) and as s(b_i, a_i). With all four
+directions, this is the improved contrastive loss of GTE.
+
+With partition "per_direction", each direction has its own denominator, and "doc_to_query" makes documents anchors too:
 
     L_i = -log( e^s(a_i, b_i) / Σ e^s over query_to_doc ),  L_(N+i) = -log( e^s(a_i, b_i) / Σ e^s over doc_to_query )
 
-By default, every query is contrasted with the hard negatives of all queries. With hard_negatives_scope "own", h_ik is
-contrasted with query i only. With "own_only", moreover, b_i is the only document that query i is contrasted with.
+The argument hard_negatives_scope selects what query i is contrasted with:
 
-With a hardness mode and the strength α, the terms e^s of some negatives of query_to_doc are multiplied by
-e^(α · similarity). No derivative flows through this factor. The mode chooses the negatives: the documents and the hard
-negatives of the other queries ("in_batch_negatives"), the hard negatives of the query itself ("hard_negatives"), or
-both ("all_negatives").
+    "batch"     all documents and the hard negatives of all queries (the default)
+    "own"       all documents and its own hard negatives
+    "own_only"  its own document and its own hard negatives
 
-At equal temperatures, info_nce_loss with direction "a_to_b" is this loss without hard negatives and with the default
-options. info_nce_loss with direction "both" is this loss with directions="query_to_doc+doc_to_query" and
-partition="per_direction".
+With "own" and "own_only", doc_to_doc has no hard negatives.
+
+With hardness strength α, the terms e^s of some negatives of query_to_doc are multiplied by e^(α · similarity). No
+gradient flows through this factor. The hardness mode selects the negatives:
+
+    "in_batch_negatives"  the documents and the hard negatives of the other queries
+    "hard_negatives"      the hard negatives of the query itself
+    "all_negatives"       both
+
+Without hard negatives, this loss equals info_nce_loss at the same temperature:
+
+    direction "a_to_b"  this loss with the default options
+    direction "both"    this loss with directions="query_to_doc+doc_to_query", partition="per_direction"
 
 The definition is sentence_transformers/sentence_transformer/losses/multiple_negatives_ranking.py of
-huggingface/sentence-transformers at commit cad2119 (version 6.2.0 computes the same). With "per_direction", that code
-averages over the directions of a query, and then over the queries. The mean over all anchors is the same number.
+huggingface/sentence-transformers at commit cad2119 (version 6.2.0 computes the same).
 
-Sources: Henderson et al., "Efficient Natural Language Response Suggestion for Smart Reply", arXiv 1705.00652, section
-4.4; Li et al., "Towards General Text Embeddings with Multi-stage Contrastive Learning" (GTE), arXiv 2308.03281,
-section 3.3; hardness: Lan et al. 2025, arXiv 2503.04812, equation 5, as cited by the code above.
+Sources:
+
+    the loss             Henderson et al., "Efficient Natural Language Response Suggestion for Smart Reply",
+                         arXiv 1705.00652, section 4.4
+    all four directions  Li et al., "Towards General Text Embeddings with Multi-stage Contrastive Learning" (GTE),
+                         arXiv 2308.03281, section 3.3
+    hardness             Lan et al. 2025, arXiv 2503.04812, equation 5, as cited by the code above
 """
 
 from __future__ import annotations
@@ -66,7 +78,7 @@ def multiple_negatives_ranking_weights(
     directions: str,
     partition: str,
 ) -> list[list[Scalar]]:
-    """Return [R][C], α · similarity(a_i, x) for the negatives x of query_to_doc that the mode chooses, else 0."""
+    """Return [R][C]: α · similarity for the negatives of query_to_doc that the hardness mode selects, else 0."""
     chosen = directions.split("+")
     apart = partition == "per_direction" and "doc_to_query" in chosen
     n = len(similarity) // 2 if apart else len(similarity)
@@ -89,7 +101,7 @@ def multiple_negatives_ranking_weights(
 def multiple_negatives_ranking_anchor(
     s: Row, i: int, A: Columns, P: Columns, N: Columns, *, weights: Row | None = None
 ) -> Anchor:
-    """L_i = -log( e^s_ip / Σ_{a∈A(i)} e^(s_ia + w_a) ) with the one positive p and the ``weights`` w, whose w_p is 0.
+    """L_i = -log( e^s_ip / Σ_{a∈A(i)} e^(s_ia + w_a) ), where p is the one positive, w are the weights, and w_p = 0.
 
     Source: arXiv 1705.00652, section 4.4; the weights: arXiv 2503.04812, equation 5.
     """
@@ -124,34 +136,32 @@ def multiple_negatives_ranking_loss(
         1.0432
 
     Args:
-        embeddings_a: [N, D] floats, the queries; complex numbers and intervals (balls of python-flint) are accepted
-            too.
+        embeddings_a: [N, D] floats, complex numbers, or intervals (balls of python-flint); the queries.
         embeddings_b: [N, D], the documents; row i is the positive of query i.
         hard_negatives: [N, H, D], H hard negatives of every query.
-        hard_negatives_scope: what each hard negative is contrasted with. "batch": every query and, under doc_to_doc,
-            the documents of the other queries. "own": its own query only. "own_only": its own query only, and each
-            query is contrasted with no document but its own; requires hard_negatives.
+        hard_negatives_scope: "batch": a hard negative is contrasted with every query and, under doc_to_doc, with the
+            documents of the other queries. "own": only with its own query. "own_only": the same, and a query is
+            contrasted with its own document only; requires hard_negatives.
         directions: "query_to_doc", or "query_to_doc" followed by some of "query_to_query", "doc_to_query" and
             "doc_to_doc", in this order and joined by "+".
-        partition: "joint": one denominator for all directions. "per_direction": one denominator for each direction. It
-            is not available with query_to_query or doc_to_doc, which have no positives.
-        ignored: bool [N, C], the pairs that are left out. Row i holds the pairs of query i and of its document. The
-            columns are blocks, one after the other: the N documents, the N H hard negatives if they are given (those of
-            query 0 first), then N columns for each further direction, in the order of ``directions``. With doc_to_doc
-            and scope "batch", the N H hard negatives follow once more, as negatives of the documents. The positive, at
-            column i of the first block, must not be ignored; with "per_direction", neither must that of doc_to_query.
-            Entries of pairs that are not contrasted have no effect.
+        partition: "joint": one denominator for all directions. "per_direction": one denominator per direction. It is
+            not available with query_to_query or doc_to_doc, which have no positives.
+        ignored: bool [N, C]; True leaves a pair out. Row i holds the pairs of query i and of its document. The columns
+            are the N documents, the N H hard negatives (those of query 0 first), then N columns for each further
+            direction, in the order of ``directions``. With doc_to_doc and scope "batch", N H columns follow for the
+            hard negatives as negatives of the documents. Positives must not be ignored: the diagonal of the first N
+            columns and, with "per_direction", of the columns of doc_to_query. Entries of pairs that are not contrasted
+            have no effect.
         hardness_mode: the negatives of query_to_doc whose exponentials are multiplied by
             e^(hardness_strength · similarity): "none", "in_batch_negatives" (the documents and the hard negatives of
             the other queries), "hard_negatives" (those of the query itself) or "all_negatives" (both).
-        hardness_strength: number from 0 to 1e10. It has no effect if the mode is "none". No derivative flows
-            through the factors.
+        hardness_strength: number from 0 to 1e10. No gradient flows through the factors.
         temperature: number from 1e-10 to 1e10; logits are similarities divided by it. The ``scale`` of
             sentence-transformers is 1 / temperature.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
-        reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor). The anchors are the N
-            queries. With "per_direction" and doc_to_query, they are the N queries and then the N documents.
+        reduction: "mean" or "sum" over the anchors, or "none": a list with one value per anchor. The anchors are the N
+            queries and, with "per_direction" and doc_to_query, then the N documents.
 
     Returns:
         The loss and its terms.
@@ -161,8 +171,8 @@ def multiple_negatives_ranking_loss(
         ValueError: an argument has the wrong shape or value, or does not fit the others.
 
     Source:
-        arXiv 1705.00652, section 4.4; GTE, arXiv 2308.03281, section 3.3; hardness: arXiv 2503.04812, equation 5;
-        multiple_negatives_ranking.py of sentence-transformers.
+        arXiv 1705.00652, section 4.4. Four directions: GTE, arXiv 2308.03281, section 3.3. Hardness: arXiv 2503.04812,
+        equation 5. Code: multiple_negatives_ranking.py of sentence-transformers.
     """
     return _evaluate(**locals())
 
@@ -195,7 +205,7 @@ def _evaluate(
     def block(rows: list[list[Scalar]], columns: list[list[Scalar]]) -> list[list[Scalar]]:
         return similarity_matrix(rows, similarity, columns) if columns else [[] for _ in rows]
 
-    # Each block has its similarities, [N][...], and a function that returns its columns in A(i).
+    # Each block has similarities, [N][...], and a function that returns its columns in A(i).
     queries: list[tuple[list[list[Scalar]], Callable[[int], list[int]]]] = [
         (block(a, b), lambda i: [j for j in range(n) if j == i or hard_negatives_scope != "own_only"]),
         (block(a, h), lambda i: [k for k in range(len(h)) if shared or owner[k] == i]),
@@ -217,8 +227,7 @@ def _evaluate(
         checks.check_kept(left_out, range(n))
 
     apart = partition == "per_direction" and documents
-    # If the documents are anchors too, their rows follow those of the queries and need the same width. They therefore
-    # have columns of hard negatives outside A(i).
+    # Documents that are anchors have their own rows. Columns outside A(i) make these as wide as the rows of queries.
     bands = [queries, [*documents, (block(b, h), lambda i: [])]] if apart else [queries + documents]
     matrix: list[list[Scalar]] = []
     members: list[list[int]] = []
@@ -236,7 +245,7 @@ def _evaluate(
     if apart and ignored is not None:
         second = [row[len(matrix[0]) :] for row in left_out]
         checks.check_kept(second, range(n))
-    # The positive of query i, and of document i, is column i of the first block.
+    # The positive of query i and of document i is column i.
     is_positive = [[j == i % n for j in range(len(matrix[0]))] for i in range(len(matrix))]
     weights = partial(
         multiple_negatives_ranking_weights,

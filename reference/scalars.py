@@ -1,4 +1,4 @@
-"""Arithmetic for every number type: sums, means and logarithms without overflow or cancellation."""
+"""Sums, means and logarithms for all number types, without overflow or cancellation."""
 
 from __future__ import annotations
 
@@ -10,18 +10,15 @@ from typing import Any
 import numpy as np
 
 Scalar = Any
-"""A float, a complex, an array of either, or any object with the same arithmetic (a ball of ``python-flint``)."""
+"""A float, a complex number, an array of either, or an object with the same arithmetic (a ball of ``python-flint``)."""
 
 NAN = float("nan")
 EMPTY = {"zero": 0.0, "nan": NAN}
-"""The mean of an empty set, by policy."""
+"""The mean of an empty set under the options "zero" and "nan"."""
 
 
 def order(value: Scalar) -> float:
-    """Return the float by which values are compared.
-
-    That is the real part of a complex number, the midpoint of a ball, or the first entry of an array.
-    """
+    """Return a float for comparisons: the real part, the midpoint of a ball, or the first entry of an array."""
     if isinstance(value, float):
         return value
     return float((value.item(0) if isinstance(value, np.ndarray) else value).real)
@@ -30,8 +27,8 @@ def order(value: Scalar) -> float:
 def detached(value: Scalar) -> Scalar:
     """Return the value without its derivative.
 
-    That is the real part of a complex number, whose imaginary part is the derivative, or the value of a variable of
-    automatic differentiation. Other scalars have no derivative.
+    The imaginary part of a complex number is its derivative. For variables of automatic differentiation, ``real`` is
+    the value.
     """
     return value.real
 
@@ -42,7 +39,7 @@ def zero_like(value: Scalar) -> Scalar:
 
 
 def total(values: Iterable[Scalar], start: Scalar = 0.0) -> Scalar:
-    """Return the sum from left to right. The rounding of Python's ``sum`` differs between versions of Python."""
+    """Return the sum, added from left to right. The rounding of ``sum`` depends on the version of Python."""
     return functools.reduce(operator.add, values, start)
 
 
@@ -54,8 +51,7 @@ def mean(values: Sequence[Scalar], empty: str = "zero") -> Scalar:
 def log_mean_exp(values: Sequence[Scalar], empty: str = "zero") -> Scalar:
     """Return the logarithm of the mean of e^v; for an empty sequence 0, or NaN if ``empty`` is "nan".
 
-    It is computed from e^(v - top) - 1, where top is the largest v. So the result is accurate if all exponentials are
-    tiny, and if all are nearly equal.
+    The result is accurate even if all exponentials are tiny, or nearly equal.
     """
     top = max(values, key=order, default=0.0)
     return top + np.log1p(mean([np.expm1(v - top) for v in values], empty))
@@ -70,15 +66,14 @@ def log_sum_exp(values: Sequence[Scalar], empty: str = "zero") -> Scalar:
 
 
 def largest(values: Sequence[Scalar]) -> int:
-    """Return the position of the largest value; the first one on a tie."""
+    """Return the position of the largest value, or of the first one on a tie."""
     return max(range(len(values)), key=lambda k: order(values[k]))
 
 
 def shifted_sum(logits: Sequence[Scalar]) -> tuple[Scalar, Scalar]:
-    """Return the sum of e^s as (shift, rest), where the sum is e^shift (1 + rest).
+    """Return (shift, rest) with Σ e^s = e^shift (1 + rest), where shift is the largest logit.
 
-    The shift is the largest logit, whose exponential becomes the 1. The rest is kept separate so that log1p can use
-    digits that the rounded sum would lose: an anchor's loss of 1e-30 is not rounded to 0.
+    log1p(rest) has digits that 1 + rest would lose. For example, a loss of 1e-30 is not rounded to 0.
     """
     top = largest(logits)
     rest = (np.exp(s - logits[top]) for k, s in enumerate(logits) if k != top)

@@ -1,14 +1,13 @@
-"""An independent evaluation of every loss: whole arrays and scipy, as in the notebooks. Values only, no terms.
+"""An independent evaluation of every loss with whole arrays and scipy. It computes values, but no terms.
 
-It shares no code with the loops in this package, and does not check arguments. If a formula in the loops were wrong,
-interval arithmetic would still prove its value, but this file would compute another value. The SupCon notebook has
+This file shares no code with the loops in this package, and does not check arguments. It guards against wrong formulas
+in the loops, which interval arithmetic would not notice. It follows the SupCon notebook, which has
 
     mat = 1 - cdist(z, z, "cosine");  np.fill_diagonal(mat, -np.inf);  softmax_mat = softmax(mat, axis=1)
     SupCon   -(log(softmax_mat[0, 3]) + log(softmax_mat[0, 6])) / 2, and so on for every row      (its In [24] to [26])
     NT-Xent  -(log(e^mat[0, 3] / (e^mat[0, 3] + Σ over the negatives n of e^mat[0, n])) + ...) / 2       (its In [27])
 
-This file uses the same expressions, with ``mat`` divided by the temperature, masks instead of indices, and the
-logarithm applied analytically:
+This file also divides ``mat`` by the temperature, uses masks instead of indices, and rewrites the logarithms:
 
     log(softmax(mat))            mat - max - logsumexp(mat - max)
     log(e^s / (e^s + e^r))       log_expit(s - r),  r = logsumexp over the negatives
@@ -16,17 +15,21 @@ logarithm applied analytically:
     log(sigmoid(s))              log_expit(s)
     log(1 - sigmoid(s))          log_expit(-s)
 
-With references ``mat`` is [N, M], cdist(z, references), and the entries at self_rows are set to -inf. For two towers it
-is cdist(a, b), without such entries.
+The right-hand sides subtract logits before they exponentiate, so nothing overflows. The error of a loss near 0 is about
+1e-16, however large the logits are.
 
-On the right of the table, logits are subtracted before they are exponentiated. So nothing overflows, and if the loss of
-an anchor is nearly 0, its error is as small as the rounding error of 1, whatever the size of the logits.
+With references, cdist(z, references) replaces cdist(z, z), and the entries at self_rows are -inf instead of the
+diagonal. Two towers use cdist(a, b), and no entry is -inf.
 
-Sources: the SupCon notebook, In [12] to [27] (arXiv 2004.11362, equations 2 and 3; SimCLR, arXiv 2002.05709, equation
-1); the multi-label notebook, In [98] and [103]; the batch tutorial of 31 January 2023 (in fixtures/worked, these three
-are supcon_notebook.json, pair_notebook.json and batch_tutorial.json); for references and two towers MoCo, arXiv
-1911.05722, equation 1, CLIP, arXiv 2103.00020, figure 3, and SigLIP, arXiv 2303.15343, Algorithm 1; for hard negatives
-arXiv 2010.04592 and arXiv 2007.00224.
+Sources (JSON files are in fixtures/worked):
+
+    the SupCon notebook       In [12] to [27], supcon_notebook.json; arXiv 2004.11362, equations 2 and 3; SimCLR, arXiv
+                              2002.05709, equation 1
+    the multi-label notebook  In [98] and [103], pair_notebook.json
+    the batch tutorial        31 January 2023, batch_tutorial.json
+    references, two towers    MoCo, arXiv 1911.05722, equation 1; CLIP, arXiv 2103.00020, figure 3; SigLIP, arXiv
+                              2303.15343, Algorithm 1
+    hard negatives            arXiv 2010.04592 and arXiv 2007.00224
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 class Values(NamedTuple):
-    """``loss``, a float or one value per counted anchor or pair, and ``anchors``, the value of every anchor."""
+    """The loss, which is an array for the reductions "none" and "none_pairs", and the value of every anchor."""
 
     loss: float | Array
     anchors: Array
@@ -52,21 +55,21 @@ class Values(NamedTuple):
 def _mat(
     embeddings: npt.ArrayLike, similarity: str, temperature: float, references: npt.ArrayLike | None = None
 ) -> Array:
-    """Return similarities divided by the temperature: [N, N] including the diagonal, or [N, M] with references."""
+    """Return similarities divided by the temperature, [N, N], or [N, M] with references."""
     z = np.asarray(embeddings, dtype=np.float64)
     r = z if references is None else np.asarray(references, dtype=np.float64)
     if similarity == "dot":
         return np.asarray(z @ r.T / temperature)
-    # A power of two does not change a cosine; without it, squares in cdist could overflow.
+    # Squares in cdist could overflow. Scaling by a power of two does not change a cosine.
     z, r = (np.ldexp(x, -np.frexp(np.abs(x).max(axis=1, keepdims=True))[1]) for x in (z, r))
     with np.errstate(invalid="ignore"):
         cosines = 1 - cdist(z, r, "cosine")
-    # The cosine with a row of zeros, which is 0 by convention, is NaN.
+    # cdist returns NaN for a row of zeros. Its cosines are 0 by convention.
     return np.where(z.any(axis=1)[:, None] & r.any(axis=1), cosines, 0.0) / temperature
 
 
 def _others(mat: Array, referring: bool, self_rows: npt.ArrayLike | None = None) -> Mask:
-    """Return A as a mask of the shape of ``mat``: all but the diagonal, or all references but ``self_rows``."""
+    """Return A as a mask: all columns but the diagonal, or all references but ``self_rows``."""
     n, m = mat.shape
     own = np.full(n, -1) if self_rows is None else np.asarray(self_rows)
     return np.asarray(np.arange(m) != (own if referring else np.arange(n))[:, None])
@@ -79,9 +82,9 @@ def _masks(
     ref_labels: npt.ArrayLike | None = None,
     *left_out: npt.ArrayLike | None,
 ) -> tuple[Mask, Mask]:
-    """Return P and N as masks [N, N] or [N, M]: each row's positives among the others, and its negatives.
+    """Return P and N as masks [N, N] or [N, M], without ignored pairs.
 
-    Neither has pairs that are ignored; ``left_out`` are the arguments of _ignored.
+    ``left_out`` are the arguments of _ignored.
     """
     if labels is not None:
         mask = np.equal.outer(labels, labels if ref_labels is None else ref_labels)
@@ -97,7 +100,7 @@ def _ignored(
     ignored_ids: npt.ArrayLike | None = None,
     ref_ignored_ids: npt.ArrayLike | None = None,
 ) -> Mask:
-    """Return the ignored pairs as a mask: those of ``ignored``, and pairs with equal ids except the positives."""
+    """Return a mask of the ignored pairs: those in ``ignored``, and negatives with equal ids."""
     mask = np.zeros_like(is_positive) if ignored is None else np.array(ignored, dtype=bool)
     if ignored_ids is None:
         return mask
@@ -106,20 +109,20 @@ def _ignored(
 
 
 def _mean(values: Array, mask: Mask) -> Array:
-    """Return the mean of every row over a mask; 0 where the mask is empty."""
+    """Return the mean of every row over a mask, or 0 if the mask is empty."""
     return np.asarray(values.sum(axis=1, where=mask) / np.maximum(mask.sum(axis=1), 1))
 
 
 def _log_softmax(mat: Array, others: Mask) -> Array:
-    """Return the log-softmax of every row over the others. Unlike scipy's log_softmax, logsumexp uses log1p."""
-    # A row without others has no softmax: all its columns are kept, and the result is not used.
+    """Return the log-softmax of every row over ``others``."""
+    # A row without others keeps all its columns, because -inf - -inf is NaN. Its result is not used.
     mat = np.where(others | ~others.any(axis=1, keepdims=True), mat, -np.inf)
     mat = mat - mat.max(axis=1, keepdims=True)
     return np.asarray(mat - logsumexp(mat, axis=1, keepdims=True))
 
 
 def _log_ratios(mat: Array, others: Mask, negatives: Mask, denominator: str) -> Array:
-    """Return log(e^s_ij / denominator), [N, N] or [N, M]; infinite if it sums only negatives and there are none."""
+    """Return log(e^s_ij / denominator), [N, N] or [N, M], which is infinite for "only_negatives" without negatives."""
     if denominator == "all":
         return _log_softmax(mat, others)
     rest = logsumexp(np.where(negatives, mat, -np.inf), axis=1, keepdims=True)
@@ -137,11 +140,13 @@ def _values(
     pairs: tuple[Array, Mask, Array] | None = None,
     weights: npt.ArrayLike | None = None,
 ) -> Values:
-    """Apply the policy for anchors without positives, scale, select the anchors and reduce.
+    """Apply no_positive and base_temperature, select the anchors and reduce.
 
-    ``each`` holds each row's value, ``unpaired`` marks the rows without positives. ``weights`` are the factors of the
-    rows' values. ``pairs``, for a loss with reductions over pairs, is the value of every pair times its weight, [N, N]
-    or [N, M], a mask of the pairs that the formula has, and what each row adds to the divisor of a mean over the pairs.
+    each      the value of every row
+    unpaired  the rows without positives
+    pairs     for reductions over pairs: the weighted value of every pair, a mask of the pairs that exist, and the
+              share of every row in the divisor of "mean_pairs"
+    weights   the factor of every row
     """
     each = np.where(unpaired, np.nan if no_positive == "nan" else 0.0, each)
     if base_temperature is not None:
@@ -158,7 +163,7 @@ def _values(
         of_pairs = (pairs[0] * factors[:, None])[kept] * (temperature / (base_temperature or temperature))
         if reduction == "none_pairs":
             return Values(of_pairs, each[chosen])
-        # An anchor without positives adds the value of its policy.
+        # An anchor without positives adds 0 or NaN.
         total = of_pairs.sum() + np.sum(each, where=chosen & unpaired)
         number = np.sum(factors * pairs[2], where=chosen) if reduction == "mean_pairs" else 1
     else:
@@ -173,7 +178,10 @@ def _weighted(
     positive_weights: npt.ArrayLike | None,
     negative_weights: npt.ArrayLike | None,
 ) -> tuple[Array, Mask, Mask, Array]:
-    """Return mat plus log(weight) for negatives; P and N without pairs that weights leave out; positives' weights."""
+    """Return mat, P, N and the positive weights.
+
+    log(weight) is added to the logits of negatives. P and N lose the pairs that their weights leave out.
+    """
     weights = np.ones_like(mat) if positive_weights is None else np.asarray(positive_weights, dtype=np.float64)
     if negative_weights is not None:
         repeats = np.asarray(negative_weights, dtype=np.float64)
@@ -188,7 +196,7 @@ def _weighted(
 
 
 def _weighted_mean(values: Array, mask: Mask, weights: Array, weights_divisor: str) -> tuple[Array, Array]:
-    """Return each row's weighted sum over the mask, divided by the number or weight of its terms; and the divisors."""
+    """Return the weighted mean of every row over the mask, and its divisor: the number or the weight of its terms."""
     number = mask.sum(axis=1) if weights_divisor == "count" else weights.sum(axis=1, where=mask)
     parts = np.multiply(values, weights, where=mask & (weights > 0), out=np.zeros_like(values))
     return parts.sum(axis=1) / np.where(number == 0, 1.0, number), number
@@ -267,7 +275,7 @@ def supcon_in_loss(
     is_positive, is_negative = _masks(others, labels, positives, ref_labels, *left_out)
     unpaired = ~is_positive.any(axis=1)
     log_ratios = _log_ratios(mat, is_positive | is_negative, is_negative, denominator)
-    # Ratios are taken relative to the row's largest, because all of them may underflow.
+    # All ratios of a row may underflow, so they are divided by the largest.
     top = log_ratios.max(axis=1, keepdims=True, initial=-np.inf, where=is_positive)
     usable = is_positive & np.isfinite(top)
     ratios = np.exp(np.subtract(log_ratios, top, where=usable, out=np.full_like(log_ratios, -np.inf)))
@@ -374,7 +382,7 @@ def _target(
     ref_labels: npt.ArrayLike | None,
     positives: npt.ArrayLike | None,
 ) -> Mask:
-    """Return the positives of the rows of a among those of b, [N, M]; by default those of the diagonal."""
+    """Return the mask of positives, [N, M]; by default the diagonal."""
     if labels is not None:
         return np.equal.outer(labels, labels if ref_labels is None else ref_labels)
     if positives is not None:
@@ -405,7 +413,9 @@ def info_nce_loss(
     no_positive: str = "drop",
     reduction: str = "mean",
 ) -> Values:
-    """-log(softmax_mat[i, p]) of mat and of its transpose, averaged; with negatives, of [mat[i, i], the negatives].
+    """-log(softmax_mat[i, p]) of mat and of its transpose, averaged.
+
+    With negatives, the softmax of anchor i is over mat[i, i] and the negatives.
 
     Source: arXiv 2103.00020, figure 3; arXiv 1911.05722, equation 1.
     """
@@ -461,9 +471,9 @@ def nt_bxent_loss(
     no_negative: str = "zero",
     reduction: str = "mean",
 ) -> Values:
-    """-log(sigmoid(s)) of targets and -log(1 - sigmoid(s)) of other columns: the two means of a row, added.
+    """Mean of -log(sigmoid(s)) over the targets of a row, plus mean of -log(1 - sigmoid(s)) over its other columns.
 
-    Source: the multi-label notebook, In [103], where the diagonal of ``mat`` is infinite, a target of loss 0.
+    The diagonal of ``mat`` is infinite, which makes it a target of loss 0. Source: the multi-label notebook, In [103].
     """
     mat = _mat(embeddings, similarity, temperature)
     np.fill_diagonal(mat, np.inf)
@@ -525,10 +535,10 @@ def hard_negative_loss(
     beta: float = 1.0,
     reduction: str = "mean",
 ) -> Values:
-    """-log(pos / (pos + Ng)), with the names of image/main.py of joshr17/HCL. Here both are divided by pos.
+    """-log(pos / (pos + Ng)), with the names of image/main.py of joshr17/HCL, and with all terms divided by pos.
 
-    Then neg = e^(mat - positive), and its weights imp / imp.sum() are softmax(beta * mat) over the negatives. The
-    logarithm of (weighted mean of neg) - tau_plus is a logsumexp of two terms with the factors 1 and -1.
+    So neg is e^(mat - positive). Its weights are softmax(beta * mat) over the negatives. The logarithm of
+    (weighted mean of neg) - tau_plus is a logsumexp of two terms with the factors 1 and -1.
 
     Source: arXiv 2010.04592; arXiv 2007.00224, equation 8.
     """
@@ -544,7 +554,7 @@ def hard_negative_loss(
     with np.errstate(divide="ignore", invalid="ignore"):
         terms = np.stack([log_mean, np.full_like(log_mean, np.log(tau_plus))])
         log_mass = logsumexp(terms, axis=0, b=np.array([[1.0], [-1.0]])) - np.log1p(-tau_plus)
-    # The logarithm of a negative number is NaN. fmax then returns the other argument, the floor.
+    # log_mass is NaN if the corrected sum is negative. fmax then returns the floor.
     log_mass = np.fmax(log_mass, -1 / temperature - positive)
     each = np.where(number > 0, np.logaddexp(0, log_mass + np.log(np.maximum(number, 1))), 0.0)
     return _values(each, anchors, temperature, base_temperature, reduction)
@@ -566,9 +576,9 @@ def multiple_negatives_ranking_loss(
     similarity: str = "cosine",
     reduction: str = "mean",
 ) -> Values:
-    """log_z - positive_scores, where log_z is the logsumexp of the matrices of all directions, or of each.
+    """log_z - positive_scores, where log_z is the logsumexp over all directions ("joint") or over each of them.
 
-    The matrices are those of multiple_negatives_ranking.py: a pair that does not count is -inf.
+    As in multiple_negatives_ranking.py, pairs that do not count are -inf.
 
     Source: arXiv 2308.03281, section 3.3; sentence-transformers.
     """
@@ -596,7 +606,7 @@ def multiple_negatives_ranking_loss(
         mats["doc_to_doc"] = mats["doc_to_doc"][:, :n]
     positive = np.diag(mats["query_to_doc"])
     if hardness_mode != "none":
-        # The penalty of multiple_negatives_ranking.py: in-batch negatives, own hard negatives, or both.
+        # The hardness penalty of multiple_negatives_ranking.py.
         in_batch, own_hard = np.hstack([~same, ~own]), np.hstack([same & False, own])
         harder = {"in_batch_negatives": in_batch, "hard_negatives": own_hard, "all_negatives": in_batch | own_hard}
         counted = harder[hardness_mode] & np.isfinite(mats["query_to_doc"])
@@ -607,7 +617,7 @@ def multiple_negatives_ranking_loss(
         masks = np.split(np.asarray(ignored, dtype=bool), ends, axis=1)
         chosen = [np.where(mask, -np.inf, mat) for mask, mat in zip(masks, chosen, strict=True)]
     together = [np.hstack(chosen)] if partition == "joint" else chosen
-    # Relative to the positive, so that a small loss keeps its digits.
+    # Logits relative to the positive keep the digits of a small loss.
     each = []
     for mat in together:
         relative = mat - positive[:, None]

@@ -1,4 +1,4 @@
-"""The old name of scipy_losses; importing it gives a DeprecationWarning. The next release removes it."""
+"""The deprecated name of scipy_losses. The next release removes it."""
 
 import sys
 import warnings

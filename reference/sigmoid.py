@@ -1,17 +1,21 @@
-"""Sigmoid loss (SigLIP): the binary cross-entropy of every pair of a row of one tower and a row of the other.
+"""Sigmoid loss (SigLIP): the binary cross-entropy of every pair of rows of two towers.
 
-Let l_ij = similarity(a_i, b_j) / temperature + bias, z_ij = 1 if row j of b is a positive of row i of a, else -1, and
-σ(x) = 1 / (1 + e^-x). Anchors are the rows of a. A(i) is every row of b, except those of ignored pairs. P(i) and N(i)
-are the positives and the other rows in A(i):
+    l_ij  similarity(a_i, b_j) / temperature + bias
+    z_ij  1 if row j of b is a positive of row i of a, else -1
+    σ(x)  1 / (1 + e^-x)
+    A(i)  all rows of b, without ignored pairs
+    P(i)  the positives of row i of a in A(i)
+    N(i)  the other rows in A(i)
+
+The loss of row i of a is
 
     sigmoid_loss  L_i = -Σ_{j∈A(i)} log σ(z_ij l_ij) = Σ_{p∈P(i)} -log σ(l_ip) + Σ_{n∈N(i)} -log σ(-l_in)
 
-The loss is the mean over the N anchors. The formula and the sign of the bias are those of the paper's Algorithm 1, of
-big_vision and of open_clip. The equation in Section 3.2 of the paper prints log 1 / (1 + e^(z_ij (-t x_i·y_j + b))), in
-which the bias has the other sign.
+The bias has the sign of the paper's Algorithm 1, of big_vision and of open_clip. It has the opposite sign in the
+paper's Section 3.2, log 1 / (1 + e^(z_ij (-t x_i·y_j + b))).
 
-Sources: Zhai et al., "Sigmoid Loss for Language Image Pre-Training", arXiv 2303.15343, Algorithm 1; google-research/
-big_vision, trainers/proj/image_text/siglip.py; open_clip, loss.py, SigLipLoss.
+Sources: Zhai et al., "Sigmoid Loss for Language Image Pre-Training", arXiv 2303.15343, Algorithm 1; siglip.py in
+trainers/proj/image_text of google-research/big_vision; SigLipLoss in loss.py of open_clip.
 """
 
 from __future__ import annotations
@@ -57,27 +61,26 @@ def sigmoid_loss(
         2.3337
 
     Args:
-        embeddings_a: [N, D] floats, complex numbers or balls; the anchors.
-        embeddings_b: [M, D], the other tower; M is N unless partners, labels or positives are given.
-        partners: [N] integers from 0 to M - 1, the only positive of each row of a.
-        labels: [N] integers or bools; rows of b with the same label are positives.
+        embeddings_a: [N, D] floats, complex numbers, or intervals (balls of python-flint); the anchors.
+        embeddings_b: [M, D], the other tower; M must be N unless partners, labels or positives are given.
+        partners: [N] integers from 0 to M - 1; row partners[i] of b is the only positive of row i of a.
+        labels: [N] integers or bools; the positives of a row of a are the rows of b with its label.
         ref_labels: [M] integers or bools, the labels of the rows of b; by default ``labels``, if M is N.
-        positives: bool [N, M], the positives of each row of a.
-        ignored: bool [N, M], pairs that are left out, positives included. Without labels and positives, the one
-            positive of a row of a must not be ignored.
-        ignored_ids: [N] integers, such as one number per caption; a pair of rows of a and b with equal ids is left out
-            unless the row of b is a positive.
+        positives: bool [N, M]; entry [i, j] is True if row j of b is a positive of row i of a.
+        ignored: bool [N, M], the pairs to leave out, even positives. With partners or by default, the one positive of a
+            row of a must not be ignored.
+        ignored_ids: [N] integers, such as one number per caption. Negatives with the anchor's id are left out.
         ref_ignored_ids: [M] integers, the ids of the rows of b; by default ``ignored_ids``, if M is N.
-        anchor_weights: float32 or float64 [N], from 0 to 1e10: the factor of the values of each row of a and of its
-            pairs. Means divide by the sum of the weights of the rows, or of the pairs; they are 0 if all are 0.
+        anchor_weights: float32 or float64 [N], from 0 to 1e10. The values of a row of a and of its pairs are multiplied
+            by the weight of the row. Means divide by the sum of these weights, and are 0 if the sum is 0.
         temperature: number from 1e-10 to 1e10; similarities are divided by it.
         bias: number from -1e10 to 1e10, added to similarity / temperature.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
-        reduction: "mean": the sum of all values divided by N, the number of rows of a, even if pairs are ignored.
-            "mean_pairs": the mean over the pairs that are not ignored (N M if none is); 0 if all are ignored.
-            "sum" or "sum_pairs": the sum. "none": a list, one value per row of a. "none_pairs": a list, one value per
-            pair that is not ignored, ordered by row of a, then by row of b.
+        reduction: "mean": the sum over all pairs, divided by N even if pairs are ignored. "mean_pairs": the mean over
+            the pairs that are not ignored, or 0 without such pairs. "sum" or "sum_pairs": the sum over all pairs.
+            "none": a list with one value per row of a. "none_pairs": a list with one value per pair that is not
+            ignored, ordered by row of a, then by row of b.
 
     Returns:
         The loss and its terms.

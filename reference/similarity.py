@@ -11,15 +11,15 @@ from .scalars import Scalar, order, total, zero_like
 
 
 def dot(a: Sequence[Scalar], b: Sequence[Scalar]) -> Scalar:
-    """Return Σ_d a_d b_d of two rows, [D] each."""
+    """Return Σ_d a_d b_d."""
     return total(x * y for x, y in zip(a, b, strict=True))
 
 
 def scaled_row(row: Sequence[Scalar]) -> list[Scalar]:
-    """Return the row, [D], times a power of two, so that its largest magnitude is in [1/2, 1).
+    """Return the row times a power of two, so that its largest magnitude is in [1/2, 1).
 
-    This is exact, except that entries far below the largest may underflow. Two factors are used, because one power of
-    two could overflow.
+    Scaling is exact, except that entries far below the largest may underflow. There are two factors, because a single
+    power of two could overflow.
     """
     exponent = math.frexp(max(abs(order(x)) for x in row))[1]
     half = exponent // 2
@@ -28,12 +28,12 @@ def scaled_row(row: Sequence[Scalar]) -> list[Scalar]:
 
 
 def norm(row: Sequence[Scalar]) -> Scalar:
-    """Return ‖a‖ = sqrt(Σ_d a_d²) of a row, [D]."""
+    """Return ‖a‖ = sqrt(Σ_d a_d²)."""
     return np.sqrt(dot(row, row))
 
 
 def norm_or_one(row: Sequence[Scalar]) -> Scalar:
-    """Return ‖a‖, or 1 for a row of zeros, whose cosine with every row is then 0."""
+    """Return ‖a‖, or 1 for a row of zeros, so that its cosines are 0."""
     return norm(row) if any(np.any(x != 0) for x in row) else zero_like(row[0]) + 1
 
 
@@ -42,7 +42,7 @@ def similarity_matrix(
 ) -> list[list[Scalar]]:
     """Return the similarity of every row a with every row b, [N][N], or with every row b of ``others``, [N][M].
 
-    The cosine is Σ_d a_d b_d / (‖a‖ ‖b‖), and 0 if a row is zero; the dot product is Σ_d a_d b_d.
+    The cosine is Σ_d a_d b_d / (‖a‖ ‖b‖), or 0 if a or b is a row of zeros. The dot product is Σ_d a_d b_d.
 
     Args:
         rows: [N][D] scalars.
@@ -51,7 +51,7 @@ def similarity_matrix(
     """
     columns = rows if others is None else others
     if similarity == "cosine":
-        # Cosines do not depend on the scale of a row; scaled rows have norms that neither overflow nor underflow.
+        # Scaling does not change cosines, but keeps the norms from overflow and underflow.
         rows, columns = list(map(scaled_row, rows)), list(map(scaled_row, columns))
         row_norms, column_norms = list(map(norm_or_one, rows)), list(map(norm_or_one, columns))
 

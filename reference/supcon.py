@@ -1,29 +1,33 @@
-"""SupCon with the sum over positives outside or inside the logarithm, and the batch tutorial's variant of it.
+"""SupCon with the sum over positives outside or inside the logarithm, and the batch tutorial's variant.
 
-Let s_ij = similarity(z_i, z_j) / temperature. A(i) is the set of all columns except i. With references, it is the set
-of all references except the one that is row i itself, if there is one. P(i) is the set of positives of i in A(i), and
-N(i) is the rest of A(i). The loss of anchor i is
+    s_ij  similarity(z_i, z_j) / temperature
+    A(i)  all columns except i; with references, all references except the one that is row i itself
+    P(i)  the positives of i in A(i)
+    N(i)  the other columns in A(i)
+
+The loss of anchor i is
 
     supcon_loss          L_i = 1/|P(i)| Σ_{p∈P(i)} -log( e^s_ip / D_ip )                           (L_out)
     supcon_in_loss       L_i = -log( 1/|P(i)| Σ_{p∈P(i)} e^s_ip / D_ip )                           (L_in)
     supcon_epsilon_loss  L_i = 1/(|P(i)| + ε) Σ_{p∈P(i)} -log( e_ip / Σ_{a∈A(i)} e_ia )
                          with e_ij = exp( s_ij - max_k s_ik ) + ε, where k is in A(i) or i itself, and ε = 1e-8
 
-The argument ``denominator`` selects D_ip (the names are those of the authors' TensorFlow code):
+The argument ``denominator`` selects D_ip, with the names of the authors' TensorFlow code:
 
     "all"             Σ_{a∈A(i)} e^s_ia
     "one_positive"    e^s_ip + Σ_{n∈N(i)} e^s_in
     "only_negatives"  Σ_{n∈N(i)} e^s_in
 
-With weights w_ip = positive_weights[i][p] and v_in = negative_weights[i][n], which are constants,
+With positive weights w_ip,
 
     supcon_loss          L_i = 1/d_i Σ_{p∈P(i)} w_ip · -log( e^s_ip / D_ip )
+        d_i = |P(i)|, or Σ_{p∈P(i)} w_ip with ``weights_divisor="weight"``
 
-where d_i is |P(i)|, or Σ_{p∈P(i)} w_ip with ``weights_divisor="weight"``. In D_ip, the exponential e^s_in of a negative
-is multiplied by v_in. The exponentials of positives are not weighted. A(i) does not contain negatives of weight 0. It
-contains positives of weight 0, unless all positives of the anchor have weight 0. Such an anchor has no positives.
+Negative weights v_in multiply the exponentials e^s_in of negatives in D_ip. The exponentials of positives have no
+weights. Negatives of weight 0 are not in A(i). If all positives of an anchor have weight 0, they are not in A(i)
+either. All weights are constants.
 
-With ``inside_reduction="sum"``, supcon_in_loss leaves out 1/|P(i)|. This subtracts the constant log |P(i)| from L_i.
+With ``inside_reduction="sum"``, supcon_in_loss leaves out 1/|P(i)|, which subtracts log |P(i)| from L_i.
 
 Sources: Khosla et al., "Supervised Contrastive Learning", arXiv 2004.11362, equations 2 and 3; the batch tutorial
 "Implement Supervised Contrastive Loss in a Batch with PyTorch", 31 January 2023.
@@ -50,7 +54,7 @@ def denominator_members(denominator: str, p: int, A: Columns, N: Columns) -> Col
 
 
 def cross_entropies(s: Row, i: int, A: Columns, P: Columns, N: Columns, denominator: str) -> list[Pair]:
-    """Return the pairs with values -log( e^s_ip / D_ip ), for every p in P(i) whose D_ip has members."""
+    """Return the pairs with values -log( e^s_ip / D_ip ), or none if D_ip is an empty sum."""
     members = {p: denominator_members(denominator, p, A, N) for p in P}
     return [cross_entropy(s, i, p, members[p]) for p in P if members[p]]
 
@@ -70,7 +74,7 @@ def supcon_anchor(
 ) -> Anchor:
     """L_i = 1/|P(i)| Σ_{p∈P(i)} -log( e^s_ip / D_ip ): arXiv 2004.11362, equation 2 (L_out).
 
-    With ``positive_weights``, w, L_i = 1/d_i Σ_{p∈P(i)} w_ip · -log( e^s_ip / D_ip ), where d_i is |P(i)| or Σ w_ip.
+    With positive weights w, L_i = 1/d_i Σ_{p∈P(i)} w_ip · -log( e^s_ip / D_ip ), where d_i is |P(i)| or Σ w_ip.
     """
     if negative_weights is not None:
         s = repeated(s, N, negative_weights)
@@ -83,7 +87,7 @@ def supcon_anchor(
 
 
 def repeated(s: Row, N: Columns, v: Sequence[float]) -> list[Scalar]:
-    """Return the logits with log v_n added to those of negatives, whose exponentials are then v_n e^s_n."""
+    """Add log v_n to the logits of negatives. Their exponentials are then v_n e^s_n."""
     return [s_n + np.log(zero_like(s_n) + v[n]) if n in N else s_n for n, s_n in enumerate(s)]
 
 
@@ -107,7 +111,7 @@ def supcon_in_anchor(
     if inside_reduction == "mean":
         return -log_mean_exp(log_ratios, empty=no_negative), pairs
     if denominator == "all":
-        # The sum of the ratios is 1 / (1 + Σ_{n∈N(i)} e^s_in / Σ_{p∈P(i)} e^s_ip): a loss near 0 keeps its digits.
+        # The sum of the ratios is 1 / (1 + Σ_{n∈N(i)} e^s_in / Σ_{p∈P(i)} e^s_ip). softplus is accurate near 0.
         return softplus(log_sum_exp([s[n] for n in N]) - log_sum_exp([s[p] for p in P])) if N else 0.0, pairs
     return -log_sum_exp(log_ratios, empty=no_negative), pairs
 
@@ -155,38 +159,39 @@ def supcon_loss(
         0.4302
 
     Args:
-        embeddings: [N, D] floats; complex numbers and intervals (balls of python-flint) are accepted too.
+        embeddings: [N, D] floats, complex numbers, or intervals (balls of python-flint).
         labels: [N] integers; rows with equal labels are positives of each other.
-        positives: bool [N, N] instead of labels; may be asymmetric, and its diagonal is ignored. With ref_embeddings
-            bool [N, M], and the entry at self_rows[i] is ignored.
+        positives: bool [N, N], or [N, M] with ref_embeddings, instead of labels: True if the column is a positive of
+            the row. May be asymmetric; self pairs have no effect.
         anchors: bool [N], the rows that are anchors; all rows by default.
-        ref_embeddings: [M, D], rows that anchors are contrasted with instead of the batch: a memory bank, a queue, or
-            the gathered rows of all devices. N may then be 1.
+        ref_embeddings: [M, D], rows to contrast anchors with instead of the batch: a memory bank, a queue, or the
+            gathered rows of all devices.
         ref_labels: [M] integers; reference a is a positive of anchor i if ref_labels[a] == labels[i].
-        self_rows: [N] integers, the row of ref_embeddings that is anchor i and is left out, or -1; -1 by default.
-        ignored: bool [N, N], with ref_embeddings [N, M]: the pairs (row, column) that are left out of numerator and
-            denominator, positives included. May be asymmetric; self pairs have no effect.
-        ignored_ids: [N] integers; a pair of rows with equal ids is left out unless the column is a positive of the row.
-        ref_ignored_ids: [M] integers, the ids of the references; with ref_embeddings, both or neither are given.
-        positive_weights: float32 or float64 [N, N], with ref_embeddings [N, M], from 0 to 1e10: the factor of each
-            positive's -log ratio. Entries of other pairs have no effect. An anchor whose positives all have weight 0
-            has no positives.
-        negative_weights: the same for negatives: the factor of each negative's exponential in the denominator, such as
-            how often a miner has chosen it. A negative of weight 0 is left out.
-        anchor_weights: float32 or float64 [N], from 0 to 1e10: the factor of each anchor's value. The mean divides by
-            the sum of the weights of the anchors that count; it is 0 if they are all 0.
+        self_rows: [N] integers, the row of ref_embeddings that is the anchor itself and is left out; -1 (the default)
+            if there is none.
+        ignored: bool [N, N], or [N, M] with ref_embeddings: the pairs (row, column) to leave out of numerator and
+            denominator, even positives. May be asymmetric; self pairs have no effect.
+        ignored_ids: [N] integers. Negatives with the anchor's id are left out, for example duplicates.
+        ref_ignored_ids: [M] integers, the ids of ref_embeddings; give both kinds of ids or neither.
+        positive_weights: float32 or float64 [N, N], or [N, M] with ref_embeddings, from 0 to 1e10: the factors of the
+            -log ratios of positives. Other entries have no effect. An anchor whose positives all have weight 0 has no
+            positives.
+        negative_weights: the same for negatives: the factors of their exponentials in the denominator, such as how
+            often a miner chose them. A negative of weight 0 is left out.
+        anchor_weights: float32 or float64 [N], from 0 to 1e10: the factors of the anchors' values. The mean divides by
+            the sum of the weights of anchors that are not dropped, and is 0 if the sum is 0.
         temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
-        zero_row: how "cosine" treats a row of zeros. "error": as an error. "zero": its cosine with every row is 0, and
-            its gradient is 0. Under "dot" a row of zeros is valid, and this option has no effect.
-        denominator: what is summed in the denominator of a positive: "all" (positives and negatives), "one_positive"
-            (this positive and the negatives) or "only_negatives".
-        weights_divisor: what the weighted sum over the positives is divided by: their number, "count", or the sum of
-            their weights, "weight".
-        no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan".
-        no_negative: the value of an anchor without negatives under denominator "only_negatives": "zero" or "nan".
-        reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor not dropped).
+        zero_row: for a row of zeros, "error" raises ValueError, and "zero" makes its cosines and its gradient 0. No
+            effect with "dot".
+        denominator: what the denominator of a positive sums over: "all" (positives and negatives), "one_positive" (this
+            positive and the negatives) or "only_negatives".
+        weights_divisor: the divisor of the weighted sum over the positives: "count" (their number) or "weight" (the sum
+            of their weights).
+        no_positive: the value of an anchor without positives: "zero", "nan" or "drop" (left out).
+        no_negative: with "only_negatives", the value of an anchor without negatives: "zero" or "nan".
+        reduction: "mean" or "sum" over the anchors, or "none": a list with one value per anchor that is not dropped.
 
     Returns:
         The loss and its terms.
@@ -196,8 +201,8 @@ def supcon_loss(
         ValueError: an argument has the wrong shape or value.
 
     Source:
-        SupCon paper, arXiv 2004.11362, equation 2; for references MoCo, arXiv 1911.05722, and cross-batch memory,
-        arXiv 1912.06798.
+        SupCon paper, arXiv 2004.11362, equation 2. References: MoCo, arXiv 1911.05722, and cross-batch memory, arXiv
+        1912.06798.
     """
     return evaluate(supcon_anchor, **locals())
 
@@ -232,29 +237,30 @@ def supcon_in_loss(
         0.7517
 
     Args:
-        embeddings: [N, D] floats; complex numbers and intervals (balls of python-flint) are accepted too.
+        embeddings: [N, D] floats, complex numbers, or intervals (balls of python-flint).
         labels: [N] integers; rows with equal labels are positives of each other.
-        positives: bool [N, N] instead of labels; may be asymmetric, and its diagonal is ignored. With ref_embeddings
-            bool [N, M], and the entry at self_rows[i] is ignored.
+        positives: bool [N, N], or [N, M] with ref_embeddings, instead of labels: True if the column is a positive of
+            the row. May be asymmetric; self pairs have no effect.
         anchors: bool [N], the rows that are anchors; all rows by default.
-        ref_embeddings: [M, D], rows that anchors are contrasted with instead of the batch: a memory bank, a queue, or
-            the gathered rows of all devices. N may then be 1.
+        ref_embeddings: [M, D], rows to contrast anchors with instead of the batch: a memory bank, a queue, or the
+            gathered rows of all devices.
         ref_labels: [M] integers; reference a is a positive of anchor i if ref_labels[a] == labels[i].
-        self_rows: [N] integers, the row of ref_embeddings that is anchor i and is left out, or -1; -1 by default.
-        ignored: bool [N, N], with ref_embeddings [N, M]: the pairs (row, column) that are left out of numerator and
-            denominator, positives included. May be asymmetric; self pairs have no effect.
-        ignored_ids: [N] integers; a pair of rows with equal ids is left out unless the column is a positive of the row.
-        ref_ignored_ids: [M] integers, the ids of the references; with ref_embeddings, both or neither are given.
+        self_rows: [N] integers, the row of ref_embeddings that is the anchor itself and is left out; -1 (the default)
+            if there is none.
+        ignored: bool [N, N], or [N, M] with ref_embeddings: the pairs (row, column) to leave out of numerator and
+            denominator, even positives. May be asymmetric; self pairs have no effect.
+        ignored_ids: [N] integers. Negatives with the anchor's id are left out, for example duplicates.
+        ref_ignored_ids: [M] integers, the ids of ref_embeddings; give both kinds of ids or neither.
         temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
-        denominator: what is summed in the denominator of a positive: "all" (positives and negatives), "one_positive"
-            (this positive and the negatives) or "only_negatives".
-        inside_reduction: "mean" of the ratios inside the logarithm, or "sum", which leaves out 1/|P(i)|: the value is
-            smaller by log |P(i)|, and the gradient is the same.
-        no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan".
-        no_negative: the value of an anchor without negatives under denominator "only_negatives": "zero" or "nan".
-        reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor not dropped).
+        denominator: what the denominator of a positive sums over: "all" (positives and negatives), "one_positive" (this
+            positive and the negatives) or "only_negatives".
+        inside_reduction: "mean" or "sum" of the ratios inside the logarithm. With "sum", the value is smaller by
+            log |P(i)|, and the gradient is the same.
+        no_positive: the value of an anchor without positives: "zero", "nan" or "drop" (left out).
+        no_negative: with "only_negatives", the value of an anchor without negatives: "zero" or "nan".
+        reduction: "mean" or "sum" over the anchors, or "none": a list with one value per anchor that is not dropped.
 
     Returns:
         The loss and its terms.
@@ -264,9 +270,9 @@ def supcon_in_loss(
         ValueError: an argument has the wrong shape or value.
 
     Source:
-        SupCon paper, arXiv 2004.11362, equation 3. The "sum" is what public code computes: ``simclr_loss_func`` of
-        vturrisi/solo-learn at commit 9187ea3, ``init_suncet_loss`` of facebookresearch/suncet at commit 731547d, and
-        ``SupConLossV2`` of megvii-research/FSCE at commit 94ba3f4.
+        SupCon paper, arXiv 2004.11362, equation 3. Public code with "sum": ``simclr_loss_func`` of vturrisi/solo-learn
+        at commit 9187ea3, ``init_suncet_loss`` of facebookresearch/suncet at commit 731547d, and ``SupConLossV2`` of
+        megvii-research/FSCE at commit 94ba3f4.
     """
     return evaluate(supcon_in_anchor, **locals())
 
@@ -285,10 +291,10 @@ def supcon_epsilon_loss(
     no_positive: str = "zero",
     reduction: str = "mean",
 ) -> Result:
-    """The batch tutorial's supervised contrastive loss: an epsilon is added to every exponential and every |P(i)|.
+    """The batch tutorial's supervised contrastive loss: 1e-8 is added to every exponential and every |P(i)|.
 
-    Logits are relative to the row's maximum, which includes the self-similarity, but no ignored pair. The derivative of
-    this loss includes that of the maximum; the tutorial detaches the maximum.
+    The maximum of each row of logits is subtracted first. It includes the self pair, but no ignored pairs. The gradient
+    of this loss flows through the maximum; the tutorial detaches it.
 
     Example:
         >>> z = [[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]]
@@ -297,18 +303,19 @@ def supcon_epsilon_loss(
         0.4302
 
     Args:
-        embeddings: [N, D] floats; complex numbers and intervals (balls of python-flint) are accepted too.
+        embeddings: [N, D] floats, complex numbers, or intervals (balls of python-flint).
         labels: [N] integers; rows with equal labels are positives of each other.
-        positives: bool [N, N] instead of labels; may be asymmetric, and its diagonal is ignored.
+        positives: bool [N, N], instead of labels: True if the column is a positive of the row. May be asymmetric; the
+            diagonal has no effect.
         anchors: bool [N], the rows that are anchors; all rows by default.
-        ignored: bool [N, N], the pairs (row, column) that are left out of numerator, denominator and maximum, positives
-            included. May be asymmetric; self pairs have no effect.
-        ignored_ids: [N] integers; a pair of rows with equal ids is left out unless the column is a positive of the row.
+        ignored: bool [N, N], the pairs (row, column) to leave out of numerator, denominator and maximum, even
+            positives. May be asymmetric; the diagonal has no effect.
+        ignored_ids: [N] integers. Negatives with the anchor's id are left out, for example duplicates.
         temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
-        no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan".
-        reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor not dropped).
+        no_positive: the value of an anchor without positives: "zero", "nan" or "drop" (left out).
+        reduction: "mean" or "sum" over the anchors, or "none": a list with one value per anchor that is not dropped.
 
     Returns:
         The loss and its terms.

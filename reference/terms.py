@@ -1,9 +1,8 @@
-"""The terms of one pair, and the record of named terms that every loss returns together with its value.
+"""The terms of one pair, and the record of terms that every loss returns with its value.
 
-A formula is built from four kinds of pairs: cross_entropy, cross_entropy_of_exponentials, cross_entropy_of_mass and
-binary_cross_entropy. Each evaluates a pair and returns all its terms. The numerator and the denominator are stored
-relative to ``e^shift`` and as logarithms, because at a temperature of 1e-3 the exponentials overflow or underflow in
-float64.
+Formulas call cross_entropy, cross_entropy_of_exponentials, cross_entropy_of_mass or binary_cross_entropy for each pair.
+Numerator and denominator are stored divided by ``e^shift``, and as logarithms. At a temperature of 1e-3, the
+exponentials themselves would overflow or underflow in float64.
 """
 
 from __future__ import annotations
@@ -19,33 +18,33 @@ from .scalars import Scalar, order, shifted_sum, softplus, total, zero_like
 Row = Sequence[Scalar]
 """One anchor's logits, s."""
 Columns = Sequence[int]
-"""One anchor's set of columns: A(i), P(i) or N(i), in ascending order."""
+"""A set of columns, A(i), P(i) or N(i), in ascending order."""
 
 
 @dataclass(frozen=True)
 class Pair:
     """One pair (anchor, other) and its contribution to the loss.
 
-    The value is -log(numerator / denominator). For binary cross-entropy, this ratio is 1 / (1 + e^x), where x is -s_io
-    for a positive and s_io for a negative: the numerator is e^-shift and the denominator (1 + e^x) e^-shift. For the
-    other losses, s_io and s_ia below are the formula's logits, with the weights that dclw_loss and
-    multiple_negatives_ranking_loss apply to them.
+    Let i be the anchor, o the other column, and s the logits. dclw_loss and multiple_negatives_ranking_loss apply their
+    weights to the logits first.
+
+    In binary cross-entropy, numerator / denominator is 1 / (1 + e^x), where x is -s_io for a positive and s_io for a
+    negative. ``members`` is then empty.
 
     Attributes:
         anchor: the anchor's row.
-        other: the column of the other member: a row of the batch, of the references or of the other tower.
-        positive: whether ``other`` is a positive of ``anchor``. Only binary cross-entropy has pairs of negatives.
-        members: the columns whose exponentials are summed in the denominator; empty for binary cross-entropy.
+        other: a column: a row of the batch, of the references or of the other tower.
+        positive: whether ``other`` is a positive of ``anchor``; False only in binary cross-entropy.
+        members: the columns that the denominator sums over.
         shift: numerator and denominator are stored divided by e^shift.
         numerator: e^(s_io - shift), plus epsilon in supcon_epsilon_loss.
-        denominator: Σ over the members a of e^(s_ia - shift). In supcon_epsilon_loss, epsilon is added to each term;
-            negative_weights multiply the terms of negatives. In hard_negative_loss, the terms of the negatives are
-            replaced by M e^-shift, where M is an estimate of their sum.
+        denominator: Σ over the members a of e^(s_ia - shift). supcon_epsilon_loss adds epsilon to each term.
+            negative_weights multiply the terms of negatives. hard_negative_loss replaces the sum over the negatives by
+            M e^-shift, where M is an estimate of their sum.
         log_numerator: log(numerator) + shift.
         log_denominator: log(denominator) + shift.
         value: -log(numerator / denominator).
-        weight: the factor of the value in the anchor's loss, before the division by the number or weight of its pairs;
-            1 without positive_weights.
+        weight: the weight of the positive, which multiplies the value in the anchor's loss; 1 without positive_weights.
     """
 
     anchor: int
@@ -62,13 +61,13 @@ class Pair:
 
 
 Anchor = tuple[Scalar, list[Pair]]
-"""The result of a formula: the anchor's loss L_i, and the pairs that contribute to it."""
+"""The result of a formula: the loss L_i of the anchor, and its pairs."""
 
 
 def cross_entropy(s: Row, i: int, p: int, members: Columns) -> Pair:
-    """Return the pair with the value -log( e^s_ip / Σ_{a∈members} e^s_ia ), the cross-entropy of one positive."""
+    """Return the pair with the value -log( e^s_ip / Σ_{a∈members} e^s_ia )."""
     top, rest = shifted_sum([s[a] for a in members])
-    # The positive need not be one of the members, and its logit may be larger than all of theirs.
+    # If the positive is not a member, its logit may be larger than those of all members.
     shift = top if order(top) >= order(s[p]) else s[p]
     return Pair(
         anchor=i,
@@ -85,7 +84,10 @@ def cross_entropy(s: Row, i: int, p: int, members: Columns) -> Pair:
 
 
 def cross_entropy_of_exponentials(e: Mapping[int, Scalar], i: int, p: int, members: Columns, *, shift: Scalar) -> Pair:
-    """Return the pair with the value -log( e_ip / Σ_{a∈members} e_ia ); p is a member, and e is relative to e^shift."""
+    """Return the pair with the value -log( e_ip / Σ_{a∈members} e_ia ).
+
+    p is one of the members. The exponentials e are already divided by e^shift.
+    """
     denominator = total(e[a] for a in members)
     rest = total((e[a] for a in members if a != p), start=zero_like(e[p]))
     return Pair(
@@ -98,7 +100,7 @@ def cross_entropy_of_exponentials(e: Mapping[int, Scalar], i: int, p: int, membe
         denominator=denominator,
         log_numerator=shift + np.log(e[p]),
         log_denominator=shift + np.log(denominator),
-        # The denominator is e_ip (1 + rest / e_ip); log1p is accurate if the loss is small.
+        # The denominator is e_ip (1 + rest / e_ip). log1p is accurate for a small loss.
         value=np.log1p(rest / e[p]),
     )
 
@@ -128,7 +130,7 @@ def cross_entropy_of_mass(s: Row, i: int, p: int, N: Columns, log_ratio: Scalar 
     ``log_ratio`` is log(M / e^s_ip), or None if M is 0.
     """
     zero = zero_like(s[p])
-    # Numerator and denominator are relative to the larger of e^s_ip and M.
+    # Numerator and denominator are divided by the larger of e^s_ip and M.
     above = zero if log_ratio is None or order(log_ratio) <= 0 else log_ratio
     mass, value = (zero, zero) if log_ratio is None else (np.exp(log_ratio - above), softplus(log_ratio))
     return Pair(
@@ -147,24 +149,27 @@ def cross_entropy_of_mass(s: Row, i: int, p: int, N: Columns, log_ratio: Scalar 
 
 @dataclass(frozen=True)
 class Terms:
-    """The intermediate values of a loss, by name.
+    """The intermediate values of a loss.
+
+    Rows and columns are those of the matrix of similarities:
+
+    - one batch: [N][N], including the diagonal; with references, [N][M].
+    - two towers: the rows are the anchors, those of the first tower before those of the second. The columns are the
+      rows of the other tower, then the negatives. Shorter rows are filled with zeros.
+    - multiple_negatives_ranking_loss with partition "joint": the columns are those of its argument ``ignored``.
 
     Attributes:
-        similarity: the cosine or dot product of every row that may be an anchor with every column: [N][N] within a
-            batch, including the diagonal, [N][M] with references. For two towers, the rows are the anchors: those of
-            the first tower, then those of the second (for one direction, only those of its tower). The columns are the
-            rows of the other tower, then the negatives; zeros fill up shorter rows. For multiple_negatives_ranking with
-            partition "joint", the columns are those of its argument ``ignored``.
-        logits: similarity / temperature, plus the bias of sigmoid_loss; in the same shape.
-        positives: for each row i the sorted columns P(i).
-        negatives: for each row i the sorted columns N(i).
-        pairs: the pairs that were summed, by (anchor, other).
-        anchor_losses: by row, the value of every anchor times its weight and that of its direction,
-            including the anchors that no_positive="drop" leaves out.
+        similarity: the cosine or dot product of every row with every column.
+        logits: similarity / temperature, plus the bias of sigmoid_loss.
+        positives: for each row i, the sorted columns P(i).
+        negatives: for each row i, the sorted columns N(i).
+        pairs: the pairs of all anchors, by (anchor, other).
+        anchor_losses: the value of every anchor, by row, multiplied by the weights of the anchor and of its direction.
+            Anchors that no_positive="drop" leaves out are included.
         counted: the anchors that enter the reduction, in row order.
-        scale: the factor of every value: temperature / base_temperature, or 1.
-        divisor: what a mean divides by: the number of its anchors or pairs, or the sum of their weights; 1 if it is 0.
-            With direction_weights, each direction is divided by its own sum instead.
+        scale: temperature / base_temperature, which multiplies every value, or 1.
+        divisor: the divisor of a mean: the number of its anchors or pairs, or the sum of their weights. It is 1 if that
+            is 0. With direction_weights, each direction is divided by its own sum instead.
     """
 
     similarity: list[list[Scalar]]
@@ -181,8 +186,8 @@ class Terms:
 class Result(NamedTuple):
     """A loss and its terms: ``loss, terms = supcon_loss(...)``.
 
-    ``loss`` is a scalar. For the reduction "none" it is a list with one value per counted anchor, in row order; for
-    "none_pairs", with one value per pair.
+    ``loss`` is a scalar. With reduction "none", it is a list with one value per counted anchor, in row order. With
+    "none_pairs", it is a list with one value per pair.
     """
 
     loss: Any

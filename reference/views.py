@@ -1,8 +1,9 @@
-"""Layouts of views: which row is which view of which item. Mixing them up is a common mistake with these losses.
+"""Layouts of views: which row is which view of which item. Mixing them up is a common mistake.
 
-In the layout "stacked", all first views come before all second views, as in the code of SimCLR, SupContrast and SiT
-(arXiv 2104.03602). In the layout "interleaved", the views of one item are adjacent, as in the multi-label notebook
-(fixtures/worked/pair_notebook.json).
+"stacked"
+    All first views come before all second views, as in SimCLR, SupContrast and SiT (arXiv 2104.03602).
+"interleaved"
+    The views of an item are adjacent, as in the multi-label notebook (fixtures/worked/pair_notebook.json).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def _check_views(n_views: int) -> None:
 def interleaved_partners(n: int) -> npt.NDArray[np.int64]:
     """Return the partner of each row, for two views per item in the layout "interleaved".
 
-    Rows 2k and 2k + 1 are partners: 1, 0, 3, 2, ...
+    Rows 2k and 2k + 1 are partners.
 
     Example:
         >>> items = 3
@@ -65,7 +66,7 @@ def interleaved_partners(n: int) -> npt.NDArray[np.int64]:
 def stacked_partners(n: int) -> npt.NDArray[np.int64]:
     """Return the partner of each row, for two views per item in the layout "stacked".
 
-    Rows i and i + n/2 are partners: n/2, n/2 + 1, ..., 0, 1, ...
+    Rows i and i + n/2 are partners.
 
     Example:
         >>> items = 3
@@ -87,7 +88,7 @@ def stacked_partners(n: int) -> npt.NDArray[np.int64]:
 
 
 def flatten_views(features: npt.ArrayLike, layout: str = "stacked") -> npt.NDArray[Any]:
-    """Lay out views as rows, as the losses take them.
+    """Return views as rows, the input of the losses.
 
     Example:
         >>> features = [[[1.0], [2.0]], [[3.0], [4.0]]]
@@ -97,8 +98,8 @@ def flatten_views(features: npt.ArrayLike, layout: str = "stacked") -> npt.NDArr
         [[1.0], [2.0], [3.0], [4.0]]
 
     Args:
-        features: [batch, views, dim], view v of item b at [b, v].
-        layout: "stacked" puts that view into row v * batch + b, "interleaved" into row b * views + v.
+        features: [batch, views, dim]; features[b, v] is view v of item b.
+        layout: "stacked": this view becomes row v * batch + b. "interleaved": it becomes row b * views + v.
 
     Returns:
         Embeddings [views * batch, dim].
@@ -154,7 +155,7 @@ def split_views(embeddings: npt.ArrayLike, n_views: int, layout: str = "stacked"
 
 
 def repeat_labels(labels: Sequence[int] | npt.NDArray[Any], n_views: int, layout: str = "stacked") -> npt.NDArray[Any]:
-    """Repeat the label of each item for each of its views, in the order in which flatten_views puts the rows.
+    """Repeat the label of each item for its views, in the row order of flatten_views.
 
     Example:
         >>> repeat_labels([7, 8], n_views=2).tolist()

@@ -1,7 +1,7 @@
-"""Build the documentation with Sphinx: the pages of docs/, the documents of other folders, and generated pages.
+"""Build the documentation with Sphinx, from docs/, documents in other folders, and generated pages.
 
-Links between these documents become links between pages. Links to other files of the repository become their paths.
-Nothing is downloaded, and every warning of Sphinx is an error.
+Links between documents become links between pages, and links to other files become paths. Nothing is downloaded, and
+every warning of Sphinx is an error.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ ELSEWHERE: Mapping[str, str] = {
     "fixtures/CHANGELOG.md": "releases.md",
     "fixtures/README.md": "fixtures.md",
 }
-"""The documents outside docs/ that are pages, with the names of the pages."""
+"""The documents outside docs/, and the names of their pages."""
 IMAGE = re.compile(r"(!\[[^\]]*\])\((?!https?:)[^)\s]*?([^/)\s]+)\)")
 TAG = re.compile(r'<img src="[^"]*?([^"/]+)".*?\salt="([^"]*)">', re.DOTALL)
-"""An image of a certain width or place, which only HTML can express."""
+"""An image in HTML, which can set its width and position."""
 LINK = re.compile(r"(?<!\!)\[([^\]\[]*(?:`[^`]*`)?[^\]\[]*)\]\((?!https?:|#)([^)\s]+)\)")
 
 
 def pages(root: Path) -> dict[str, str]:
-    """Return the page of every document, by its path in the repository."""
+    """Return the page of every document, by the document's path."""
     return {f"docs/{path.name}": path.name for path in sorted((root / "docs").glob("*.md"))} | dict(ELSEWHERE)
 
 
 def relinked(text: str, document: str, names: Mapping[str, str]) -> str:
-    """Return a document whose links to other documents are links to their pages.
+    """Replace the links to other documents by links to their pages.
 
     Args:
-        text: its content.
-        document: its path in the repository.
-        names: the page of every document.
+        text: the content of a document.
+        document: its path.
+        names: the result of ``pages``.
     """
     folder = str(PurePosixPath(document).parent)
 

@@ -1,8 +1,8 @@
 """Report what ``make fixtures`` would change, without running the implementations again.
 
-All derived values are recomputed in a copy of the fixtures. The counts of checks are taken from a report of ``pairproof
-verify --thorough --json``. Exit code: 0 if nothing would change, 1 if something would change, 2 if the report cannot be
-used.
+The counts of checks come from a report of ``pairproof verify --thorough --json``. All else is recomputed in a copy.
+
+Exit code: 0 nothing would change; 1 something would change; 2 the report cannot be used.
 """
 
 from __future__ import annotations

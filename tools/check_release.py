@@ -1,4 +1,4 @@
-"""Check that a tag is the version of the package and that the changelog has a section on it. Needs only Python."""
+"""Check that a tag is the version of the package, and that the changelog has a section on it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def notes_of(tag: str, root: Path) -> str:
-    """Return the section of the changelog on the version of a tag.
+    """Return the changelog's section on the version of a tag.
 
     Args:
         tag: such as v0.1.0.

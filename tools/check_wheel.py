@@ -1,7 +1,6 @@
 """Check that a wheel contains every file of the package folders, and nothing else.
 
-If ``pyproject.toml`` does not list a subpackage, an editable install can still import it, but a wheel does not contain
-it. This check detects that.
+A subpackage that ``pyproject.toml`` does not list is missing from a wheel, but not from an editable install.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ def expected_files(root: Path) -> set[str]:
         root: The repository. Its ``pyproject.toml`` maps import names to folders.
 
     Returns:
-        The paths in the wheel, such as ``pairproof/fast/supcon.py``, without caches and hidden files.
+        Paths in the wheel, such as ``pairproof/fast/supcon.py``, without caches and hidden files.
     """
     mapping: dict[str, str] = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
     expected = set()

@@ -1,15 +1,13 @@
 """Compile every variant of every GPU kernel, without a GPU, and check the compiled code.
 
-The variants are found by a dry run: every loss is called with every combination of the relevant arguments, and
-`pairproof.fast.kernels.launch` passes its kernels to this tool instead of to a device. Triton determines how it
-specialises each kernel for its arguments. Each distinct variant is compiled, and the compiled code is checked without
-running it:
+In a dry run, every loss is called with every combination of the relevant arguments, and its kernels are recorded
+instead of run. A variant is a kernel with the types and constants for which Triton specialises it. These checks are
+made on the compiled code of each variant:
 
-- shared memory (on sm_100 also tensor memory) is within the limit, and no registers are spilled to the stack;
-- matrix products use tensor cores;
-- with FIXED (see `pairproof.fast.kernels.tile`), the kernels for tiles of negatives, `*_plain`, compute one exponential
-  per pair;
-- there are no atomic operations, since the result would depend on the order of the threads.
+- Shared memory (on sm_100 also tensor memory) is within the limit, and no registers are spilled to the stack.
+- Matrix products use tensor cores.
+- With FIXED (see `pairproof.fast.kernels.tile`), the `*_plain` kernels compute one exponential per pair.
+- There are no atomic operations, whose result would depend on the order of the threads.
 
 Exit code: 0 all checks passed; 1 a check failed; 2 wrong usage; 3 triton or its cuobjdump is missing.
 """
@@ -48,13 +46,13 @@ from pairproof.fast.ranking import Directions, Partition
 
 DIMS = (64, 128, 256, 512)
 MORE_DIMS = (16, 32, 384, 768, 1024)
-"""Further embedding dimensions, for ``--long``. All others use tiles of a dimension in `DIMS` or here."""
+"""Further embedding dimensions, for ``--long``. All others use the same tiles as a dimension in one of these lists."""
 SMALL_DIM = 128
-"""Embedding dimension for which kernels without tiles are compiled; their code depends little on it."""
+"""Kernels without tiles are compiled for this embedding dimension, or the first. Their code depends little on it."""
 DTYPES = dict(zip(KINDS, (torch.float32, torch.float32, torch.bfloat16, torch.float16), strict=True))
 """Dtype of the embeddings by kind of product."""
 TENSOR_COLUMNS = 512
-"""Number of columns of tensor memory on sm_100."""
+"""Columns of tensor memory on sm_100."""
 
 
 class Device(NamedTuple):
@@ -62,8 +60,8 @@ class Device(NamedTuple):
 
     Attributes:
         shared: maximum shared memory of a program in bytes.
-        products: the instruction of its tensor cores in SASS (the machine code) and in PTX (the step before it);
-            mma.sync, the instruction of older devices, also runs.
+        products: pattern of its tensor-core instruction in SASS (machine code) and PTX (compiled to SASS). Older
+            instructions, which would also run, do not match.
     """
 
     shared: int
@@ -78,25 +76,22 @@ DEVICES = {
 }
 
 SIZES = ("BM", "BN", "BK", "OUT", "GROUP", "GROUP_ROWS", "DIM", "WIDTH")
-"""Names of the sizes of tiles and rows, which depend on the architecture and on the embedding dimension."""
+"""The sizes of tiles and rows, which depend on the architecture and the embedding dimension."""
 
 Given = dict[str, Any]
 """The arguments of a launch, by name."""
 
 
 class Job(NamedTuple):
-    """One compilation.
+    """One compilation of a kernel.
 
     Attributes:
-        module: module of the kernel.
-        kernel: name of the kernel.
-        arch: architecture to compile for.
-        arguments: name, type ("constexpr" for constants) and value of each argument; the value "D" marks a multiple of
-            16.
+        arguments: (name, type, value) of each argument. Constants have the type "constexpr", multiples of 16 the value
+            "D".
         options: ``num_warps`` and ``num_stages``, for kernels with tiles.
         kind: how rows are multiplied.
         dim: padded embedding dimension.
-        machine: whether to check the SASS; otherwise the PTX is checked, which takes less time.
+        machine: whether to check SASS instead of PTX, which takes longer.
     """
 
     module: str
@@ -115,7 +110,7 @@ class Job(NamedTuple):
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """The variant: the kernel, and types and flags of its arguments, without sizes of tiles and rows."""
+        """The kernel, and the types and constants of its arguments, without sizes of tiles and rows."""
         return self.kernel, *(one for one in self.arguments if one[1] != "constexpr" or one[0] not in SIZES)
 
     def __str__(self) -> str:
@@ -124,11 +119,13 @@ class Job(NamedTuple):
 
 
 def calls(dtype: torch.dtype, where: str = "cpu", *, wide: bool = False) -> list[partial[torch.Tensor]]:
-    """Return calls of every loss with all arguments that affect which kernels are launched; some calls are invalid.
+    """Return calls of every loss with all combinations of the arguments that affect the kernels.
+
+    Some calls are invalid.
 
     Args:
         dtype: dtype of the embeddings.
-        where: device of all tensors; tensors on "meta" have no memory, but operations on them are several times slower.
+        where: device of all tensors. "meta" needs no memory, but is several times slower.
         wide: whether to include masks with strides beyond 32 bits, which need "meta".
     """
     z, y = (torch.randn(6, 5).to(where, dtype).requires_grad_() for _ in range(2))
@@ -166,19 +163,19 @@ def calls(dtype: torch.dtype, where: str = "cpu", *, wide: bool = False) -> list
             if given.get("ignored_ids") is not None and given.get("ref_embeddings") is not None:
                 given["ref_ignored_ids"] = given["ignored_ids"]
             found.append(partial(loss, backend="triton", **given))
-    if where == "meta":  # the number of pairs depends on values, which need memory
+    if where == "meta":  # the number of pairs depends on values, which meta tensors lack
         found += (call for call in calls(dtype) if call.keywords.get("reduction") == "none_pairs")
     return found
 
 
 @contextmanager
 def dry_run(kind: Kind, dim: int, arch: int) -> Iterator[list[tuple[Any, Given]]]:
-    """Record the launches of kernels within the context, with their arguments, instead of executing them.
+    """Record kernels and their arguments within the context instead of launching them.
 
     Args:
         kind: how rows are multiplied.
-        dim: padded embedding dimension to assume.
-        arch: architecture of the device to assume.
+        dim: padded embedding dimension.
+        arch: architecture of the device.
     """
     found: list[tuple[Any, Given]] = []
     with (
@@ -193,7 +190,6 @@ def dry_run(kind: Kind, dim: int, arch: int) -> Iterator[list[tuple[Any, Given]]
 
 @cache
 def _backend(arch: int) -> Any:
-    """Return Triton's compiler for an architecture."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import make_backend
 
@@ -202,14 +198,14 @@ def _backend(arch: int) -> Any:
 
 @cache
 def _specialise(kernel: Any, arch: int) -> Any:
-    """Return the function with which Triton specialises a kernel for its arguments."""
+    """Return Triton's function that specialises a kernel for its arguments."""
     from triton.runtime.jit import create_function_from_signature
 
     return create_function_from_signature(kernel.signature, kernel.params, _backend(arch))
 
 
 def job_of(kernel: Any, given: Given, kind: Kind, dim: int, arch: int) -> Job:
-    """Return the compilation for a kernel with some arguments."""
+    """Return the job that compiles a kernel for some arguments."""
     options = {name: given[name] for name in ("num_warps", "num_stages") if name in given}
     _, forms, _ = _specialise(kernel, arch)(*(given[name] for name in kernel.arg_names), **options)
     arguments = tuple((name, *form) for name, form in zip(kernel.arg_names, forms, strict=True))
@@ -219,10 +215,10 @@ def job_of(kernel: Any, given: Given, kind: Kind, dim: int, arch: int) -> Job:
 def jobs(
     archs: Iterable[int], dims: Sequence[int], kinds: Iterable[Kind], names: Collection[str] = (), *, long: bool = False
 ) -> list[Job]:
-    """Return the distinct compilations.
+    """Return all distinct jobs.
 
-    The kernels and flags of a call do not depend on the architecture or the embedding dimension. Calls without a new
-    variant for the first architecture and dimension are therefore skipped for the others.
+    A call uses the same kernels and flags for every architecture and dimension. So calls that add no job for the first
+    architecture and dimension are skipped for the others.
 
     Args:
         archs: the architectures.
@@ -246,7 +242,7 @@ def jobs(
                     for kernel, given in queued:
                         if (not names or kernel.fn.__name__ in names) and (dim == untiled or "BN" in kernel.arg_names):
                             job = job_of(kernel, given, kind, dim, arch)
-                            # Exponentials are counted per loop, which needs SASS: only there, a loop is contiguous.
+                            # Exponentials are counted per loop. This needs SASS, where a loop is contiguous.
                             machine = long or dim == untiled or job.constants.get("FIXED") is True
                             found.setdefault(job[:5], job._replace(machine=machine))
                     effective += [call] if len(found) > before else []
@@ -257,8 +253,8 @@ def jobs(
 def covering(work: Iterable[Job]) -> list[Job]:
     """Select jobs that cover every variant, and for every kernel all pairs of architecture, kind and dimension.
 
-    A pair is an architecture with a kind, an architecture with a dimension, or a kind with a dimension. Jobs are
-    considered in an order given by a checksum of their text, so that variants are spread over architectures.
+    A pair is (architecture, kind), (architecture, dimension) or (kind, dimension). Jobs are visited in the order of a
+    checksum, so that variants are spread over architectures.
     """
     spread, seen, kept = sorted(work, key=lambda job: crc32(str(job).encode())), set[Any](), []
     for new in (4, 3, 2, 1):
@@ -275,14 +271,14 @@ class Found(NamedTuple):
     """Properties of the compiled code of a job.
 
     Attributes:
-        registers: registers per thread.
-        stack: stack per thread in bytes.
-        shared: shared memory per program in bytes.
+        registers: per thread.
+        stack: bytes per thread.
+        shared: bytes of shared memory per program.
         tensor: columns of tensor memory per program.
-        warps: warps per program.
+        warps: per program.
         instructions: number of instructions by name in `PATTERNS`.
-        exponentials: exponentials in the shortest loop with products and exponentials; None if there is no such loop.
-        error: the reason why the job could not be compiled or read, or "".
+        exponentials: the result of `exponentials_of`.
+        error: why the job failed, or "".
     """
 
     registers: int = 0
@@ -299,20 +295,20 @@ PATTERNS = {
     "products": r"HMMA|HGMMA|UTCHMMA|mma\.sync|wgmma\.mma_async|tcgen05\.mma",
     "exponentials": r"MUFU\.EX2|ex2\.approx",
     "local": r"LDL|STL|(?:ld|st)\.local",
-    # Except counters in shared memory, which are used to allocate tensor memory.
+    # Atomic counters in shared memory are allowed: they allocate tensor memory.
     "atomics": r"ATOMG?|REDG?|ATOMS(?!\.(?:OR|AND)\b)|atom|red",
 }
-"""Patterns for the beginning of instructions in SASS and PTX."""
+"""How instructions begin in SASS and PTX."""
 
 
 def instructions_of(code: str) -> list[tuple[int, str]]:
-    """Return the address and the text, without a predicate, of every instruction in the output of cuobjdump."""
+    """Return (address, text) of every instruction in the output of cuobjdump, without predicates."""
     found = re.finditer(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\d+\s+)?([^;]*);", code)
     return [(int(one[1], 16), one[2].strip()) for one in found]
 
 
 def steps_of(code: str) -> list[tuple[int, str]]:
-    """Return the number and the text, without a predicate, of every instruction in PTX."""
+    """Return (number, text) of every instruction in PTX, without predicates."""
     found = re.finditer(r"^\s*(?:@!?%p\d+\s+)?([a-z][^;\n]*)", code, re.MULTILINE)
     return [(number, one[1].strip()) for number, one in enumerate(found)]
 
@@ -323,7 +319,7 @@ def count(instructions: Iterable[tuple[int, str]], pattern: str) -> int:
 
 
 def exponentials_of(instructions: Sequence[tuple[int, str]]) -> int | None:
-    """Return the number of exponentials in the shortest loop with products and exponentials, or None."""
+    """Count the exponentials in the shortest loop with products and exponentials; None without such a loop."""
     loops = []
     for address, text in instructions:
         target = re.search(r"0x([0-9a-f]+)\s*$", text) if text.startswith("BRA") else None
@@ -336,7 +332,7 @@ def exponentials_of(instructions: Sequence[tuple[int, str]]) -> int | None:
 
 
 def failures(job: Job, found: Found) -> list[str]:
-    """Return one line for each check that fails, with the limit."""
+    """Return one line for each check that fails."""
     if found.error:
         return [f"did not compile: {found.error}"]
     device, constants, counted = DEVICES[job.arch], job.constants, found.instructions
@@ -359,7 +355,7 @@ def failures(job: Job, found: Found) -> list[str]:
 
 
 def cuobjdump() -> Path | None:
-    """Return the path of the disassembler in the triton package, or None if it is missing."""
+    """Return the path of the disassembler in the triton package, or None."""
     spec = importlib.util.find_spec("triton")
     path = Path(spec.origin or "").parent / "backends" / "nvidia" / "bin" / "cuobjdump" if spec else Path()
     return path if path.is_file() and os.access(path, os.X_OK) else None
@@ -396,7 +392,7 @@ def examine(job: Job) -> Found:
 
 
 def compiled(work: Sequence[Job], processes: int) -> list[Found]:
-    """Compile jobs in fresh processes with an empty cache, so that no earlier compilation is reused."""
+    """Compile jobs in fresh processes with an empty cache."""
     began, found = time.perf_counter(), []
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -411,7 +407,7 @@ def compiled(work: Sequence[Job], processes: int) -> list[Found]:
 
 
 def main(arguments: list[str]) -> int:
-    """Compile and check the variants selected on the command line; return the exit code."""
+    """Compile and check the selected variants; return the exit code."""
     parser = argparse.ArgumentParser(description="Compile every variant of every GPU kernel and check the code.")
     parser.add_argument("--arch", nargs="+", type=int, choices=DEVICES, help="default: 80 90 100")
     parser.add_argument(

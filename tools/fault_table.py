@@ -1,9 +1,9 @@
 """Write ``conformance/faults/README.md``: every fault, what is wrong with it, and how many golden cases catch it.
 
-By default, every fault is judged again and the last column is copied from the file. ``--loss`` judges only the faults
-of one loss and keeps the rows of the others. ``--named`` also computes the last column, with identify and the
-explanations of failures, which takes minutes; ``--named 'nt_xent/*'`` does so for some faults. ``--check`` writes
-nothing and exits with 1 if the file would change. The exit code is also 1 if ``--named`` fails for a fault.
+By default, every fault is judged again, but the last column is copied from the file. ``--named`` also computes the last
+column, which takes minutes; ``--named 'nt_xent/*'`` computes it only for the faults with these names.
+
+Exit code: 1 if ``--check`` finds that the file would change, or if ``--named`` fails for a fault; otherwise 0.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ TABLE = ROOT / "conformance" / "faults" / "README.md"
 
 FLAGS_SHOWN = 4
 EXPLAINED = 12
-"""Maximum number of cases whose failures are explained if identify does not find the fault."""
+"""Maximum number of failed cases that are explained if identify does not find the fault."""
 
 HEADINGS = ("fault", "call", "what is wrong", "seen or discussed in", "cases", "flags of the cases", "named as")
 
 
 def cells(line: str) -> list[str]:
-    """Return the cells of a row of a table; a bar within a cell is escaped by a backslash."""
+    """Return the cells of a row. A bar within a cell is escaped by a backslash."""
     return [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
 
 
@@ -52,7 +52,7 @@ def row(fault: Fault, verdict: Verdict, named: str) -> str:
     Args:
         fault: the fault.
         verdict: the results of the cases.
-        named: the description by identify, or the explanation of a failure.
+        named: the last column.
     """
     caught, judged = len(verdict.caught), len(verdict.cases)
     flags = []
@@ -67,7 +67,7 @@ def row(fault: Fault, verdict: Verdict, named: str) -> str:
 
 
 def seen_in(link: str) -> str:
-    """Return a link's cell: a GitHub thread by repository and number, a page by its name, an empty link as words."""
+    """Return the cell of a link with a short text, such as owner/name#3 for a GitHub thread."""
     if not link:
         return "a common mistake"
     if not link.startswith("https://"):
@@ -82,7 +82,7 @@ def seen_in(link: str) -> str:
 def _identified(fault: Fault) -> str:
     """Return what identify finds wrong with a fault; "" if nothing."""
     try:
-        # The known faults are not passed, or identify would find each fault by its name.
+        # The faults are not passed, because identify would find each of them by its name.
         found = identify(target_of(fault), call=fault.call)
     except TargetError:
         return ""
@@ -112,7 +112,7 @@ def _explained(fault: Fault, verdict: Verdict) -> str:
 
 
 def as_written(text: str) -> dict[str, list[str]]:
-    """Return the cells of every fault's row in the file, by the fault's name."""
+    """Return the cells of every row in the file, by the name of the fault."""
     rows = [cells(line) for line in text.splitlines() if line.startswith("| `")]
     return {found[0].strip("`"): found for found in rows}
 

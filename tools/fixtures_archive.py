@@ -1,6 +1,6 @@
-"""Pack the fixtures into an archive of their own, for readers in any language.
+"""Pack the fixtures into an archive for readers in any language.
 
-The archive contains the data files with their checksums, the README, the changelog, the license and the programs of
+The archive contains the data files and their checksums, the README, the changelog, the license and the programs in
 ``readers/``. The same files always give the same bytes.
 """
 
@@ -22,7 +22,7 @@ from pairproof.conformance.suite.store import MANIFEST, data_files
 
 ROOT = Path(__file__).resolve().parent.parent
 INPUTS = ("embeddings", "arguments", "keywords")
-"""The fields of a case that never change."""
+"""The fields of a published case that must not change."""
 
 
 class Refused(ValueError):
@@ -30,7 +30,7 @@ class Refused(ValueError):
 
 
 def version_of(changelog: str) -> tuple[int, int]:
-    """Return the newest version of a changelog, its first heading of the form ``## 1.0``.
+    """Return the newest version in a changelog: the first heading such as ``## 1.0``.
 
     Raises:
         Refused: there is no such heading.
@@ -55,7 +55,7 @@ def contents(root: Path) -> dict[str, bytes]:
 
 
 def pack(files: Mapping[str, bytes], folder: str) -> bytes:
-    """Return a tar.gz with the files in one folder; no time, owner or order of the file system is stored."""
+    """Return a tar.gz with the files in one folder. Equal files give equal bytes."""
     packed = io.BytesIO()
     with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as zipped, tarfile.open(fileobj=zipped, mode="w") as archive:
         for name in sorted(files):
@@ -90,8 +90,8 @@ def compare(files: Mapping[str, bytes], before: Mapping[str, bytes]) -> None:
     """Check the cases and the version against an earlier archive.
 
     Raises:
-        Refused: the format is the same, but a case is missing or has other inputs; or cases were added without a new
-            version; or the version is older.
+        Refused: the version is older, a case was added without a new version, or a case is missing or changed without
+            a new format (the first number of the version).
     """
     version, earlier = (version_of(one["CHANGELOG.md"].decode()) for one in (files, before))
     if version < earlier:

@@ -1,15 +1,19 @@
-"""Measure what the ranks of a group send, how long they take and how much memory they need, for losses on every path.
+"""Measure the time, memory and traffic of losses on the ranks of a group.
 
     .venv/bin/python tools/measure_ranks.py --world 2 4 --rows 2048 --dim 128
 
-Each line of output is for one loss, path and number of ranks, with gloo and one thread per rank. It has the
-milliseconds of a step (forward and backward), the peak memory of the tensors that rank 0 allocates in the step, and the
-bytes that a rank sends if collective operations are rings. The last two are relative to N D numbers, the rows of all
-ranks. Memory is measured in the first step, which is not timed.
+The ranks use gloo and one thread each. Each line of output is for one loss, number of ranks and path:
 
-A path is a way to exchange rows: "coefficients", the default of supcon and nt_xent, exchanges rows without a gradient,
-and then the coefficients of the gradient (`pairproof.fast.engine.shared`); "gradients", the default of other losses,
-gathers rows with a gradient; "ring" passes a `Ring`. The paths of a loss are measured alternately.
+- the milliseconds of a step (forward and backward);
+- the peak memory of the tensors that rank 0 allocates in a step;
+- the bytes that a rank sends in a step, if collective operations are rings.
+
+Memory and bytes are relative to N D numbers, the rows of all ranks. A path is a way to exchange rows:
+
+    coefficients  gathers rows, and later the coefficients of the gradient (`pairproof.fast.engine.shared`); the
+                  default of supcon and nt_xent
+    gradients     gathers rows with a gradient; the default of other losses
+    ring          passes rows from rank to rank (`Ring`)
 """
 
 from __future__ import annotations
@@ -46,7 +50,7 @@ FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda world: 2 * (world - 1) / world,
     "ring": lambda world: 1,
 }
-"""What a rank sends in a ring, relative to the size of its argument."""
+"""Bytes that a rank sends in a ring / bytes of the operation's argument."""
 PATHS = {
     "supcon": ("coefficients", "gradients", "ring"),
     "nt_xent": ("coefficients", "gradients", "ring"),
@@ -54,7 +58,6 @@ PATHS = {
     "info_nce": ("gradients", "ring"),
     "sigmoid": ("gradients",),
 }
-"""The paths of each loss."""
 
 
 def step(loss: str, rows: Tensor, group: Ring | str) -> None:

@@ -1,25 +1,21 @@
 """Mutation testing: make one small change at a time in ``reference/`` or ``fast/``, and check whether a case fails.
 
-A mutant is one change made by one operator of cosmic-ray: a number plus one, ``<`` for ``<=``, a negated condition, a
-loop that is skipped. A mutant is judged by these checks:
+A mutant is one change by an operator of cosmic-ray, such as a number plus one, ``<`` for ``<=``, a negated condition or
+a skipped loop. It is judged by these checks:
 
-- every golden and worked case of a size up to ``MOST_ROWS``, with every adapter of the package, in every dtype that
-  both support;
-- the error cases, which are calls with invalid inputs;
+- golden and worked cases up to the size ``MOST_ROWS``, with every adapter of the package, in every supported dtype;
+- error cases, which are calls with invalid inputs;
 - for ``reference/``, the terms that it records: positives, negatives and anchors;
-- for ``fast/``, first and second derivatives with respect to embeddings and temperature, compared with finite
-  differences. These run only on small *covering cases*, a selection of cases that has every trait of the whole set.
+- for ``fast/``, first and second derivatives on the *covering cases*: a few cases with every trait of the whole set.
 
-The tests in ``tests/`` are not run: a mutant that survives is a mistake that these cases would not find in another
-implementation either.
+``tests/`` is not run: the score measures the cases, which also judge other implementations.
 
-All true values and bounds are computed once, from the unchanged code. Every check is run once on this code, to record
-its time and the lines that it executes. Each mutant is judged in a forked process. The process imports the changed
-package and the adapters again, and runs the checks that execute the changed statement until one fails: first the
-covering cases, then the others in order of time.
+First, every check runs once on the unchanged code, to record its time and the lines that it executes. Each mutant is
+then judged in a forked process. The process imports the changed package and runs the checks that execute the changed
+statement, until one fails: first the covering cases, then the others in order of time.
 
-Annotations, type aliases and strings are not mutated. The score is the share of mistakes that are killed. Survivors
-that ``mutants.toml`` explains as "equivalent", "speed" or "rounding" are not mistakes and do not count.
+The score is the share of mistakes that are killed. Survivors that ``mutants.toml`` explains as "equivalent", "speed" or
+"rounding" are not mistakes.
 """
 
 from __future__ import annotations
@@ -64,7 +60,7 @@ ROOT = Path(__file__).resolve().parent.parent
 EXPLAINED, RESULTS, REPORT = (ROOT / "tools" / f"mutants.{kind}" for kind in ("toml", "jsonl", "md"))
 
 MOST_ROWS = 130
-"""Largest ``Case.size`` that is used. A mutant that survives runs every check, and larger cases take seconds each."""
+"""Maximum ``Case.size``. Larger cases take seconds each."""
 
 COUNT = 320
 GOAL = 0.95
@@ -75,8 +71,7 @@ PACKAGES = {"reference": ("reference", "scipy"), "fast": ("fast", "fast-dense", 
 
 SEVERAL = ("fast/distributed.py", "fast/caching.py", "fast/engine/ring.py", "fast/engine/shared.py")
 LEFT_OUT = ("*/views.py", "fast/modules.py", "fast/kernels/*", *SEVERAL)
-"""Files that are not mutated: they contain no loss and no part of the engine, or no case runs them. The latter are the
-kernels and what serves several processes or chunks (``SEVERAL``), which the tests compare with the engine."""
+"""Files that are not mutated: they compute no part of a loss, or no case runs them."""
 
 KINDS = {
     "equivalent": "the same result for every input",
@@ -91,14 +86,14 @@ KINDS = {
 """Reasons why a mutant may survive."""
 
 HARMLESS = ("equivalent", "speed", "rounding")
-"""Kinds of survivors that are not mistakes; they are excluded from the score."""
+"""Kinds of survivors that are not mistakes."""
 
 
 # Making mutants.
 
 NAMES = ("Add Sub Mul Div FloorDiv Mod Pow", "BitOr BitAnd BitXor LShift RShift", "Eq NotEq Lt LtE Gt GtE", "Is IsNot")
 FAMILIES = [set(names.split()) for names in NAMES]
-"""Families of operators; an operator is replaced only by another one of its family."""
+"""An operator is replaced only by another one of its family."""
 
 SUMS = ("arith_expr", "term", "power", "expr", "and_expr", "xor_expr", "shift_expr")
 STATEMENTS = ("simple_stmt", "if_stmt", "while_stmt", "for_stmt", "with_stmt", "try_stmt", "funcdef", "decorated")
@@ -109,12 +104,10 @@ class Mutant:
     """One change at one position.
 
     Attributes:
-        file: path below the repository.
         operator: name of cosmic-ray's operator.
-        occurrence: index among the positions that the operator finds in the file.
-        line: line number.
+        occurrence: index among the operator's positions in the file.
         text: the unchanged line, stripped.
-        turn: index among the mutants with this operator and the same line text.
+        turn: index among the mutants with this operator and text.
         lines: lines of the changed statement; empty for code that runs at import.
     """
 
@@ -128,17 +121,17 @@ class Mutant:
 
     @property
     def id(self) -> str:
-        """An identifier that changes only if lines with the same text change."""
+        """An identifier that depends on the text of the line, not on its number."""
         return _hash("\0".join((self.file, self.operator, self.text, str(self.turn))))[:10]
 
     def source(self) -> str:
-        """Return the text of the file with the change."""
+        """Return the changed text of the file."""
         operator = plugins.get_operator(f"core/{self.operator}")()
         text: str = mutating.mutate_code(source(self.file), operator, self.occurrence)
         return text
 
     def change(self) -> str:
-        """Return a description that depends only on the text of the line."""
+        """Describe the change without line numbers."""
         lines = zip(source(self.file).splitlines(), self.source().splitlines(), strict=False)
         return f"{self.file}: {self.text} becomes {next(new.strip() for old, new in lines if old != new)}"
 
@@ -149,7 +142,7 @@ def _hash(text: str) -> str:
 
 @cache
 def source(file: str) -> str:
-    """Return the text of a file, given by its path below the repository."""
+    """Return the text of a file below the repository."""
     return (ROOT / file).read_text(encoding="utf-8")
 
 
@@ -160,9 +153,9 @@ def files() -> list[str]:
 
 
 def operators() -> Iterator[tuple[str, Any]]:
-    """Return the operators of cosmic-ray that are used, with their names.
+    """Yield the operators of cosmic-ray that are used, with their names.
 
-    Excluded are operators with arguments, replacements across families, and replacements of a sign by a sign.
+    Operators with arguments, replacements across families, and replacements of one sign by another are not used.
     """
     for full in sorted(plugins.operator_names()):
         name = full.removeprefix("core/")
@@ -195,7 +188,7 @@ def mutants(file: str) -> tuple[Mutant, ...]:
 
 
 def _is_ignored(operator: str, path: Sequence[Any]) -> bool:
-    """Return whether no check can judge changes at a position, given as its leaf and all enclosing nodes."""
+    """Return whether no check can judge a change at a position. ``path`` is its leaf and the enclosing nodes."""
     leaf, *around = path
     types = [node.type for node in around]
     if "fstring" in types or leaf.value == "TYPE_CHECKING":
@@ -212,7 +205,7 @@ def _is_ignored(operator: str, path: Sequence[Any]) -> bool:
 
 
 def _lines(path: Sequence[Any]) -> range:
-    """Return the lines of the statement at a position; only the header of a block, but all lines of a function."""
+    """Return the lines of the statement at a position: the header of a block, or all lines of a function."""
     for k, (child, parent) in enumerate(pairwise(path)):
         if parent.type in STATEMENTS:
             place = {"funcdef": parent, "decorated": parent.children[-1]}.get(parent.type, child)
@@ -222,7 +215,7 @@ def _lines(path: Sequence[Any]) -> range:
 
 
 def draw(chosen: Sequence[str], count: int) -> list[Mutant]:
-    """Draw mutants of files, in an order that depends on their ids; a larger draw contains a smaller one."""
+    """Draw mutants in a pseudorandom order; a larger draw contains a smaller one."""
     every = [mutant for file in chosen for mutant in mutants(file)]
     return sorted(every, key=lambda mutant: _hash(f"20261121 {mutant.id}"))[:count]
 
@@ -231,7 +224,7 @@ def draw(chosen: Sequence[str], count: int) -> list[Mutant]:
 
 
 class Loaded:
-    """A package and the adapters that run it; they are imported if necessary."""
+    """A package and the adapters that run it."""
 
     def __init__(self, package: str) -> None:
         self.package: Any = importlib.import_module(f"pairproof.{package}")
@@ -245,10 +238,10 @@ class Check:
 
     Attributes:
         name: case, implementation and dtype.
-        run: returns a description of the failure, or an empty string.
-        covers: whether its case is one of the covering cases.
+        run: returns a description of the failure, or "".
+        covers: whether its case is a covering case.
         optional: whether to drop the check if the unchanged code fails it.
-        seconds: its time on the unchanged code.
+        seconds: time on the unchanged code.
     """
 
     name: str
@@ -258,7 +251,7 @@ class Check:
     seconds: float = 0.0
 
     def failure(self, loaded: Loaded) -> str:
-        """Return the failure on one line, or an empty string; an exception is a failure."""
+        """Return the failure on one line, or "". An exception is a failure."""
         try:
             return self.run(loaded)
         except Exception as error:  # whatever the mutated code raises is a result
@@ -266,13 +259,12 @@ class Check:
 
 
 def _evaluated(case: Case, true: Truth, allowed: Bounds, dtype: str, name: str, loaded: Loaded) -> str:
-    """Check the value and the gradients of an implementation."""
     outcome = loaded.adapters[name].evaluate(case, dtype)
     return compare(case, true, outcome, allowed, dtype).first
 
 
 def _differentiated(case: Case, name: str, loaded: Loaded) -> str:
-    """Check first and second derivatives, also with respect to the temperature, against finite differences."""
+    """Compare first and second derivatives, also by the temperature, with finite differences."""
     adapter, names = loaded.adapters[name], [*case.matrices, "temperature"]
     temperature = torch.tensor(float(case.option("temperature")), dtype=torch.float64, requires_grad=True)
 
@@ -285,7 +277,7 @@ def _differentiated(case: Case, name: str, loaded: Loaded) -> str:
 
 
 def _recorded(case: Case, loaded: Loaded) -> str:
-    """Check the recorded terms, which the comparison with the expected result does not cover."""
+    """Check the recorded terms, which ``_evaluated`` does not compare."""
     terms = importlib.import_module("pairproof.conformance.suite.cases").call_reference(case).terms
     positives, members, pairs = case.positives(), case.members(), terms.pairs.items()
     negatives = [[j for j in row if j not in own] for row, own in zip(members, positives, strict=True)]
@@ -296,7 +288,7 @@ def _recorded(case: Case, loaded: Loaded) -> str:
 
 
 def _refused(error: golden.ErrorCase, loaded: Loaded) -> str:
-    """Check that a call raises the right exception with the right message."""
+    """Check that an invalid call raises the right exception with the right message."""
     given = dict(error.arguments)
     if loaded.package.__name__.endswith("fast"):
         given = {k: torch.from_numpy(v.copy()) if isinstance(v, np.ndarray) else v for k, v in given.items()}
@@ -344,10 +336,10 @@ class Judge:
                 self.checks.append(Check(f"golden/{error.id} {package}", partial(_refused, error), covers=True))
 
     def survey(self, traced: Iterable[str] = ()) -> None:
-        """Run every check on the unchanged code, record its time and lines, and drop optional checks that fail.
+        """Run every check on the unchanged code, and record its time and lines. Drop optional checks that fail.
 
         Args:
-            traced: the files whose lines are recorded, to save time; all files by default.
+            traced: the files whose lines are recorded; all files by default.
 
         Raises:
             RuntimeError: a check that is not optional fails, or all optional checks fail.
@@ -385,7 +377,7 @@ class Judge:
         self.checks = kept
 
     def order(self, mutant: Mutant) -> list[Check]:
-        """Return the checks that execute the statement of a mutant: first covering cases, then in order of time."""
+        """Return the checks that execute the changed statement: covering cases first, then in order of time."""
         found = {k for number in mutant.lines for k in self.hits.get((mutant.file, number), ())}
         chosen = [self.checks[k] for k in found] if mutant.lines else self.checks
         return sorted(chosen, key=lambda check: (not check.covers, check.seconds))
@@ -394,18 +386,20 @@ class Judge:
 # Judging a mutant, in a separate process.
 
 PATIENCE = 10.0
-"""Limit of an import in seconds of CPU time, which the load of the machine does not change. The limit of a check is
-longer by 100 times its time on the unchanged code."""
+"""CPU time limit of an import, in seconds. For a check, 100 times its time on the unchanged code is added."""
 
 MEMORY = 12 * 2**30
-"""Maximum memory of a process in bytes, in case a mutant allocates arrays of a wrong size."""
+"""Maximum memory of a process in bytes: a mutant may allocate arrays of a wrong size."""
 
 
 class Verdict(NamedTuple):
-    """The outcome for one mutant: "killed", "survived", or "unreached" if no check executes its statement.
+    """The outcome for one mutant. The first four fields describe the mutant.
 
-    ``check`` is the first check that failed, with its message; how the process ended, if it gave no answer; or the
-    number of checks. ``code`` is the digest of the judged code, and ``seconds`` the time of the whole process.
+    Attributes:
+        outcome: "killed", "survived", or "unreached" if no check executes the changed statement.
+        check: the first check that failed, with its message; or how the process ended; or the number of checks.
+        seconds: the time of the whole process.
+        code: the digest of the judged code.
     """
 
     file: str
@@ -419,7 +413,7 @@ class Verdict(NamedTuple):
 
 
 def load_mutated(mutant: Mutant) -> Loaded:
-    """Import the mutated package and its adapters again. The checks keep the modules that they were made with."""
+    """Import the mutated package and its adapters again."""
     package, text, path = mutant.file.partition("/")[0], mutant.source(), str(ROOT / mutant.file)
     original: Any = SourceFileLoader.get_code
 
@@ -485,11 +479,11 @@ def judge_one(judge: Judge, mutant: Mutant) -> Verdict:
 
 
 Explained = Mapping[str, tuple[str, str]]
-"""By id of a mutant: why it may survive, one of ``KINDS``, and a description of its change."""
+"""By id of a mutant: its kind, one of ``KINDS``, and a description of its change."""
 
 
 def explanations(path: Path = EXPLAINED) -> Explained:
-    """Return the explanations in the file, by id of the mutant.
+    """Read the explanations of survivors.
 
     Raises:
         ValueError: an explanation has an unknown kind or no reason, or a mutant has two explanations.
@@ -508,8 +502,8 @@ def score(verdicts: Iterable[Verdict], explained: Explained) -> tuple[int, int, 
     """Count the mutants of a run.
 
     Returns:
-        The number of mutants that a check executes, the number of these that are killed, the number that survive but
-        are not mistakes, and the share of mistakes that are killed.
+        The numbers of mutants that are judged, are killed, and survive but are not mistakes; and the share of mistakes
+        that are killed. A mutant is judged if a check executes it.
     """
     judged = [one for one in verdicts if one.outcome != "unreached"]
     alive = [one.id for one in judged if one.outcome == "survived"]
@@ -519,7 +513,7 @@ def score(verdicts: Iterable[Verdict], explained: Explained) -> tuple[int, int, 
 
 
 def problems(verdicts: Sequence[Verdict], explained: Explained) -> list[str]:
-    """Return one line for each problem of a run and of the explanations."""
+    """Return the problems of a run and of the explanations, one line each."""
     *_, killed = score(verdicts, explained)
     found = [f"{killed:.1%} of the mistakes are killed, expected at least {GOAL:.0%}"] if killed < GOAL else []
     alive = [one for one in verdicts if one.outcome == "survived" and one.id not in explained]
@@ -578,13 +572,13 @@ def judge_all(package: str, work: Sequence[Mutant], processes: int, cases: Seque
         package: "reference" or "fast".
         work: the mutants.
         processes: how many are judged in parallel.
-        cases: patterns of the cases and error cases that are used; all by default.
+        cases: patterns of the cases that are used; all by default.
     """
     print(f"{package}: computing true values and bounds, then running every check once", flush=True)
     judge = Judge(package, lambda name: not cases or any(fnmatchcase(name, pattern) for pattern in cases))
     judge.survey({mutant.file for mutant in work})
     print(f"{package}: {len(judge.checks)} checks, {len(work)} mutants", flush=True)
-    gc.freeze()  # otherwise a garbage collection in a child would copy the pages of all objects
+    gc.freeze()  # otherwise garbage collection in a child would copy all pages
     with ThreadPoolExecutor(processes) as pool:
         for future in as_completed([pool.submit(judge_one, judge, mutant) for mutant in work]):
             one = future.result()

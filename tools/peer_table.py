@@ -1,9 +1,9 @@
 """Write ``conformance/implementations/README.md``: what every peer computes, and where it deviates or is wrong.
 
-The counts are read from ``--report``, a file that ``pairproof verify --thorough --json`` wrote. Without it, and for
-peers that it does not contain, the counts follow from the declarations of the peers, which ``pairproof verify`` checks.
-No peer is run. If a peer is not installed, its version is copied from the present file. ``--check`` writes nothing and
-exits with 1 if the file would change. The exit code is 2 if the report cannot be used.
+No peer is run. Counts are read from ``--report``, a file of ``pairproof verify --thorough --json``. For peers that are
+not in the report, counts follow from the declared deviations. The versions of absent peers are copied from the file.
+
+Exit code: 1 if ``--check`` finds that the file would change; 2 if the report cannot be used; otherwise 0.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def outcomes(kind: type[Implementation], checks: Sequence[Check]) -> Counter[str
 
 
 def summary(counts: Counter[str]) -> str:
-    """Describe the outcomes of one loss in a few words; empty if the loss is not judged."""
+    """Describe the outcomes of one loss in a few words; "" if the loss is not judged."""
     words = [f"{counts[word]} {word}" for word in ("deviate", "wrong") if counts[word]]
     if not words:
         return f"conforms ({counts['conform']})" if counts else ""
@@ -64,7 +64,7 @@ def summary(counts: Counter[str]) -> str:
 
 
 def options_of(loss: str, cases: Sequence[Case]) -> str:
-    """Describe the values of every option, and the inputs, that occur in the cases of one loss."""
+    """Describe the options and inputs that occur in the cases of one loss."""
     parts = []
     for option, choices in LOSSES[loss].choices.items():
         values = {case.option(option) for case in cases}
@@ -76,7 +76,7 @@ def options_of(loss: str, cases: Sequence[Case]) -> str:
 
 
 def section(kind: type[Implementation], version: str, checks: Sequence[Check], cases: Mapping[str, Case]) -> list[str]:
-    """Return the lines of one peer: a table of counts, the differences, and the reasons for skipped cases."""
+    """Return the lines of one peer: counts, differences, and reasons for skipped cases."""
     lines = ["", f"## {kind.name}", "", f"{kind.title} ({version}).", ""]
     lines += [row("loss", "options and inputs in the cases", "dtype", "conforms", "deviates", "wrong")]
     lines += [row(*["---"] * 6)]
@@ -112,7 +112,7 @@ which the loss conforms ([levels](../../docs/judging.md#levels)), or "none".
 
 
 def public_section() -> list[str]:
-    """Return the lines about the public losses: where they are, what they compute, and what check reports."""
+    """Return the lines about the public losses."""
     lines = [
         PUBLIC,
         row("public loss", "repository", "license", "computes", "checked as", "level", "what check reports"),
@@ -133,7 +133,7 @@ def judged_of(checks: Sequence[Check]) -> Iterator[Check]:
 
 
 def version_of(kind: type[Implementation], before: str) -> str:
-    """Return the version of a peer; if it is not installed, the version in the file, or "not installed"."""
+    """Return the version of a peer: the installed one, the one in the file, or "not installed"."""
     try:
         return re.sub(r"\+\w+", "", kind({}, "cpu").version())  # drop the local version of torch, such as +cpu
     except Unavailable:
@@ -147,7 +147,7 @@ def row(*cells: str) -> str:
 
 
 def page(before: str, found: Sequence[Check] = ()) -> str:
-    """Return the text of the file; ``before`` is its present text, ``found`` the checks of a run."""
+    """Return the new text of the file, from its old text and the checks of a run."""
     stored = load_cases(load_worked())
     run = {one.implementation for one in found}
     checks = [*found, *predicted([kind for kind in PEERS if kind.name not in run], stored)]

@@ -1,6 +1,6 @@
 """Check public losses from their repositories, and record their answers: ``python tools/record_public.py FOLDER``.
 
-FOLDER contains the repositories, each as OWNER+NAME, and the packages of PyPI in its subfolder ``pypi``.
+FOLDER contains the repositories as OWNER+NAME, and packages of PyPI in the subfolder ``pypi``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pairproof.conformance.judge.public import record
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print what is found; return 1 if a level or a line of the report is not the expected one."""
+    """Print the results; return 1 if a level or a line of a report is not the expected one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="FOLDER")
     parser.add_argument("names", nargs="*", metavar="NAME", help="names of public losses; all by default")

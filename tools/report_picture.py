@@ -1,6 +1,6 @@
-"""Write ``docs/report.png``, the picture of the report in the README: a worked example with the pairs of one anchor.
+"""Write ``docs/report.png``, the picture of the report in the README.
 
-It needs Chromium and the packages playwright and pillow. The exit code is 1 if the picture is larger than ``LARGEST``.
+This tool needs Chromium and the packages playwright and pillow. It fails if the picture is larger than ``LARGEST``.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from pairproof.conformance.page.write import OPENED, write_page
 
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "report.png"
 LARGEST = 150_000
-"""Largest size of the picture in bytes."""
+"""Maximum size of the picture in bytes."""
 WIDTH = 1200
-"""Width of the window in pixels."""
 COLOURS = 64
 MARGIN = 8
 ANCHOR = 4

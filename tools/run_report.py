@@ -1,4 +1,4 @@
-"""Read a report of ``pairproof verify --thorough --json``, so that its results can be used without a second run."""
+"""Read a report of ``pairproof verify --thorough --json``, to use its results without a second run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Recorded(Report):
     """A complete run, read from a report; its figures are not recomputed."""
 
     def entries(self) -> dict[str, int]:
-        """Return the number of judged printed entries by kind; a complete run judges all of them."""
+        """Return the number of printed entries by kind. A complete run judges all of them."""
         figures = [figure for fixture in load_worked() for figure in fixture.figures]
         counts = Counter("infinite" if entry in INFINITE else one.kind for one in figures for _, entry in one.entries())
         return dict(sorted(counts.items()))
@@ -34,8 +34,7 @@ def read_report(path: Path) -> Recorded:
     """Read a report and check that it belongs to the installed fixtures.
 
     Raises:
-        UsageError: the file cannot be read, the report is not from a complete run that passed, or a file was changed
-            after the run.
+        UsageError: the file cannot be read, the run was not complete or did not pass, or a file was changed after it.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))

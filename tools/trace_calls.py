@@ -2,8 +2,8 @@
 
     python tools/trace_calls.py
 
-It does so for labels with many rows per class and for labels with two rows per class, and prints one line per
-function, in the order of the first calls, with the number of calls.
+The labels have many rows per class, then two rows per class. Each line of output is a function with its number of
+calls, in the order of the first calls.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ ROWS, COLUMNS, CLASSES = 256, 128, 16
 
 
 def count_calls(labels: torch.Tensor) -> Counter[tuple[str, str]]:
-    """Call `supcon_loss` on random embeddings, and return how often it calls each function of the package.
+    """Call `supcon_loss` on random embeddings, and count its calls of the package's functions.
 
     Args:
         labels: int64 ``[N]``.
 
     Returns:
-        The number of calls, by the file and the qualified name of the function.
+        The number of calls by file and qualified name.
     """
     package = Path(fast.__file__).parent
     embeddings = torch.randn(len(labels), COLUMNS, requires_grad=True)
@@ -48,7 +48,7 @@ def count_calls(labels: torch.Tensor) -> Counter[tuple[str, str]]:
 
 
 def main() -> None:
-    """Print the counts for labels with several classes, and for labels with two rows per class."""
+    """Print the counts for both kinds of labels."""
     for name, labels in (("classes", torch.arange(ROWS) % CLASSES), ("pairs", torch.arange(ROWS) // 2)):
         found = count_calls(labels)
         print(f"{name}: {len({path for path, _ in found})} files, {len(found)} functions, {found.total()} calls")

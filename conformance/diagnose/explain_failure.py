@@ -1,6 +1,6 @@
-"""Explain a failing check: find the variant of the loss that has the same value and gradient, and describe it.
+"""Explain one failing check: find a mistake that gives the same value and gradient as the target (a loss under test).
 
-A *target* is a loss under test.
+A *variant* is a loss or a modification of it. A *suspect* adds how the arguments are read, and the reduction.
 """
 
 from __future__ import annotations
@@ -41,31 +41,31 @@ from .variants import COUNTS, DENOMINATORS, FLOWS, SIMILARITIES, Evaluation, Var
 Tensor = torch.Tensor
 
 LARGEST_EXPLAINED = 80
-"""The largest case whose failures are explained, by ``Case.size``: hundreds of variants are evaluated on it."""
+"""Largest ``Case.size`` at which failures are explained, because hundreds of variants are evaluated."""
 
 EXPLAINED = 0.02
-"""Share of an error that may remain unexplained if value and gradient are compared; float16 may leave this much."""
+"""Share of an error that may remain unexplained, for example by rounding to float16."""
 
 EXPLAINED_BY_VALUE = 1e-4
-"""The same if only one or two values are compared, which one of hundreds of variants could match by chance."""
+"""``EXPLAINED`` if only one or two values are compared, because more suspects match few values by chance."""
 
 SLIGHT = "the formula is right, but digits are lost"
-"""Start of an explanation if rounding errors are the only difference."""
+"""Start of an explanation for rounding errors."""
 
 ROUNDED_GRADIENT = {dtype: 10 * close for dtype, close in CLOSE_HALF.items()}
-"""Largest relative error of a gradient that rounding to this dtype explains, if it explains the value."""
+"""Relative error of a gradient that rounding explains, by dtype, if rounding also explains the value."""
 
 DTYPE_NOISE = 1e-6
 """Relative error up to which a difference is attributed to rounding."""
 
 CLAMPS = (1e-12, 1e-8, 1e-6)
-"""The smallest norms that torch's ``normalize``, torch's ``cosine_similarity``, and other code divide by."""
+"""Lower limits of norms in torch's ``normalize``, in torch's ``cosine_similarity``, and in other code."""
 
 SQUARES_OVERFLOW = (1.8e19, 1.3e154)
-"""Norms whose squares exceed the range of float32, and of float64."""
+"""Norms whose squares overflow in float32 and in float64."""
 
 OVERFLOWS = 88.7
-"""Logit whose exponential overflows in float32."""
+"""Logits above this number have exponentials that overflow in float32."""
 
 NO_POSITIVES = "the loss is NaN or infinite if an anchor has no positives"
 NO_NEGATIVES = "the loss is NaN or infinite if an anchor has no negatives"
@@ -76,10 +76,10 @@ HIDDEN = (
 )
 
 ORDINARY_LOGIT = 10
-"""The largest size of a logit at temperature 0.1 under cosine similarity."""
+"""Largest absolute logit at temperature 0.1 under cosine similarity."""
 
 SIMPLE = (2.0, 0.5, 4.0, 0.25)
-"""Factors that a formula may contain. A factor that depends on the case may equal one of them by coincidence."""
+"""Factors that a formula may contain. A cause with one of these factors is only reported as possible."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,13 +88,13 @@ class Suspect:
 
     Attributes:
         variant: the variant of the loss.
-        setting: the rows and the pairs that are compared, as the target may have read them.
-        reduction: how the anchors' values are reduced: a name of ``COUNTS``, "none" or "none_pairs".
-        policy: what an anchor without positives adds: one of ``variants.POLICIES``.
-        words: what is wrong, if the variant does not say it.
-        general: the same in words that hold for every case, if ``words`` names numbers of one case.
-        scale: what the values are multiplied by.
-        temperature: the temperature, if it is not that of the case.
+        setting: the rows and pairs, as the target may have read them.
+        reduction: a key of ``COUNTS``, "none" or "none_pairs".
+        policy: one of ``variants.POLICIES``.
+        words: what is wrong; "" if only the variant is wrong.
+        general: ``words`` without the numbers of this case; "" if ``words`` has no such numbers.
+        scale: factor of the values.
+        temperature: the temperature; None for that of the case.
     """
 
     variant: Variant
@@ -122,11 +122,11 @@ class Failure:
         right: the suspect that computes the case correctly.
         given: [K], the values that the target returned.
         expected: [K], the true values.
-        compared: (given, expected) of the values and, if both gradients are complete and finite, of the gradients.
+        compared: (given, expected) of the values and, if they are complete and finite, of the gradients.
         factor: temperature / base temperature; 1 without a base temperature.
         empty: the anchors without positives.
         pairs: number of positive pairs.
-        floors: the smallest noise of the values and of the gradients, as absolute numbers.
+        floors: absolute differences of values and of gradients that are always attributed to rounding.
     """
 
     def __init__(self, case: Case, outcome: Outcome, truth: Truth | Expected, noise: float = DTYPE_NOISE) -> None:
@@ -136,7 +136,7 @@ class Failure:
             case: the case.
             outcome: what the target returned.
             truth: the certified results.
-            noise: relative error up to which a difference is attributed to rounding.
+            noise: relative difference that is attributed to rounding.
         """
         self.noise = noise
         self.case, self.outcome, self.truth, self.loss = case, outcome, truth, case.entry
@@ -154,7 +154,7 @@ class Failure:
         self.compared = [(self.given, self.expected)]
         matrices = ([case.embeddings[:0], *_gradients(case, x).values()] for x in (outcome, truth))
         given, expected = (torch.tensor(np.concatenate(found)) for found in matrices)
-        # The rounding errors of a gradient that vanishes are as large as those of its terms.
+        # If the terms of a gradient cancel, their rounding errors remain.
         size = float(self.expected.abs().nan_to_num().sum() / (self.temperature * self.rows.detach().norm()))
         self.floors = (0.0, noise / 10 * size if math.isfinite(size) else 0.0)
         if len(given) == len(expected) == len(self.rows) and bool((given + expected).isfinite().all()):
@@ -162,10 +162,7 @@ class Failure:
         self._evaluations: dict[tuple[Setting, str, float], Evaluation | None] = {}
 
     def value(self, suspect: Suspect) -> Tensor:
-        """[K], the suspect's values.
-
-        They are NaN if its way to read the positives does not apply, or if it gives another number of values.
-        """
+        """[K], the values of a suspect; NaN if it does not apply, or has another number of values."""
         variant, temperature = suspect.variant, suspect.temperature or self.temperature
         key = suspect.setting, variant.positives, temperature
         if key not in self._evaluations:
@@ -180,12 +177,12 @@ class Failure:
         )
 
     def remaining(self, suspect: Suspect) -> float:
-        """The share of the error that remains if the suspect explains value and gradient; otherwise infinity."""
+        """Return the share of the error that a suspect leaves; infinity if it does not explain value and gradient."""
         value = self.value(suspect)
         allowed = EXPLAINED_BY_VALUE if len(self.compared) == 1 and len(value) <= 2 else EXPLAINED
         remaining = [self.left(value.detach(), 0)]
         if remaining[0] <= allowed and len(self.compared) > 1:
-            # Adding 0 gives a gradient to a value that does not depend on the rows.
+            # With 0 * rows, autograd also accepts values that do not depend on the rows.
             total = value.sum() + 0 * self.rows.sum()
             (gradient,) = torch.autograd.grad(total, self.rows, retain_graph=True)
             remaining.append(self.left(gradient, 1))
@@ -193,14 +190,14 @@ class Failure:
             given = self.compared[1][0]
             if dtype and (gradient - given).norm() <= ROUNDED_GRADIENT[dtype] * given.norm():
                 remaining[1] = 0.0
-        # Written so that NaN explains nothing.
+        # NaN makes both comparisons False.
         return max(remaining) if remaining[0] <= allowed and remaining[-1] <= EXPLAINED else math.inf
 
     def without(self, suspect: Suspect, *, gradient: bool) -> Outcome:
-        """The target's results minus the difference between a suspect's and the right results.
+        """Return the results of the target without the effect of a suspect: target - (suspect - right).
 
         Args:
-            suspect: a suspect with the same setting as ``right``.
+            suspect: a suspect with the setting of ``right``.
             gradient: whether to include the gradients.
         """
         case, places = self.case, similarity_rows(self.case)
@@ -223,13 +220,15 @@ class Failure:
 
     @property
     def causes(self) -> list[tuple[float, str, str]]:
-        """Wrong factors of the values, each with its cause, and with the cause in words that hold for every case."""
+        """Possible wrong factors: (factor, cause, cause without the numbers of this case)."""
         return list(_causes(self))
 
     def left(self, found: Tensor, place: int) -> float:
-        """The distance of ``found`` from the target's result, relative to the distance of the truth from it.
+        """Return |given - found| / |given - expected|, or 0 if |given - found| is only noise.
 
-        It is 0 if the distance is within the noise. Values are compared for ``place`` 0, gradients for 1.
+        Args:
+            found: values or a gradient, which may explain the result.
+            place: 0 compares values, 1 compares gradients.
         """
         given, expected = self.compared[place]
         error, left = (given - expected).norm(), (given - found).norm()
@@ -237,9 +236,9 @@ class Failure:
         return 0.0 if left <= noise else float(left / error.maximum(noise))
 
     def best(self) -> str | None:
-        """Describe the first suspect that explains the failure, unless another leaves less than half of its error.
+        """Describe the suspect that explains the failure best; None if no suspect explains it.
 
-        None if no suspect explains it.
+        A later suspect replaces an earlier one only if it leaves less than half of the error.
         """
         least, best = math.inf, None
         for suspect in suspects(self):
@@ -251,28 +250,28 @@ class Failure:
         return None if best is None else best.words or words_for_case(self, best.variant)
 
     def read_again(self, words: str, arguments: Mapping[str, Any] | None = None, **keywords: Any) -> Suspect:
-        """Return ``right`` with the setting that other arguments or keywords of the case would give."""
+        """Return ``right``, with the setting of other arguments or keywords."""
         arguments, keywords = {**self.case.arguments, **(arguments or {})}, {**self.case.keywords, **keywords}
         setting = case_setting(replace(self.case, arguments=arguments, keywords=keywords), self.rows)
         return replace(self.right, setting=setting, words=words)
 
     def part(self, name: str) -> Tensor:
-        """Bool [M, 1], the rows of one matrix of the case."""
+        """Bool [M, 1], which rows belong to a matrix of the case."""
         sizes = [len(matrix) for matrix in self.case.matrices.values()]
         return torch.tensor(np.repeat([other == name for other in self.case.matrices], sizes))[:, None]
 
 
 def _gradients(case: Case, result: Outcome | Truth | Expected) -> dict[str, Matrix]:
-    """The gradients that a result has, by the name of the matrix."""
     found = {case.first: result.gradient, **result.other_gradients}
     return {name: np.asarray(found[name], np.float64) for name in case.matrices if found.get(name) is not None}
 
 
 def is_explained(case: Case) -> bool:
-    """Whether failures of a case can be explained.
+    """Return whether failures of a case can be explained.
 
-    The case must be small and have no ``hardness_mode``, and each anchor must have one row of similarities, in which no
-    column occurs twice.
+    * The case must be small (``LARGEST_EXPLAINED``).
+    * It must have no ``hardness_mode``.
+    * Each anchor must have one row of similarities, without repeated columns.
     """
     if case.size > LARGEST_EXPLAINED:
         return False
@@ -292,8 +291,8 @@ def explain_failure(case: Case, outcome: Outcome, truth: Truth | Expected) -> st
         truth: the certified results.
 
     Returns:
-        A description of what was computed instead. None if no known mistake explains it, ``is_explained`` is False for
-        the case, or the number of values is wrong.
+        A description of what was computed instead. None if no known mistake explains the failure, if the number of
+        values is wrong, or if ``is_explained(case)`` is False.
     """
     if not is_explained(case) or not case.anchors():
         return None
@@ -308,7 +307,7 @@ def explain_failure(case: Case, outcome: Outcome, truth: Truth | Expected) -> st
         return "a number is returned, but the case's policy requires NaN"
     if not WEIGHTS.keys().isdisjoint(case.arguments):
         return _other_weights(found)
-    # On some cases the correct suspect has the same error, because its float64 arithmetic loses digits too.
+    # On some cases, even the correct formula in float64 has this error.
     shared = found.remaining(found.right) < math.inf
     lost = f"{SLIGHT}: a straightforward evaluation in float64 gives the same result" if shared else None
     words = slight(found) or clamped_norms(found)
@@ -316,7 +315,7 @@ def explain_failure(case: Case, outcome: Outcome, truth: Truth | Expected) -> st
 
 
 def _other_weights(found: Failure) -> str | None:
-    """Explain a failure of a case with weights, which variants do not have, by other weights or another divisor."""
+    """Explain a failure of a case with weights. Variants have no weights."""
     for words, case, factor in _reweighted(found.case):
         outcome = plain_outcome(case, "float64")
         compared = [torch.tensor(outcome.values)]
@@ -330,10 +329,9 @@ def _other_weights(found: Failure) -> str | None:
 
 
 def _reweighted(case: Case) -> Iterator[tuple[str, Case, float]]:
-    """Yield mistakes with the weights of a case.
+    """Yield mistakes with the weights of a case: (words, other case, factor).
 
-    Each is described by its words, a case, and a factor: the correct result of that case, times the factor, is the
-    result of the mistake.
+    The result of the mistake is the correct result of the other case, times the factor.
     """
     names = {"positive_weights": "positives", "negative_weights": "negatives", "anchor_weights": "anchors"}
     given = {name: np.array(case.arguments[name]) for name in names if name in case.arguments}
@@ -365,10 +363,10 @@ def _reweighted(case: Case) -> Iterator[tuple[str, Case, float]]:
 
 
 def not_finite(found: Failure) -> tuple[str, str] | None:
-    """Explain NaN or infinity where a number is expected.
+    """Explain NaN or infinity where a finite number is expected.
 
     Returns:
-        The explanation in words for every case, and for this case; None if no cause is found.
+        The explanation for all cases, and for this case; None if no cause is found.
     """
     setting, rows, members = found.right.setting, found.rows.detach(), found.case.members()
     value = "NaN" if bool(found.given.isnan().any()) else "infinity"
@@ -400,10 +398,10 @@ BROKEN_GRADIENT = "the value is right, but the gradient is NaN or infinite"
 
 
 def slight(found: Failure) -> tuple[str, str] | None:
-    """Explain a gradient that is not finite although the value is correct, or an error of rounding size.
+    """Explain rounding errors, and gradients that are not finite although the value is correct.
 
     Returns:
-        The explanation in words for every case, and for this case; None if the failure is neither.
+        The explanation for all cases, and for this case; None if the failure is neither.
     """
     sizes = [float(((x - true).norm() / true.norm()).nan_to_num()) for x, true in found.compared]
     if max(sizes) > DTYPE_NOISE:
@@ -419,10 +417,10 @@ NORMS = "rows are not normalised where their norm is clamped, or its square unde
 
 
 def clamped_norms(found: Failure) -> tuple[str, str] | None:
-    """Explain rows that are not normalised because their norms are too small or too large to be computed.
+    """Explain rows that are not normalised because their norm is clamped, underflows or overflows.
 
     Returns:
-        The explanation in words for every case, and for this case; None if this does not explain the values.
+        The explanation for all cases, and for this case; None if this does not explain the values.
     """
     if found.right.variant.similarity != "cosine":
         return None
@@ -442,7 +440,6 @@ def clamped_norms(found: Failure) -> tuple[str, str] | None:
 
 
 def _scaled(found: Failure) -> str | None:
-    """Explain values and gradients, or only gradients, that are off by a factor."""
     factors = factors_of(found)
     if factors is None:
         return None
@@ -463,7 +460,7 @@ def _scaled(found: Failure) -> str | None:
 def factors_of(found: Failure) -> tuple[float, float] | None:
     """Return the factors by which the values and the gradient are wrong; None if factors do not explain them.
 
-    If only the gradient is wrong, the first factor is 1; otherwise both are the same.
+    If only the gradient is wrong, the first factor is 1. Otherwise, both factors are equal.
     """
     if not found.expected.any():
         return None
@@ -486,7 +483,7 @@ def gradient_words(slope: float) -> str:
 
 
 def factor_words(factor: float) -> str:
-    """Describe values that are off by a factor."""
+    """Describe values that are wrong by a factor."""
     if abs(factor) < 1e-12:
         return "the loss is 0"
     if factor < 0:
@@ -496,7 +493,7 @@ def factor_words(factor: float) -> str:
 
 
 def _ratio(given: Tensor, expected: Tensor, share: float) -> float | None:
-    """The factor between a result and the truth; None if more than this share of the error remains."""
+    """Return the factor between a result and the truth; None if the factor leaves more than ``share`` of the error."""
     factor = float((given * expected).sum() / (expected * expected).sum())
     allowed = share * float((given - expected).norm()) + DTYPE_NOISE * float(given.norm())
     return factor if float((given - factor * expected).norm()) <= allowed else None
@@ -545,7 +542,7 @@ def _have(rows: list[int]) -> str:
 
 
 def suspects(found: Failure) -> Iterator[Suspect]:
-    """Yield suspects with one change: of the reduction, an option, a part, or the reading of the arguments."""
+    """Yield suspects with one mistake."""
     right, variant, anchors, pairs = found.right, found.right.variant, len(found.anchors), found.pairs
     if right.reduction in ("mean_pairs", "sum_pairs"):
         summed = right.reduction == "sum_pairs"
@@ -563,7 +560,7 @@ def suspects(found: Failure) -> Iterator[Suspect]:
     if right.reduction == "mean":
         for count in (name for name in COUNTS if name in variants.WRONG_COUNTS):
             yield replace(right, reduction=count, words=count)
-    # Misreadings that depend on the batch come before forms that agree with them by chance.
+    # Misread arguments come first, because a wrong form may have the same result by chance.
     yield from (*_batch_settings(found), *_case_settings(found))
     for flow, words in FLOWS.items():
         if words:
@@ -583,7 +580,7 @@ def suspects(found: Failure) -> Iterator[Suspect]:
         yield right.other("no epsilon is added", guard="")
         yield right.other(FLOWS["maximum"], flow="maximum")
     for wrong in (*variants.temperings(variant), *variants.variations(variant, CASE)):
-        # Two towers have no self pairs that could be subtracted.
+        # Two towers have no self pairs to subtract.
         if not (found.loss.two_towers and wrong.denominator.startswith("subtract")):
             yield replace(right, variant=wrong)
     yield from tiny_epsilons(found)
@@ -592,7 +589,7 @@ def suspects(found: Failure) -> Iterator[Suspect]:
 
 
 def tiny_epsilons(found: Failure) -> Iterator[Suspect]:
-    """Yield the right formula with an epsilon that only affects extreme logits, if the case has such logits."""
+    """Yield ``TINY_GUARDS`` if the case has extreme logits."""
     variant, setting = found.right.variant, found.right.setting
     if not variant.takes_guard:
         return
@@ -605,7 +602,7 @@ def tiny_epsilons(found: Failure) -> Iterator[Suspect]:
 
 
 def _dot(found: Failure, rows: Tensor, words: str = "") -> Suspect:
-    """Replace the rows of the case, and compare them by dot product."""
+    """Return the suspect that computes dot products of these rows."""
     return found.right.read(words, rows=rows).other(words, similarity="dot")
 
 
@@ -615,18 +612,17 @@ NARROWED: Mapping[str, Callable[[int], object]] = {
     "32 bits or fewer: labels that differ by a multiple of 2^32": lambda x: x % 2**32,
     "8 bits: labels that differ by a multiple of 256": lambda x: x % 256,
 }
-"""Conversions of a label to a narrower type, by the words for this type and for the labels that become one class."""
+"""Conversions of labels to narrower types, by a description of the type and of the labels that become equal."""
 
 
 def _batch_settings(found: Failure) -> Iterator[Suspect]:
-    """Yield readings with labels narrowed, negative labels ignored, views mixed up, or some rows left out."""
     case, suspect, right, n = found.case, found.right, found.right.setting, found.case.n
     labels = {name: case.arguments[name] for name in ("labels", "ref_labels") if name in case.arguments}
     for words, narrow in NARROWED.items() if labels else ():
         with np.errstate(over="ignore"):
             given = {name: [narrow(int(x)) for x in side] for name, side in labels.items()}
         if len({*chain(*given.values())}) == len({*chain(*labels.values())}):
-            continue  # no labels become one class
+            continue  # no labels become equal
         yield found.read_again(f"labels are narrowed to {words} become one class", given)
     if labels and min(labels["labels"]) < 0:
         negative = torch.zeros(len(found.rows), dtype=torch.bool)
@@ -655,7 +651,7 @@ def _batch_settings(found: Failure) -> Iterator[Suspect]:
 
 
 def _mixed_up_views(found: Failure, items: Sequence[tuple[int, ...]]) -> Iterator[Suspect]:
-    """Yield readings in which the rows are in one layout of views, and their labels in the other."""
+    """Yield mixed layouts: rows of stacked views with labels of interleaved views, and the reverse."""
     labels, b, views = found.case.arguments["labels"], len(items), len(items[0])
     interleaved = [row for item in items for row in item]
     stacked = [item[v] for v in range(views) for item in items]
@@ -669,7 +665,6 @@ def _mixed_up_views(found: Failure, items: Sequence[tuple[int, ...]]) -> Iterato
 
 
 def _case_settings(found: Failure) -> Iterator[Suspect]:
-    """Yield other readings of the arguments, except of labels."""
     case, suspect, right, n = found.case, found.right, found.right.setting, found.case.n
     if case.option("anchors") is not None:
         words = f"all {n} rows are anchors, not only the {len(found.anchors)} chosen"
@@ -695,7 +690,7 @@ def _case_settings(found: Failure) -> Iterator[Suspect]:
         yield suspect.read(MIXED_UP, positive=same(item) & right.member)
     if "negatives" in case.others:
         b, queue = found.part("embeddings_b")[:, 0], found.part("negatives")
-        # The rows of the tower that contains the anchor's positive.
+        # The tower of the anchor's positive.
         tower = torch.where((right.positive & b).any(dim=1)[:, None], b, ~b & ~queue[:, 0]) & right.anchors[:, None]
         yield suspect.read(QUEUE_IGNORED, member=tower)
         yield suspect.read(QUEUE_ADDED, member=right.member | tower)
@@ -704,7 +699,6 @@ def _case_settings(found: Failure) -> Iterator[Suspect]:
 
 
 def _other_norms(found: Failure) -> Iterator[Suspect]:
-    """Yield readings in which some or all rows are normalised or scaled differently."""
     rows, dot = found.rows, partial(_dot, found)
     unit = rows / rows.norm(dim=1, keepdim=True)
     if "negatives" in found.case.others:
@@ -730,15 +724,14 @@ CHOICES: Mapping[str, str] = {
     "inside, summed": "the ratios are summed inside the logarithm, not averaged: 1/|P| is missing",
     "mean": "the mean over the positives is taken outside the logarithm, not inside it",
 }
-"""Descriptions of parts that are wrong for a case, but right for another loss or option."""
+"""Descriptions of parts that are wrong for a case, but correct for another loss or option."""
 
 
 PARTS = ("positives", "similarity", "tempering", "numerator", "denominator", "guard", "form", "flow")
-"""The parts of a variant that are compared."""
 
 
 def words_for_case(found: Failure, other: Variant) -> str:
-    """Describe the difference between the case's loss and a variant, with counts at one anchor."""
+    """Describe how a variant differs from the loss of the case, with counts at one anchor."""
     right, anchor = found.right.variant, _first_wrong_anchor(found)
     part = next((name for name in PARTS if getattr(other, name) != getattr(right, name)), None)
     if part is None:
@@ -761,17 +754,17 @@ OTHER_DENOMINATORS: Mapping[tuple[str, str], str] = {
     ("only_negatives", "all"): "contains the positives",
     ("only_negatives", "one_positive"): "contains the positive itself",
 }
-"""What a denominator of the catalogue lacks, or contains in addition, by (the right denominator, the other)."""
+"""How two correct denominators differ, by (required, computed)."""
 
 
 OTHER_FORMS: Mapping[tuple[str, str], str] = {
     ("inside, summed", "inside"): "the ratios are averaged inside the logarithm, not summed",
 }
-"""The descriptions that depend on the right form too, by (the right form, the other)."""
+"""How two correct forms differ, by (required, computed). ``CHOICES`` has the other descriptions."""
 
 
 def general_words(found: Failure, suspect: Suspect) -> str:
-    """Describe a suspect in words that hold for every case."""
+    """Describe a suspect without the numbers of one case."""
     if suspect.general or suspect.words:
         return suspect.general or suspect.words
     right, other = found.right.variant, suspect.variant
@@ -782,7 +775,7 @@ def general_words(found: Failure, suspect: Suspect) -> str:
 
 
 def right_elsewhere(right: Variant, other: Variant) -> list[str]:
-    """Describe the parts of a variant that are right for another loss or option, but not for this one."""
+    """Describe the parts of a variant that are correct for another loss or option, but wrong here."""
     pairs = ((getattr(right, name), getattr(other, name)) for name in PARTS)
     return [words for one, choice in pairs if one != choice and (words := _words_elsewhere(one, choice))]
 
@@ -798,14 +791,14 @@ def _general_words(right: str, other: str) -> str:
 
 
 def _first_wrong_anchor(found: Failure) -> int:
-    """The first anchor whose value is known to be wrong; otherwise the first anchor."""
+    """Return the first anchor that is known to be wrong, or else the first anchor."""
     true, given = found.truth.anchors, found.outcome.anchors or {}
     wrong = (i for i, x in given.items() if i in true and abs(x - true[i]) > 1e-3 * (abs(true[i]) + 1e-12))
     return next(wrong, found.anchors[0])
 
 
 def _denominator_words(found: Failure, right: str, other: str) -> str:
-    """Describe which terms a denominator lacks or contains in addition, with their number at one anchor."""
+    """Describe a wrong denominator, with the number of terms at one anchor."""
     expected, given, places = DENOMINATORS[right], DENOMINATORS[other], similarity_rows(found.case)
     counts = torch.stack([kind.terms(found.right.setting) for kind in (given, expected)], dim=1).int().tolist()
     comparable = given.combine is expected.combine and other != "one"

@@ -1,11 +1,11 @@
-"""Identify which loss a black box computes, from small batches on which the catalogue's losses differ.
+"""Identify which loss a function (the *target*) computes.
 
-The target is called with probes: batches with classes of unequal size, rows of unequal norm, views, duplicates.
-``search`` finds the variant of a loss that reproduces all answers, and the built-in temperature. Further probes then
-show how the target handles anchors without positives, and logits near the ends of the range of the dtype.
+The target is called with *probes*, small batches on which losses differ:
 
-If no variant reproduces the answers, the target is compared with known faults. If no fault reproduces them either, the
-nearest variant is reported, with a probe on which it differs.
+1. ``search`` looks for a *variant*, a correct or modified loss of the catalogue, that reproduces all answers.
+2. If a variant is found, more probes test anchors without positives and extreme logits.
+3. If no variant fits exactly, the target is compared with known faults (wrong implementations).
+4. If no fault matches either, the nearest variant is reported.
 """
 
 from __future__ import annotations
@@ -44,9 +44,7 @@ from .search import (
 from .variants import POLICIES, REDUCED_BY, words_of
 
 PUBLISHED_BASE = 0.07
-"""The base temperature of the original SupCon code.
-
-If the temperature is built in, base temperatures other than this and 1 are reported as a constant factor."""
+"""The base temperature of the original SupCon code."""
 
 UNIT = (
     "rows: passed with norm 1, because no loss explains the answers to rows of other norms; "
@@ -54,10 +52,10 @@ UNIT = (
 )
 
 FAR = 0.02
-"""Relative distance from the answers above which the nearest variant is not reported."""
+"""Largest relative distance at which the nearest variant is reported."""
 
 ROUNDING = 1e-12
-"""Largest difference of values that is attributed to rounding, on the probes for policies and for the range."""
+"""Absolute difference of values up to which probes for policies and extreme logits agree."""
 
 
 @dataclass
@@ -67,22 +65,22 @@ class Identification:
     Attributes:
         title: name of the target in the report.
         call: how it was called.
-        verdict: "match", "wrong" (recognised as a modification of a loss of the catalogue) or "none".
-        loss: the catalogue's short name of the loss that it computes or modifies; "" if unknown.
+        verdict: "match"; "wrong" for a modified loss or a known fault; or "none".
+        loss: short name of the loss in the catalogue; "" if unknown.
         options: the options of the loss that differ from their defaults.
-        temperature: the temperature that the target always uses, as recovered; None if it uses the temperature that is
-            passed, or if nothing was recognised.
+        temperature: the built-in temperature that was recovered; None if the target uses the temperature that is
+            passed, or was not recognised.
         temperature_by: how the temperature is passed, in words.
         factor: the constant that the loss is multiplied by.
-        wrong: descriptions of the differences from the loss.
-        faults: names and descriptions of the known faults that return the same values.
-        remarks: policies, behaviour near the ends of the range, and other observations.
+        wrong: descriptions of what differs from the loss.
+        faults: names and descriptions of known faults that return the same values.
+        remarks: policies, extreme logits, and other observations.
         evidence: how closely the answers agree, and on how many probes.
         names: names under which the loss is published.
         equals: other losses of the catalogue that are the same function.
-        nearest: for "none", the nearest variant, and a probe on which it differs.
-        notes: the guesses that were made, such as how to call the target.
-        match: the variant of the loss that reproduces the answers; None if there is none.
+        nearest: for the verdict "none", the nearest variant, and a probe on which the variant differs.
+        notes: guesses that were made, such as how to call the target.
+        match: the variant that reproduces the answers; None if there is none.
         seconds: duration of the identification.
     """
 
@@ -107,7 +105,7 @@ class Identification:
 
     @property
     def exit_code(self) -> int:
-        """0 if the target is recognised, 1 if not."""
+        """0 if the target is recognised, otherwise 1."""
         return int(self.verdict == "none")
 
     def lines(self) -> list[str]:
@@ -129,7 +127,6 @@ class Identification:
 
 
 def _short(value: float) -> str:
-    """A number with up to 8 significant digits."""
     return f"{value:.8g}"
 
 
@@ -146,21 +143,21 @@ def identify(
     title: str = "",
     faults: Sequence[Any] = (),
 ) -> Identification:
-    """Identify which loss a black box computes.
+    """Identify which loss a function, class or instance computes.
 
     Args:
-        target: a function, a class, an instance, an ``External``, or text that names one as ``pairproof check`` does.
-        call: how it is called, one of "labels", "features", "views", "towers", "stacked", "interleaved",
-            "similarities", "pairs"; guessed from its parameters when None.
+        target: a function, a class, an instance, an ``External``, or text such as "losses.py:MyLoss".
+        call: how the target is called: "labels", "features", "views", "towers", "stacked", "interleaved",
+            "similarities" or "pairs"; guessed from the parameters when None.
         arrays: "torch", "numpy" or "jax"; guessed when None.
         init: values of parameters of the constructor or of the function, by name.
         result: the name of the loss among several results; guessed when None.
         normalised: whether only rows of norm 1 are passed; otherwise, rows of different norms are tried first.
-        bias: the bias that is built into a sigmoid loss; None to try the default one and 0.
-        limit: seconds that one answer may take; None for no limit.
+        bias: the bias that is built into a sigmoid loss; None tries -10 and 0.
+        limit: maximum duration of one call, in seconds; None for no limit.
         title: name of the target in the report.
-        faults: wrong implementations, such as ``pairproof.conformance.faults.FAULTS``. A target that does not match a
-            loss of the catalogue exactly is compared with them.
+        faults: wrong implementations to compare with, such as ``pairproof.conformance.faults.FAULTS``, if no loss of
+            the catalogue matches exactly.
 
     Returns:
         What the target computes.
@@ -183,7 +180,6 @@ def identify(
 def _identify(
     called: Target, normalised: bool, bias: float | None, limit: float | None, title: str, faults: Sequence[Any]
 ) -> Identification:
-    """Identify a target that is loaded."""
     found = Identification(title or called.__name__, called.call, notes=list(called.notes))
     found.temperature_by = called.temperature_by
     if called.constructs:
@@ -210,10 +206,10 @@ def _identify(
 def _searched(
     called: Target, normalised: bool, bias: float | None, limit: float | None
 ) -> tuple[Search, str, list[Match]]:
-    """Search with rows of different norms and, if nothing fits and the norms matter, with rows of norm 1.
+    """Search with rows of different norms. If nothing fits and the norms matter, search with rows of norm 1.
 
     Returns:
-        The search, why the target cannot be identified from its answers (or ""), and the matches.
+        The search, why the answers are unusable (or ""), and the matches.
 
     Raises:
         TargetError: the target accepts no probes.
@@ -244,7 +240,6 @@ def _searched(
 
 
 def _depends_on_norms(first: Search, second: Search) -> bool:
-    """Return whether some answer changes if the rows are normalised."""
     if not first.batches:
         return True
     names = [probe.name for probe in first.ordinary]
@@ -254,7 +249,7 @@ def _depends_on_norms(first: Search, second: Search) -> bool:
 
 
 def _unusable(search: Search) -> str:
-    """Return why the target cannot be identified from its answers, or ""."""
+    """Return why no loss can be identified from the answers, or ""."""
     totals = [search.answers[probe].total for probe in search.ordinary]
     if len(search.probes.alike) < 2:
         every = "" if search.batches else "every batch"
@@ -279,7 +274,7 @@ OTHER_NEGATIVES: Mapping[tuple[str, str], str] = {
     (HARD, "queue a_to_b"): "the negatives are all hard negatives of the batch, without the other documents",
     (QUEUE, QUEUE_ADDED): "multiple_negatives_ranking has these negatives, if they are passed as its hard negatives",
 }
-"""Remarks on targets whose negatives are those of another loss, by the call and the reading of the positives."""
+"""Remarks on targets that have the negatives of another loss, by ``Search.call`` and ``Variant.positives``."""
 
 
 def _report_match(found: Identification, search: Search, good: list[Match]) -> None:
@@ -328,10 +323,10 @@ class Published(NamedTuple):
     """A loss under another name.
 
     Attributes:
-        name: the name.
-        call: the call of the probes that identify it.
+        name: the other name.
+        call: the call of the probes that identify the loss.
         loss: its name in the catalogue.
-        options: its options that differ from their defaults, apart from those of the reduction.
+        options: its options that differ from their defaults, without those of the reduction.
         temperature: the temperature, if it is part of the definition.
     """
 
@@ -366,11 +361,11 @@ PUBLISHED = (
     Published("N-pairs", VIEWS, "info_nce", {"direction": "a_to_b", "similarity": "dot"}, 1.0),
     Published("SigLIP", VIEWS, "sigmoid"),
 )
-"""The names of docs/names.md that the answers to probes determine."""
+"""The names in docs/names.md that probes can identify."""
 
 
 def _published_names(found: Identification, call: str) -> list[str]:
-    """Return the names under which a loss is published; how it is reduced and scaled is not part of a name."""
+    """Return the names under which a loss is published, whatever its reduction and base temperature."""
     reduced = (*REDUCED_BY, "base_temperature")
     own = call, found.loss, {name: value for name, value in found.options.items() if name not in reduced}
     return [
@@ -385,7 +380,7 @@ def _preference(match: Match, search: Search) -> tuple[Any, ...]:
     """Return a sort key; the preferred match has the smallest key."""
     gradient = match.gradient_error is not None and match.gradient_error > search.tolerance_of_gradient(match)
     loss, (scaled, place) = match.variant.entry, match.plainness
-    # Without labels, the positive of a view is the other view of the same item.
+    # Without labels, a loss of partners is the simplest description.
     unlabelled = search.call == FEATURES and search.probes.alike[0].labels is None
     other_way = not (unlabelled and loss.positives_by == "partners")
     # For the same pairs, info_nce needs fewer options than multiple_negatives_ranking.
@@ -399,7 +394,7 @@ def _report_temperature(found: Identification, search: Search, match: Match) -> 
     constant = np.ptp(used) <= CLOSE * used[0]
     if None in passed or constant:
         found.temperature = used[0]
-    # If the explanation is inexact, so is the temperature that is found.
+    # An inexact match has an inexact temperature.
     if None in passed or np.allclose(passed, used, rtol=max(CLOSE, CLEARLY * search.inexactness(match)), atol=0):
         return
     changed = ", ".join(f"{_short(value)} for {at:g}" for at, value in match.temperatures.items())
@@ -408,7 +403,7 @@ def _report_temperature(found: Identification, search: Search, match: Match) -> 
 
 
 def _report_factor(found: Identification, search: Search, match: Match) -> None:
-    """Report the factor of the loss: temperature / base temperature, another power of the temperature, or a number."""
+    """Report a factor: temperature / base temperature, another power of the temperature, or a number."""
     if match.scale is None:
         factors = ", ".join(f"{_short(factor)} at temperature {passed:g}" for passed, factor in match.factor.items())
         found.wrong.append(f"the loss is multiplied by {factors}")
@@ -437,7 +432,6 @@ def _report_factor(found: Identification, search: Search, match: Match) -> None:
 
 
 def _report_gradient(found: Identification, search: Search, match: Match) -> None:
-    """Report a gradient that is not the derivative of the value, is not finite, or is missing."""
     if match.gradient_factor != 1:
         found.wrong.append(f"the gradient is {_short(match.gradient_factor)} times the derivative of the value")
     elif match.gradient_error is not None and match.gradient_error > search.tolerance_of_gradient(match):
@@ -464,11 +458,11 @@ def _report_evidence(found: Identification, search: Search, match: Match) -> Non
         found.evidence.append(f"{precise}: the tolerance is {search.close:g}, not {CLOSE:g}")
 
 
-# Policies, and the ends of the range
+# Policies, and extreme logits
 
 
 def _policy(found: Identification, search: Search, match: Match) -> str:
-    """Return the policy for anchors without positives ("zero" if none fits); report it and what no policy explains."""
+    """Return the policy for anchors without positives, and report it. If none fits, return "zero"."""
     edges = [probe for probe in search.answers if probe.batch in search.probes.edges]
     judged = match.count not in ("mean_pairs", "sum_pairs") and not match.variant.binary
     settings = ((probe, read_as(probe.batch, match.variant.positives)) for probe in edges if judged)
@@ -487,7 +481,10 @@ def _policy(found: Identification, search: Search, match: Match) -> str:
 
 
 def _difference(search: Search, match: Match, probe: Probe, policy: str) -> str:
-    """Describe how the target differs from a match on a probe; "" if it does not, or if the match predicts no value."""
+    """Describe how the target differs from a match on a probe.
+
+    Return "" if the values agree or the match predicts none.
+    """
     expected = match.predict(probe, policy)
     value, given = math.nan if expected is None else float(expected.sum()), search.answers[probe].total
     if expected is None or relative(value, given) <= search.close or abs(value - given) <= ROUNDING:
@@ -512,15 +509,15 @@ EXTREME_BATCHES: Mapping[str, tuple[str, float, tuple[tuple[float, ...], ...]]] 
         ((1, 0, 0.1), (0, 1, 0.1), (0.1, 0.1, 1), (0.1, 1, 0), (0, 0.1, 1.1), (1, 0.1, 0)),
     ),
 }
-"""Batches with logits of about 700 or 1000, by name: the cause of an answer that is not finite, the temperature, and
-the rows."""
+"""Batches with logits of about 700 or 1000.
+
+By name of the batch: the usual cause of NaN or infinity, the temperature, and the rows."""
 
 
 def _probe_range(found: Identification, search: Search, match: Match) -> None:
-    """Add remarks on overflow and on logarithms of 0 near the ends of the range."""
     passed = search.target.takes_temperature
     for name, (words, temperature, rows) in EXTREME_BATCHES.items():
-        # Logits are large because of the temperature that is passed, or of the norms if they are dot products.
+        # Pass a low temperature. If it is built in, use large norms instead, which matter only for dot products.
         if not (match.as_passed if passed else match.variant.similarity == "dot" and not search.unit):
             continue
         n, scale = len(rows), 1.0 if passed else math.sqrt(match.temperatures[None] / temperature)
@@ -548,7 +545,7 @@ def _probe_range(found: Identification, search: Search, match: Match) -> None:
 
 
 def _report_nearest(found: Identification, search: Search, matches: list[Match]) -> None:
-    """Report a variant that reproduces the answers at several temperatures or, if there is none, the nearest one."""
+    """Report the nearest variant, or one that fits at several temperatures."""
     if search.undetermined:
         match = min(search.undetermined, key=lambda match: (len(match.variant.words()), match.plainness))
         why = "the answers do not depend on the temperature, so the loss has no contrast"
@@ -564,15 +561,16 @@ def _report_nearest(found: Identification, search: Search, matches: list[Match])
 
 
 CALLED = {QUEUE: VIEWS, HARD: VIEWS, PARTNERS: LABELS}
-"""The call of a target, by the call of its probes, where they differ: a queue, or hard negatives, are passed in
-addition to two views, and partners in place of labels."""
+"""The call of a target, by the call of its probes, if they differ.
+
+A queue or hard negatives are passed with two views; partners are passed in place of labels."""
 
 
 def name_faults(found: Identification, search: Search, faults: Sequence[Any]) -> None:
-    """Name the faults with the target's values and gradients for every probe, unless it matches a loss exactly.
+    """Name the faults that reproduce the target on every probe, unless the target matches a loss exactly.
 
-    A fault is not named if the correct loss has the same answers, and accepts the same batches: such a fault is wrong
-    only for options that no probe has, such as weights, or at lower temperatures.
+    Some faults are equal to the correct loss on all probes, because they are wrong only for options that no probe has,
+    such as weights, or at lower temperatures. These faults are not named.
     """
     exact = found.match is not None and (found.match.error <= EXACT or search.single)
     differs = any(remark.startswith(("differs", "out of range", "breaks")) for remark in found.remarks)
@@ -580,7 +578,7 @@ def name_faults(found: Identification, search: Search, faults: Sequence[Any]) ->
         return
     close = search.close if found.match is None or exact else min(search.close, found.match.error / CLEARLY)
     for fault in faults:
-        # A fault that raises an error on a batch differs from the target.
+        # A fault that raises an error does not match.
         with suppress(Exception):
             if (
                 fault.call == CALLED.get(search.call, search.call)
@@ -593,7 +591,7 @@ def name_faults(found: Identification, search: Search, faults: Sequence[Any]) ->
 
 
 def _is_right(search: Search, fault: Any, found: Identification, close: float) -> bool:
-    """Whether the correct loss has the target's answers, and rejects the same ``broken`` batches as the fault."""
+    """Return whether the correct loss behaves like the fault: it has the same answers and rejects the same batches."""
     with suppress(Exception):
         refused = [_refused(search, function, found) for function in (fault.function, fault.right)]
         return refused[0] == refused[1] and _same_answers(search, fault.right, found, close)
@@ -601,7 +599,7 @@ def _is_right(search: Search, fault: Any, found: Identification, close: float) -
 
 
 def _refused(search: Search, function: Any, found: Identification) -> set[str]:
-    """The names of the batches that neither the target nor a function accepts."""
+    """Return the names of the batches that both the target and a function reject."""
     called, refused = Target(function, CALLED.get(search.call, search.call), "torch"), set[str]()
     batches = [batch for batch in (*search.probes.further, *search.probes.edges) if batch.name in search.broken]
     for probe in (Probe(batch, at or found.temperature) for batch in batches for at in search.passed):
@@ -619,7 +617,7 @@ def _same_answers(search: Search, function: Any, found: Identification, close: f
         other = call_with(fault, Probe(probe.batch, probe.temperature or built_in))
         if len(other.values) != len(answer.values) or relative(other.total, answer.total) > close:
             return False
-        # Only torch targets must return a gradient.
+        # Targets without torch may return no gradient.
         judged = answer.gradient is not None or search.target.arrays == "torch"
         if judged and relative(_gradient(other), _gradient(answer), 1e-12 * abs(answer.total)) > 10 * search.close:
             return False
@@ -628,16 +626,16 @@ def _same_answers(search: Search, function: Any, found: Identification, close: f
 
 
 def _gradient(answer: Answer) -> torch.Tensor:
-    """Return the flattened gradient; [inf] if there is none, [nan] if it is not finite."""
+    """Return the flattened gradient: [inf] if missing, [nan] if not finite."""
     flat = torch.tensor([math.inf]) if answer.gradient is None else answer.gradient.flatten()
     return flat if answer.gradient is None or bool(flat.isfinite().all()) else torch.tensor([math.nan])
 
 
 def _solve_temperature(search: Search, fault: Target) -> float:
-    """Return the temperature at which a fault returns the target's values for two probes.
+    """Return the temperature at which a fault reproduces two answers of the target.
 
     Raises:
-        TargetError: there is none.
+        TargetError: there is no such temperature.
     """
     first, second = search.probes.alike[-1], search.probes.alike[0]
     given, other = (search.answers[Probe(batch, None)].total for batch in (first, second))

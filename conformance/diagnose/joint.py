@@ -1,8 +1,10 @@
-"""Diagnose all cases on which a target (a loss under test) fails together: find few reasons that explain many of them.
+"""Find few reasons that explain most failures of a target (a loss under test).
 
-A reason explains a case only if a test on this case confirms it. A reason about the formula must reproduce the target's
-value and gradient. A few small cases are explored completely, to find candidates. The candidates are then tested on
-all other failing cases, and the one that explains most of them is chosen, then the next one.
+1. A few small failing cases are tested for every known mistake. The mistakes that explain one of them are candidates.
+2. The candidates are tested on the other failing cases. The candidate that explains most cases becomes a reason.
+3. These steps are repeated for the cases that remain.
+
+A reason about the formula must reproduce the value and the gradient of the target on each case that it explains.
 """
 
 from __future__ import annotations
@@ -51,41 +53,41 @@ from .search import Match
 from .variants import COUNTS, WRONG_COUNTS, weights_words, words_of
 
 SECONDS = 4.0
-"""CPU time after which fewer candidates are tested, in seconds; it starts again after identification."""
+"""CPU time in seconds after which fewer candidates are tested. The clock restarts after identification."""
 
 EXPLORED = 12
-"""Number of failing cases that are compared with every candidate."""
+"""Number of failing cases that are tested for every known mistake."""
 
 MOST = 3
-"""Largest number of reasons that are given."""
+"""Maximum number of reasons."""
 
 PASSING = 6
 """Number of passing cases on which candidates are tested."""
 
 MORE_PASSING = 30
-"""Number of further passing cases, on which only the candidates that would be chosen are tested."""
+"""Number of further passing cases, on which only the best candidates are tested."""
 
 LARGEST_PASSING = 16
-"""The largest passing case on which candidates are tested, by ``Case.size``."""
+"""Largest ``Case.size`` of a passing case on which candidates are tested."""
 
 FEW = 3
-"""If more cases fail than this, a reason must explain at least two of them, unless it is in ``CERTAIN``."""
+"""If more cases fail, a reason must explain at least two of them (except those in ``CERTAIN``)."""
 
 TESTED = 6
 """Number of candidates that are tested on all failing cases."""
 
 NOISE = {"float64": 1e-12, "float32": 1e-6, "float16": 4e-3, "bfloat16": 3e-2}
-"""Relative error up to which a difference is attributed to rounding, by the dtype in which a target computes."""
+"""Relative difference that is attributed to rounding, by the dtype in which the target computes."""
 
 LOW = {"float32": 1e-4, "float16": 3e-2, "bfloat16": 0.2}
-"""Largest relative error that computing in this dtype explains, if the formula is right."""
+"""Relative error that computing in this dtype explains, if the formula is right."""
 
 COMPUTES = "the formula is right, but the target computes in {} for inputs of every dtype"
 EXTREME = (NORMS, LOST, BROKEN_GRADIENT, NO_POSITIVES, NO_NEGATIVES, UNDERFLOW, HIDDEN)
-"""Reasons about policies, the range or the digits, not about the formula."""
+"""Reasons that are not about the formula."""
 
 CERTAIN = {NO_POSITIVES, NO_NEGATIVES, UNDERFLOW, HIDDEN, OVERFLOW, *WRONG_COUNTS}
-"""Reasons for which one failing case is enough, because they cannot hold by coincidence."""
+"""Reasons for which one failing case is enough, because they do not hold by coincidence."""
 
 OPTION_WORDS: Mapping[tuple[str, str], str] = {
     ("no_positive", "zero"): "anchors without positives count as 0 in the mean",
@@ -109,19 +111,18 @@ OPTION_WORDS: Mapping[tuple[str, str], str] = {
     ("direction", "a_to_b"): "the anchors are only the rows of the first tower",
     ("direction", "b_to_a"): "the anchors are only the rows of the second tower",
 }
-"""What an option does, by its name and value."""
 
 
 @dataclass(frozen=True)
 class Reason:
-    """What explains one or more failing cases.
+    """A mistake that explains one or more failing cases.
 
     Attributes:
-        words: a statement that holds for every one of them.
+        words: describes the mistake, without the numbers of one case.
         cases: the ids of the cases.
-        setting: the option to pass to ``--set`` if this is intended, as "name=value"; "" if there is none.
-        also: whether it holds in addition to the first reason.
-        ordinary: whether it is about the formula, not about a policy, the range or the digits.
+        setting: "name=value" for ``--set`` if the behaviour is intended; "" if no option describes it.
+        also: whether these cases have the mistake in addition to the first reason.
+        ordinary: whether the mistake is in the formula, not in a policy, the range or the digits.
     """
 
     words: str
@@ -136,10 +137,10 @@ class Diagnosis:
     """The reasons for the failures of a target.
 
     Attributes:
-        reasons: the reasons, those that explain most cases first.
-        failing: number of failing cases that were diagnosed.
+        reasons: the reasons, in the order in which they were found.
+        failing: number of failing cases.
         details: the explanation of each failure, by case and dtype.
-        match: what identification found; None if it was not needed, or found nothing.
+        match: the identified loss; None if nothing was identified, or identification was not needed.
     """
 
     reasons: list[Reason] = field(default_factory=list)
@@ -153,7 +154,7 @@ class Diagnosis:
         return self.failing - sum(len(reason.cases) for reason in self.reasons)
 
     def sentences(self) -> list[str]:
-        """One sentence per reason, with the number of cases that it explains. Without reasons, one sentence says so."""
+        """Return one sentence per reason, or a sentence that no reason was found."""
         found, left = [], self.failing
         for reason in self.reasons:
             count = len(reason.cases)
@@ -168,10 +169,7 @@ class Diagnosis:
 
     @property
     def short(self) -> str:
-        """The first reason, the number of cases that it explains, and the number of other reasons.
-
-        Without a reason: that the failing cases are not explained, or "" if there are none.
-        """
+        """The first reason and the number of other reasons, or that nothing is explained; "" without failing cases."""
         if not self.reasons:
             return f"{_cases(self.failing)} not explained" if self.failing else ""
         first, *others = self.reasons
@@ -179,7 +177,7 @@ class Diagnosis:
         return f"{first.words} ({len(first.cases)} of {_cases(self.failing)}){more}"
 
     def as_data(self) -> dict[str, Any]:
-        """The diagnosis as plain data, without the details of each failure."""
+        """Return the diagnosis as a JSON value, without ``details`` and ``match``."""
         reasons = [
             {"words": one.words, "cases": list(one.cases), "setting": one.setting, "also": one.also}
             for one in self.reasons
@@ -192,18 +190,18 @@ def _cases(number: int) -> str:
 
 
 Test = Callable[[], Any]
-"""Returns an explanation of one case if a candidate explains the case, otherwise None."""
+"""Tests a candidate on one case. Returns an explanation, or None if the candidate does not explain the case."""
 
 
 class Evidence:
-    """A case with the result of the target, and the candidates that may explain this result.
+    """A case with the result of the target.
 
     Attributes:
         case: the case.
         dtype: the dtype of the result.
         outcome: what the target returned.
         truth: the true results.
-        computes: the dtype in which the target computes, derived from the result.
+        computes: the dtype in which the target seems to compute.
         match: the loss that was identified, if any.
     """
 
@@ -214,7 +212,7 @@ class Evidence:
 
     @cached_property
     def failure(self) -> Failure:
-        """The result, for comparison with suspects: losses that the target may have computed."""
+        """The result, for comparison with suspects (losses that the target may have computed)."""
         return Failure(self.case, self.outcome, self.truth, NOISE[self.computes])
 
     @cached_property
@@ -223,19 +221,19 @@ class Evidence:
 
     @cached_property
     def comparable(self) -> bool:
-        """Whether suspects can be compared with it: the values have the right number, and are finite."""
+        """Whether all values are finite, and their number is right."""
         found = self.failure
         finite = bool(found.given.isfinite().all() and found.expected.isfinite().all())
         return finite and len(found.given) == len(found.expected)
 
     def candidates(self, options: Collection[str], base: str = "") -> Iterator[tuple[str, Test]]:
-        """Yield the words of each candidate and its test, the preferred ones first.
+        r"""Yield candidates, the preferred ones first, as (words, test).
 
-        After the words, there may be a NUL character and the option that makes the candidate right, as "name=value".
+        If an option makes the candidate right, the words end with "\0name=value".
 
         Args:
             options: the options of the loss that may have another value in the target.
-            base: the words of a suspect that is taken as right, so that the candidates hold in addition to it.
+            base: the words of a suspect. If given, candidates are mistakes in addition to this suspect.
         """
         if not self.case.anchors():
             return
@@ -267,20 +265,19 @@ class Evidence:
             return
         if base:
             yield from self._norms(found)
-            # A second change of the formula would contradict the cases that the first reason explains alone.
+            # A second mistake in the formula would contradict the cases that the first reason explains alone.
             return
         yield from self._factors(found)
         yield from ((words, partial(_tested, found, suspect, words)) for words, suspect in self.suspects(found))
         yield from self._last(found)
 
     def _wrong(self, found: Failure) -> bool:
-        """Return whether the error is larger than the rounding errors of the dtype in which the target computes."""
+        """Return whether the error is larger than rounding errors."""
         if found.right.words or not self.comparable:
             return True
         return any(found.left(expected, place) > 0 for place, (_, expected) in enumerate(found.compared))
 
     def _options(self, options: Collection[str]) -> Iterator[tuple[str, Test]]:
-        """Yield the other values of the options."""
         for option in options:
             for choice in self.case.entry.choices.get(option, ()):
                 if choice != self.case.option(option):
@@ -295,7 +292,7 @@ class Evidence:
         return words if self._equals(other, EXPLAINED) and not self._equals(self.truth, 0.0) else None
 
     def _equals(self, found: Outcome | Truth | Expected, most: float) -> bool:
-        """Return whether the values of the target, and its gradient if its values are finite, are those of ``found``.
+        """Return whether the target computed ``found``. Gradients are compared only if all values are finite.
 
         Args:
             found: what the target may have computed.
@@ -311,12 +308,12 @@ class Evidence:
 
     @cached_property
     def _straightforward(self) -> bool:
-        """Whether the straightforward implementation gives the same wrong result, so that the formula is right."""
+        """Whether the straightforward implementation is equally wrong, so that the formula is right."""
         plain = _plain(self.case)
         return bool(np.isfinite(plain.values).all()) and self._equals(plain, EXPLAINED)
 
     def _dtypes(self, found: Failure) -> Iterator[tuple[str, Test]]:
-        """Yield the dtype in which the target computes, if the error of the right formula may come from it."""
+        """Yield that the target computes in a narrower dtype, if this explains the error."""
         if not self.comparable or self.computes == self.dtype or self.dtype not in ("float64", "float32"):
             return
         right = found.value(found.right).detach()
@@ -325,12 +322,11 @@ class Evidence:
             yield words, lambda: words
 
     def _norms(self, found: Failure) -> Iterator[tuple[str, Test]]:
-        """Yield the explanation that norms are clamped, or underflow or overflow, if it holds."""
         if words := clamped_norms(found):
             yield words[0], lambda: words[1]
 
     def _factors(self, found: Failure) -> Iterator[tuple[str, Test]]:
-        """Yield the causes of a constant factor of the values, and the weights of the two directions."""
+        """Yield causes of a wrong factor, and wrong weights of the two directions."""
         factors = factors_of(found)
         for value, words, general in found.causes if factors else ():
             if math.isclose(factors[0], value, rel_tol=1e-4) and factors[0] != 1:  # type: ignore[index]
@@ -345,7 +341,7 @@ class Evidence:
             yield from self._weights(found)
 
     def _weights(self, found: Failure) -> Iterator[tuple[str, Test]]:
-        """Yield the weights of the two directions, if a weighted sum of them explains value and gradient."""
+        """Yield weights of the two directions, if a weighted sum explains value and gradient."""
         columns = []
         for direction in ("a_to_b", "b_to_a"):
             value = found.value(found.read_again("", direction=direction))
@@ -364,13 +360,13 @@ class Evidence:
             yield words, lambda: words
 
     def suspects(self, found: Failure) -> Iterator[tuple[str, Suspect]]:
-        """Yield the words of each suspect, and the suspect."""
+        """Yield suspects with their words; an identified loss comes first."""
         if self.match is not None and (identified := proposed(self.match, found)) is not None:
             yield identified
         yield from self._listed if found is self.failure else _listed(found)
 
     def predicts_failure(self, words: str) -> bool:
-        """Return whether a candidate has another value than the right loss, so that the case should have failed."""
+        """Return whether a candidate differs from the correct loss, so that the case should fail."""
         text, _, setting = words.partition("\0")
         option, _, choice = setting.partition("=")
         if choice and option in self.case.entry.choices:
@@ -386,7 +382,7 @@ class Evidence:
         return right.shape != other.shape or not torch.allclose(right, other, rtol=1e-4, atol=1e-9, equal_nan=True)
 
     def _last(self, found: Failure) -> Iterator[tuple[str, Test]]:
-        """Yield factors without a cause, and errors of rounding size."""
+        """Yield wrong factors without a known cause, and rounding errors."""
         if factors := factors_of(found):
             factor, slope = factors
             words = gradient_words(slope) if factor == 1 else factor_words(factor)
@@ -400,7 +396,7 @@ def _listed(found: Failure) -> Iterator[tuple[str, Suspect]]:
 
 
 def _plain(case: Case) -> Outcome:
-    """The result of the straightforward implementation, with the NaN that the policies of the case require."""
+    """Return the result of the straightforward implementation, with NaN where the policies of the case require it."""
     outcome, undefined = plain_outcome(case, "float64"), case.undefined()
     values = outcome.anchors if case.option("reduction") == "none" else None
     if not any(case.undefined_values()):
@@ -409,7 +405,7 @@ def _plain(case: Case) -> Outcome:
 
 
 def _setting_of(words: str, keywords: Collection[str]) -> str:
-    """Return the option that makes a cause right, as "name=value"; "" if there is none."""
+    """Return the option that makes a cause right, such as "base_temperature=0.07"; "" if there is none."""
     base = re.search(r"temperature/([0-9.]+)", words)
     return f"base_temperature={base[1]}" if base and "base_temperature" in keywords else ""
 
@@ -422,9 +418,9 @@ def _tested(found: Failure, suspect: Suspect, words: str) -> str | None:
 
 @np.errstate(over="ignore")  # the norm of a difference may exceed the range of float64
 def _share(given: Any, found: Any, expected: Any, noise: float, floor: float) -> float:
-    """The distance of ``found`` from ``given``, relative to the distance of ``expected`` from ``given``.
+    """Return |given - found| / |given - expected|.
 
-    It is 0 within ``noise`` (relative to ``given``) or ``floor`` (absolute), and infinite if shapes or NaN differ.
+    The result is 0 if the numerator is at most ``noise * |given|`` or ``floor``, and infinity if shapes or NaN differ.
     """
     if given.shape != found.shape or not np.array_equal(np.isnan(given), np.isnan(found)):
         return math.inf
@@ -439,9 +435,9 @@ def _share(given: Any, found: Any, expected: Any, noise: float, floor: float) ->
 
 
 def _precision(outcome: Outcome, dtype: str) -> str:
-    """The dtype in which a target computes: the narrowest in which all its finite results are representable.
+    """Return the narrowest dtype that represents all finite results.
 
-    If there is none, or fewer than three results are nonzero, it is the dtype of the check.
+    Return ``dtype`` if no narrower dtype does, or if fewer than three results are nonzero.
     """
     gradient = [] if outcome.gradient is None else [np.ravel(outcome.gradient)]
     rows = torch.tensor(np.concatenate([np.ravel(outcome.values), *gradient]), dtype=torch.float64)
@@ -456,7 +452,7 @@ class Collector:
     """Collects the failing cases of a target, and diagnoses them.
 
     Args:
-        options: the options of the loss that may have another value in the target: those that are not passed to it.
+        options: the options that are not passed to the target, which may therefore have other values in it.
     """
 
     def __init__(self, options: Iterable[str]) -> None:
@@ -472,25 +468,25 @@ class Collector:
         Args:
             case: the case.
             dtypes: the dtypes in which it fails, at least one.
-            outcome: the result in the first of them.
+            outcome: the result in the first of these dtypes.
             truth: the true results.
-            ordinary: whether the case tests the formula; such cases are explored first.
+            ordinary: whether the case tests the formula. Ordinary cases are explored first.
         """
         self.failing.append((Evidence(case, dtypes[0], outcome, truth), ordinary))
         self.dtypes[case.id] = tuple(dtypes)
 
     def add_passing(self, case: Case, truth: Truth | Expected) -> None:
-        """Add a case that passes; a reason that would make it fail is less credible. Only a few small ones are kept."""
+        """Add a passing case, which may refute reasons. Only a few small cases are kept."""
         if len(self.passing) < PASSING + MORE_PASSING and case.size <= LARGEST_PASSING and case.anchors():
             outcome = Outcome(list(truth.values), truth.gradient, other_gradients=truth.other_gradients)
             self.passing.append(Evidence(case, "float64", outcome, truth))
 
     def diagnose(self, propose: Callable[[], Match | None] = lambda: None) -> Diagnosis:
-        """Find reasons that explain the failing cases, one after the other.
+        """Find reasons that explain the failing cases.
 
         Args:
-            propose: returns what identification finds, if anything; called at most once, if more than half of the
-                ordinary cases remain unexplained.
+            propose: identifies the loss. Called at most once, if more than half of the ordinary cases remain
+                unexplained.
         """
         found = Diagnosis(failing=len(self.failing))
         self.refuting = self.passing[:PASSING]
@@ -515,7 +511,7 @@ class Collector:
                 break
             words, explained, also = best
             text, _, setting = words.partition("\0")
-            # An option has one value in all cases: no case may contradict it.
+            # An option has the same value in all cases, so no case may contradict it.
             before = [one for one, _ in self.failing if id(one) in done]
             hint = "" if setting and self._refuted(words, [*before, *self.passing]) else setting
             policy = bool(setting) or text in EXTREME or words == OVERFLOW
@@ -538,7 +534,7 @@ class Collector:
         return found
 
     def _narrow(self, words: str, left: Sequence[Evidence]) -> None:
-        """Compare the other cases in the dtype in which the target computes, if ``words`` name one."""
+        """If ``words`` say that the target computes in a dtype, use this dtype for the remaining cases."""
         dtype = next((name for name in LOW if words == COMPUTES.format(name)), None)
         for evidence in left if dtype else ():
             evidence.computes = str(dtype)
@@ -546,9 +542,10 @@ class Collector:
             vars(evidence).pop("_listed", None)
 
     def _best(self, left: Sequence[Evidence], base: str) -> tuple[str, dict[int, str], bool] | None:
-        """Return the candidate that explains most cases: its words, its explanations by case, and ``bool(base)``.
+        """Return the candidate that explains most cases, or None if none explains enough.
 
-        None if no candidate explains enough of them.
+        Returns:
+            The words, the explanations by the id() of the evidence, and ``bool(base)``.
         """
         explains: dict[str, dict[int, str]] = {}
         small = [evidence for evidence in left if is_explained(evidence.case)]
@@ -560,14 +557,13 @@ class Collector:
             for words, test in self._candidates(evidence, base):
                 if id(evidence) not in explains.get(words, {}) and (details := _safely(test)):
                     explains.setdefault(words, {})[id(evidence)] = details
-        # Candidates that explain equally many cases keep their order.
         first = sorted(explains, key=lambda words: -len(explains[words]))[: 2 * TESTED]
         refuted = {words: self._refuted(words, self.refuting) for words in first}
         first = [words for words in first if 2 * refuted[words] <= len(explains[words])]
         first = sorted(first, key=lambda words: refuted[words] - len(explains[words]))[:TESTED]
         for evidence in (one for one in left if one not in explored):
             if time.process_time() > self._deadline:
-                # Without more time, only the best candidate is tested on all cases.
+                # Out of time: test only the best candidate on all cases.
                 first = first[:1]
             for words, test in self._candidates(evidence, base):
                 if words in first and id(evidence) not in explains[words] and (details := _safely(test)):
@@ -585,7 +581,7 @@ class Collector:
         return None if best is None or few else (best, explains[best], bool(base))
 
     def _refuted(self, words: str, cases: Sequence[Evidence]) -> int:
-        """Return the number of cases that a candidate does not explain, although it predicts another value there."""
+        """Return the number of cases that refute a candidate: they should fail in this way, but do not."""
         found = 0
         for evidence in cases:
             if _safely(partial(evidence.predicts_failure, words)):
@@ -594,15 +590,12 @@ class Collector:
         return found
 
     def _candidates(self, evidence: Evidence, base: str) -> Iterator[tuple[str, Test]]:
-        # Extreme inputs may break any formula; a failure of the explanation must not hide the failure itself.
+        # Extreme inputs may raise errors, which must not hide the failure itself.
         with suppress(Exception):
             yield from evidence.candidates(self.options, base)
 
     def _precise(self, words: str, cases: Sequence[Case], left: Sequence[Evidence]) -> str:
-        """Replace the words of ``OVERFLOW`` by words with a bound that the largest logit of each case reaches.
-
-        Those of ``NO_POSITIVES`` are made narrower if no anchor has positives in any of the cases.
-        """
+        """Make ``OVERFLOW`` and ``NO_POSITIVES`` more precise for the cases that they explain."""
         if words == NO_POSITIVES and not any(case.positives()[i] for case in cases for i in case.anchors()):
             return "the loss is NaN or infinite if no anchor has positives"
         if words != OVERFLOW:
@@ -617,15 +610,15 @@ def _largest_logit(case: Case) -> float:
 
 
 def _safely(test: Test) -> Any:
-    """Return the result of a test; None if it fails, because extreme inputs may break it."""
+    """Return the result of a test, or None if it raises an error."""
     try:
         return test()
-    except Exception:  # a failure of the explanation must not hide the failure itself
+    except Exception:  # extreme inputs may raise errors
         return None
 
 
 def proposed(match: Match, found: Failure) -> tuple[str, Suspect] | None:
-    """Return what identification found, in words, and as a suspect for a case; None if it cannot be applied there."""
+    """Return the identified loss in words and as a suspect for a case; None if it does not apply to the case."""
     (used, *_), variant, right = match.temperatures.values(), match.variant, found.right.variant
     built_in = None in match.temperatures
     scale = match.factor_for(None if built_in else found.temperature)

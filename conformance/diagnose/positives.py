@@ -1,7 +1,7 @@
-"""How the arguments of a loss determine which rows are positives, and how implementations misread them.
+"""How the arguments of a loss determine the positives, and how implementations misread them.
 
-A ``Setting`` is what a target (a loss under test) makes of the arguments: rows, the rows that each anchor is compared
-with, and which of those are its positives. ``POSITIVES`` lists the right and the wrong ways to read them.
+A ``Setting`` stores the positives and the negatives of every anchor. ``POSITIVES`` lists right and wrong ways to read
+the positives from the arguments.
 """
 
 from __future__ import annotations
@@ -23,25 +23,27 @@ Tensor = torch.Tensor
 
 LABELS, FEATURES, VIEWS, PAIRS, CASE = "labels", "features", "views", "pairs", "case"
 PARTNERS, QUEUE, HARD = "partners", "queue", "hard"
-"""The calls: which arguments a target takes. "case" stands for a ``Case``. With "queue", two views and negatives are
-passed; with "hard", two views and hard negatives."""
+"""The calls: which arguments the loss takes.
+
+"queue" stands for two views and a queue of negatives, "hard" for two views and hard negatives, "case" for a ``Case``.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """Rows, which of them are compared with each other, and which are positives.
+    """The rows of a batch, and the pairs that a loss compares. M is the number of rows.
 
     Attributes:
-        rows: [M, D], every row that is an anchor or is contrasted with one.
-        member: bool [M, M]; row i marks A(i), the rows that anchor i is contrasted with.
-        positive: bool [M, M]; row i marks P(i), the positives of i; within A(i) unless they are misread.
-        own: bool [M, M], the self pairs: the column that is the anchor's own row.
-        anchors: bool [M].
-        items: [M], the item that a row is a view of; -1 for the rows of a queue.
-        n_views: number of views of each item; the views are stacked.
-        queued: number of rows of a queue, or of hard negatives, which follow all views.
-        views: [M], which view of its item each row is, if the views are not stacked.
-        added: bool [M, M]; the pairs in row p are added to the denominator of every anchor that has p as a positive.
+        rows: [M, D], all rows: anchors, and the rows that they are contrasted with.
+        member: bool [M, M]; row i marks A(i), the positives and negatives of anchor i.
+        positive: bool [M, M]; row i marks P(i), the positives of anchor i. Misread positives may lie outside A(i).
+        own: bool [M, M], the self pairs.
+        anchors: bool [M], the rows that are anchors.
+        items: [M], the item that a row is a view of; -1 for queued rows.
+        n_views: number of views of each item.
+        queued: number of queued rows or hard negatives, which come last.
+        views: [M], the view that each row is; None if the views are stacked.
+        added: bool [M, M]; row p marks pairs that are added to the denominator of each anchor with the positive p.
         harder: bool [M, M], the pairs whose exponentials are multiplied by e^(hardness_strength * similarity).
     """
 
@@ -59,7 +61,7 @@ class Setting:
 
     @cached_property
     def negative(self) -> Tensor:
-        """N(i): the members that are not positives."""
+        """N(i), the members that are not positives."""
         return self.member & ~self.positive
 
     @cached_property
@@ -69,7 +71,7 @@ class Setting:
 
     @property
     def view(self) -> Tensor:
-        """[M], which view of its item each row is; ``n_views`` for the rows of a queue."""
+        """[M], the view that each row is; ``n_views`` for queued rows."""
         if self.views is not None:
             return self.views
         items = (len(self.rows) - self.queued) // self.n_views
@@ -77,23 +79,20 @@ class Setting:
 
     @property
     def first_half(self) -> Tensor:
-        """Bool [M], the rows of the first of two views: the first half of the rows that precede a queue."""
+        """Bool [M], the rows of the first of two stacked views."""
         return torch.arange(len(self.rows)) < (len(self.rows) - self.queued) // 2
 
 
 def same(labels: Tensor) -> Tensor:
-    """[M, M], which rows have the same label."""
+    """[M, M], the pairs of rows with equal labels."""
     return labels[:, None] == labels[None]
 
 
 def batch_setting(batch: Batch, rows: Tensor | None = None) -> Setting:
     """Return the setting of a batch, with the positives read correctly.
 
-    If the batch has a queue or hard negatives, members, positives and anchors are left to an entry of ``POSITIVES``.
-
-    Args:
-        batch: the batch.
-        rows: [N, D], used in place of the batch's embeddings.
+    ``rows`` [N, D] replace the embeddings of the batch. For a queue or hard negatives, members, positives and anchors
+    are empty until an entry of ``POSITIVES`` sets them.
     """
     rows = batch.embeddings if rows is None else rows
     n = len(rows)
@@ -113,10 +112,7 @@ def batch_setting(batch: Batch, rows: Tensor | None = None) -> Setting:
 
 
 def similarity_rows(case: Case) -> list[tuple[int, list[int]]]:
-    """Return the anchor of each row of similarities, and the rows that it is compared with.
-
-    They are indices into the case's concatenated matrices.
-    """
+    """Return (anchor, columns) for each row of similarities, as row indices into the concatenated matrices."""
     places = iter(range(sum(map(len, case.matrices.values()))))
     rows = {name: [next(places) for _ in matrix] for name, matrix in case.matrices.items()}
     columns: dict[int, list[int]] = defaultdict(list)
@@ -129,12 +125,7 @@ def similarity_rows(case: Case) -> list[tuple[int, list[int]]]:
 
 
 def case_setting(case: Case, rows: Tensor) -> Setting:
-    """Return the setting of a case.
-
-    Args:
-        case: the case.
-        rows: [M, D], the case's matrices concatenated in their order.
-    """
+    """Return the setting of a case. ``rows`` [M, D] are the concatenated matrices of the case."""
     m = len(rows)
     member, positive = torch.zeros(2, m, m, dtype=torch.bool)
     anchors, own = torch.zeros(m, dtype=torch.bool), torch.eye(m, dtype=torch.bool)
@@ -160,8 +151,8 @@ class Positives:
     """One way to read the positives from the arguments.
 
     Attributes:
-        calls: the calls whose arguments may be read in this way; "case" stands for those of a ``Case``.
-        change: returns the setting read in this way, given the correct one; None if it cannot be read in this way.
+        calls: the calls to which this way applies.
+        change: maps the correct setting to the setting that is read in this way, or to None if that is impossible.
     """
 
     calls: tuple[str, ...]
@@ -173,12 +164,12 @@ _ANY = (*_SEVERAL, VIEWS, PARTNERS)
 
 
 def _chosen(choose: Callable[[Setting], Tensor], *calls: str) -> Positives:
-    """Choose other positives among the same members."""
+    """Choose other positives; the members stay the same."""
     return Positives(calls or _ANY, lambda s: replace(s, positive=choose(s)))
 
 
 def _some(words: str, choose: Callable[[Setting], Tensor], *calls: str) -> dict[str, Positives]:
-    """Keep some of the positives of an anchor; the others become negatives, or are left out."""
+    """Keep some of the positives. The others become negatives (first entry) or are left out (second entry)."""
 
     def without(s: Setting) -> Setting:
         return replace(s, positive=choose(s), member=s.member & (choose(s) | ~s.positive))
@@ -211,7 +202,7 @@ def _same_item(s: Setting) -> Tensor:
 
 
 def _towers(direction: str, *calls: str) -> Positives:
-    """Contrast the rows of one of two views only with the rows of the other."""
+    """Contrast the rows of one view only with the rows of the other view."""
 
     def change(s: Setting) -> Setting | None:
         anchors = {"both": s.anchors, "a_to_b": s.view == 0, "b_to_a": s.view == 1}[direction]
@@ -222,10 +213,7 @@ def _towers(direction: str, *calls: str) -> Positives:
 
 
 def _queue(direction: str, *calls: str, queue: bool = True, keys: bool = False) -> Positives:
-    """Contrast the rows of one view, or of both, with their positive and with other rows.
-
-    With ``queue``, these include the queue; with ``keys``, the other rows of the other view.
-    """
+    """Contrast rows with their positive, the queue (if ``queue``), and all rows of the other view (if ``keys``)."""
 
     def change(s: Setting) -> Setting:
         anchors = {"both": s.view < 2, "a_to_b": s.view == 0, "b_to_a": s.view == 1}[direction]
@@ -238,28 +226,27 @@ def _queue(direction: str, *calls: str, queue: bool = True, keys: bool = False) 
 
 
 RANKING_OPTIONS = ("directions", "partition", "hard_negatives_scope", "hardness_mode")
-"""The options of multiple_negatives_ranking that choose its pairs."""
+"""The options of multiple_negatives_ranking that choose the pairs."""
 
 
 def ranking_reading(directions: str, partition: str, scope: str, mode: str) -> str:
-    """Return the key in ``POSITIVES`` of the reading that these values of ``RANKING_OPTIONS`` define."""
+    """Return the key in ``POSITIVES`` for values of ``RANKING_OPTIONS``."""
     return f"ranking {directions}, {partition}, {scope}, {mode}"
 
 
 def _ranking(directions: str, partition: str, scope: str, mode: str) -> Positives:
-    """Contrast queries, the first views, with documents, the second ones, and with hard negatives."""
+    """Contrast queries (first views) with documents (second views) and with hard negatives."""
     apart = partition == "per_direction"
 
     def change(s: Setting) -> Setting | None:
         if s.n_views != 2:
             return None
         n = (len(s.rows) - s.queued) // 2
-        # A hard negative belongs to the item of its query.
+        # Hard negatives belong to the item of their query, although their ``items`` are -1.
         owners = torch.cat([torch.arange(n).repeat(2), torch.arange(s.queued) // max(s.queued // n, 1)])
         query, document, hard = ((s.view == kind)[None] for kind in range(3))
         own = same(owners)
         every, nothing = torch.ones_like(own), torch.zeros_like(own)
-        # The columns of each direction, and the negatives that hardness may weight.
         to_doc = document & (own if scope == "own_only" else every) | hard & (every if scope == "batch" else own)
         columns = {
             "query_to_query": query & ~own,
@@ -283,7 +270,7 @@ def _ranking(directions: str, partition: str, scope: str, mode: str) -> Positive
 
 
 def _one_view(rows: Callable[[Tensor], Tensor]) -> Positives:
-    """Use one row for each item, ``rows(views [V, B, D])``, with the items' labels."""
+    """Use one row per item. ``rows`` maps the views [V, B, D] to rows [B, D]."""
 
     def change(s: Setting) -> Setting | None:
         b = len(s.rows) // s.n_views
@@ -299,13 +286,13 @@ def _first_anchors(s: Setting) -> Setting | None:
 
 
 def _interleaved_labels(s: Setting) -> Tensor:
-    """Repeat each label for adjacent rows, although the views are stacked."""
+    """Return the positives if labels are repeated for interleaved views, but the views are stacked."""
     rows = torch.arange(len(s.rows)) // s.n_views
     return (s.positive | s.own)[rows][:, rows] & s.member
 
 
 def _stacked_labels(s: Setting) -> Tensor:
-    """Read rows as interleaved views, although their labels are repeated for stacked ones."""
+    """Return the positives if labels are repeated for stacked views, but the views are interleaved."""
     rows, items = torch.arange(len(s.rows)), len(s.rows) // s.n_views
     labelled = (rows % items * s.n_views + rows // items) % items
     return (s.positive | s.own)[labelled][:, labelled] & s.member
@@ -336,7 +323,7 @@ RIGHT_POSITIVES = (
     *("queue", "queue a_to_b", "queue b_to_a"),
     *_RANKING,
 )
-"""The readings that are right for some loss."""
+"""The ways that are right for some loss."""
 
 POSITIVES: Mapping[str, Positives] = {
     "meant": Positives(_ANY, lambda s: s),
@@ -373,4 +360,4 @@ POSITIVES: Mapping[str, Positives] = {
     "a pair (i, j) is also read as (j, i)": _chosen(lambda s: (s.positive | s.positive.T) & s.member, PAIRS, CASE),
     "a pair (i, j) is read as (j, i)": _chosen(lambda s: s.positive.T & s.member, PAIRS, CASE),
 }
-"""Ways to read the positives, each by a short name (``RIGHT_POSITIVES``) or by a description of what is wrong."""
+"""Ways to read the positives. Keys are the names of ``RIGHT_POSITIVES``, or descriptions of what is wrong."""

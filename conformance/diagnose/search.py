@@ -1,11 +1,14 @@
-"""Search for the variant, the temperature and the divisor that explain a target's answers.
+"""Search for the variant, the temperature and the divisor that explain the answers of a target.
 
-A target (a loss under test) is called with probes: small batches on which the catalogue's losses and options differ.
-Each variant predicts the sum over the anchors for every probe; the divisor and the factor of that sum are found
-afterwards. A built-in temperature is found from the ratio of the answers to two probes of the same structure, in which
-every such factor cancels: the ratio that a variant predicts is computed on a grid of temperatures, and each temperature
-at which it crosses the ratio of the answers is refined. Variants that fit are then compared with the target on all
-other probes, gradients included.
+A *target* is a loss under test, a *probe* a small batch on which losses differ, a *variant* a loss with its options, or
+a modification of it.
+
+1. For every probe, each variant predicts the sum over the anchors.
+2. A built-in temperature is recovered from the ratio of the answers to two probes of the same structure, because
+   constant factors cancel in this ratio. The temperatures at which the predicted ratio crosses the ratio of the answers
+   are found on a grid, and refined.
+3. The variant is compared with the target on all probes. The divisor and the factor of the sum are found here.
+4. For variants that fit, gradients are compared, too.
 """
 
 from __future__ import annotations
@@ -61,56 +64,56 @@ Tensor = torch.Tensor
 Array = np.ndarray[Any, Any]
 
 CLOSE = 1e-6
-"""Relative difference up to which values and gradients in float64 count as equal."""
+"""Relative difference up to which values and gradients are equal, in float64."""
 
 CLOSE_SINGLE = 2e-5
-"""The same for a target that answers in float32."""
+"""``CLOSE`` for targets that answer in float32."""
 
 CLOSE_HALF = {"bfloat16": 3e-2, "float16": 5e-3}
-"""The same for a target that answers in a dtype of 16 bits; gradients may differ ten times as much."""
+"""``CLOSE`` for targets that answer in 16 bits. Gradients may differ ten times as much."""
 
 EXACT = 1e-10
-"""Relative difference in float64 above which a close explanation is reported as incomplete."""
+"""A match in float64 with a larger relative error is reported as inexact."""
 
 CLEARLY = 1e3
-"""Explanations with more than this factor times the smallest error are not considered."""
+"""Matches whose error exceeds the smallest error by more than this factor are discarded."""
 
 GRID: tuple[float, ...] = tuple((torch.logspace(-3, 2, 80, dtype=torch.float64) * 1.0001).tolist())
-"""Temperatures between which crossings are searched; none of them is a number that people choose."""
+"""Temperatures between which crossings are searched. The factor 1.0001 avoids temperatures that people choose."""
 
 PASSED = (0.5, 0.2)
-"""Temperatures that are passed to a target that takes one."""
+"""Temperatures that are passed to targets with a temperature argument."""
 
 NEAR = 0.05
-"""Largest relative distance of a variant's values from the answers at which the variant is still considered."""
+"""Variants whose values are further from the answers than this relative distance are discarded."""
 
 TIED = 12
-"""Decimals to which distances are compared: variants that differ only by rounding keep the catalogue's order."""
+"""Decimals to which distances are compared, so that rounding errors do not change the order of variants."""
 
 POWERS = (0, 1, -1, 2, -2)
-"""Powers of the temperature that a factor may be a multiple of."""
+"""A factor of the loss may be a constant times one of these powers of the temperature."""
 
 ANOTHER = (0.5, 2.0)
-"""Factors for a temperature that was found. If the variant fits at a multiple too, the temperature is undetermined."""
+"""A recovered temperature is undetermined if the variant also fits at one of these multiples."""
 
 LEAST_GAIN = 100
-"""Factor by which an epsilon must reduce the error, if it does not explain the error completely."""
+"""An epsilon with an inexact match is accepted only if it reduces the error by this factor."""
 
 NEAREST = 2
-"""Number of right variants that are tried with two epsilons."""
+"""Number of correct variants that are tried with two epsilons."""
 
 REFINED = 40
-"""Number of crossings that are refined, or of variants that are compared with all probes: the most promising ones."""
+"""Number of crossings that are refined, or of variants that are compared with all probes."""
 
 SHORTLIST = 400
-"""Number of variants that are compared with more than two batches when the temperature is passed."""
+"""Number of variants that are compared with more than two batches, if the temperature is passed."""
 
 
 # Probes
 
 
 def drawn(seed: int, labels: Sequence[int], weight: float, columns: int = 5) -> Tensor:
-    """Draw rows [N, D] around the centres of their classes, with norms from 0.6 to 1.5 drawn independently."""
+    """Draw rows [N, D] around the centres of their classes, with random norms from 0.6 to 1.5."""
     draw: dict[str, Any] = {"generator": torch.Generator().manual_seed(seed), "dtype": torch.float64}
     centres = torch.randn(max(labels) + 1, columns, **draw)
     rows = weight * centres[torch.tensor(labels)] + torch.randn(len(labels), columns, **draw)
@@ -124,10 +127,9 @@ class Probes:
 
     Attributes:
         call: how the target is called.
-        alike: batches of one structure, so that all counts are equal; the rows of a class get closer from batch to
-            batch.
-        further: other ordinary batches, of other sizes.
-        edges: batches on which policies differ, and batches with extreme labels or norms.
+        alike: batches that differ only in how close the rows of a class are, so that divisors are equal.
+        further: ordinary batches of other sizes.
+        edges: batches on which policies differ, or with extreme labels or norms.
     """
 
     call: str
@@ -142,14 +144,19 @@ def _batch(call: str, name: str, seed: int, items: str | Sequence[int], weight: 
     Args:
         call: how the target is called.
         name: describes the batch.
-        seed: of its rows.
+        seed: seed of the rows.
         items: the class of every item, one digit each. Labels are passed for the call "labels", and for "features" if
             two items share a class.
-        weight: of the class's centre; the larger it is, the closer the rows of a class are.
-        given: ``n_views``, if not the default of the call; ``pairs``, each as anchor>positive; ``labels`` to pass in
-            place of the classes; ``scale``, a factor for the rows; ``duplicates``, to make two rows of different
-            classes equal, and two of one class; ``queued``, the number of rows of the queue; ``hard``, the number of
-            hard negatives of each item.
+        weight: factor of the class centres. For larger weights, the rows of a class are closer together.
+        given: optional changes:
+
+            * ``n_views``: number of views per item
+            * ``pairs``: positive pairs, such as "0>2 2>0" (anchor>positive)
+            * ``labels``: labels to pass in place of the classes
+            * ``scale``: factor of the rows
+            * ``duplicates``: make two rows of different classes equal, and two rows of one class
+            * ``queued``: number of rows of the queue
+            * ``hard``: number of hard negatives per item
     """
     two_views = call in (FEATURES, VIEWS, QUEUE, HARD)
     classes, n_views = [int(item) for item in items], given.get("n_views", 2 if two_views else 1)
@@ -171,7 +178,6 @@ def _batch(call: str, name: str, seed: int, items: str | Sequence[int], weight: 
 
 @lru_cache
 def _with_unit_rows(probes: Probes) -> Probes:
-    """The same batches with rows of norm 1."""
 
     def unit(batch: Batch) -> Batch:
         keywords = {name: torch.nn.functional.normalize(rows, dim=-1) for name, rows in batch.keywords.items()}
@@ -182,10 +188,11 @@ def _with_unit_rows(probes: Probes) -> Probes:
 
 
 def _probes(*table: tuple[Any, ...]) -> list[Probes]:
-    """Make probes from a table of batches: call, role, name, seed, items, and other arguments of ``_batch``.
+    """Make probes from a table.
 
-    The role "alike" begins new probes. It stands for several batches, from rows that do not depend on the class to
-    classes that are far apart.
+    Args:
+        table: tuples of call, role, name, seed, items, and possibly other arguments of ``_batch``. The role is an
+            attribute of ``Probes``. "alike" starts new probes, and makes four batches with different class weights.
     """
     found: list[Probes] = []
     for call, role, name, seed, items, *others in table:
@@ -201,7 +208,7 @@ def _probes(*table: tuple[Any, ...]) -> list[Probes]:
 
 UNBALANCED, TWO_SINGLES, TWINS = "010210210", "0102033", "012345012345"
 FAR_APART = (0, 256, 2**32, 2**24, 2**24 + 1, -1) * 2
-"""Labels of which some become equal if they are narrowed to fewer bits, or to float32."""
+"""Labels that partly become equal if they are converted to fewer bits or to float32."""
 
 NINE_ROWS = "0>2 2>0 1>4 4>1 3>6 5>0 6>8 7>2 8>3 0>5 0>8 2>5 6>3"
 TWELVE_ROWS = "0>1 1>0 2>3 3>4 4>2 5>9 6>0 7>8 8>7 9>5 10>11 11>1 0>7 2>9 2>10 5>6 9>10 9>11"
@@ -263,32 +270,27 @@ PROBES = _probes(
     (PAIRS, "edges", "a row without negatives", 81, "0120", {"pairs": "0>1 0>2 0>3 1>0 2>1 3>0"}),
     (PAIRS, "edges", "a diagonal entry listed", 82, "012012", {"pairs": "0>1 1>0 2>3 3>2 4>5 5>4 2>2"}),
 )
-"""The probes of every call, in order of preference: the first that the target accepts are used."""
+"""The probes of every call. The first ones that the target accepts are used."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A batch, and the temperature that is passed with it if the target takes one."""
+    """A batch, and the temperature that is passed (or None)."""
 
     batch: Batch
     temperature: float | None
 
     @property
     def name(self) -> str:
-        """Its description in reports."""
+        """Description in reports."""
         return self.batch.name + ("" if self.temperature is None else f", temperature {self.temperature:g}")
 
 
 def call_with(target: Target, probe: Probe, limit: float | None = None) -> Answer:
-    """Call a target with a probe.
-
-    Args:
-        target: the target.
-        probe: the probe.
-        limit: seconds that the answer may take; None for no limit.
+    """Call a target with a probe. ``limit`` is the maximum duration in seconds.
 
     Raises:
-        TargetError: it raised an error, was too slow, or did not return a loss.
+        TargetError: the target raised an error, was too slow, or did not return a loss.
     """
     keywords = {**probe.batch.keywords, **({} if probe.temperature is None else {"temperature": probe.temperature})}
     keywords |= target.trial_keywords
@@ -302,13 +304,12 @@ def call_with(target: Target, probe: Probe, limit: float | None = None) -> Answe
 
 @lru_cache(maxsize=10_000)
 def read_as(batch: Batch, positives: str) -> Setting | None:
-    """The setting of a batch with its positives read in one way; None if they cannot be read in this way."""
+    """Return the setting of a batch, with the positives read in one way of ``POSITIVES``; None if impossible."""
     return POSITIVES[positives].change(batch_setting(batch))
 
 
 @lru_cache(maxsize=10_000)
 def _number(setting: Setting, count: str, form: str) -> float:
-    """The divisor of the sum over the anchors, from a name of ``COUNTS`` and the form of the loss."""
     return float(COUNTS[ALL_PAIRS if (count, form) == ("mean_pairs", "sigmoid") else count](setting))
 
 
@@ -320,7 +321,7 @@ READ_AS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "pairs": dict.fromkeys((LABELS, FEATURES, VIEWS, PAIRS), ("meant",)),
     "towers": {**dict.fromkeys((VIEWS, FEATURES), ("towers",)), QUEUE: ("queue",), HARD: ("queue",)},
 }
-"""How a loss's positives may be read from the arguments of a call, by ``Loss.positives_by`` and the call."""
+"""Ways to read the positives (keys of ``POSITIVES``), by ``Loss.positives_by`` and the call."""
 
 
 NUMBERS_TRIED: Mapping[str, tuple[float, ...]] = {
@@ -330,15 +331,13 @@ NUMBERS_TRIED: Mapping[str, tuple[float, ...]] = {
     "sigma": (0.5, 0.1, 1.0),
     "hardness_strength": (0.0, 9.0, 5.0, 2.0, 1.0),
 }
-"""The values that are tried for an option that is a number, the default first."""
+"""Values that are tried for numeric options."""
 
 
 def known_losses(call: str, bias: float | None = None) -> list[Variant]:
-    """Return every loss of the catalogue that a call can express, with every combination of its options.
+    """Return every loss of the catalogue that fits a call, with the combinations of its options.
 
-    Args:
-        call: how the target is called.
-        bias: the bias of losses that have one; None for the default one and for 0.
+    A ``bias`` of None tries -10 and 0.
     """
     found: list[Variant] = []
     for loss in LOSSES.values():
@@ -360,7 +359,7 @@ def known_losses(call: str, bias: float | None = None) -> list[Variant]:
             direction = direction if loss.two_towers else ""
             usable = call not in (QUEUE, HARD) or "negatives" in loss.keywords
             usable = usable and (call != HARD or direction == "a_to_b")
-            # With one positive each, losses by labels are the same as those by partners, except for DCL.
+            # With one positive per anchor, losses of labels equal losses of partners, except for DCL.
             dcl = loss.name == "supcon" and variant.denominator == "only_negatives"
             usable = usable and (call != VIEWS or loss.positives_by != "labels" or dcl)
             for positives in READ_AS[loss.positives_by].get(call, ()) if usable else ():
@@ -369,14 +368,14 @@ def known_losses(call: str, bias: float | None = None) -> list[Variant]:
 
 
 RANKED = ("query_to_doc", "query_to_doc+doc_to_query", "query_to_doc+query_to_query+doc_to_query+doc_to_doc")
-"""The directions of MultipleNegativesRankingLoss, of its symmetric form, and of GTE."""
+"""The directions of MultipleNegativesRankingLoss, of MultipleNegativesSymmetricRankingLoss, and of GTE."""
 
 
 def _rankings(loss: Loss, call: str) -> Iterator[Variant]:
-    """Yield multiple_negatives_ranking with the combinations of its options that a call can express.
+    """Yield multiple_negatives_ranking with the combinations of its options that fit a call.
 
-    Combinations that compute the same are yielded once. Those that info_nce can express have the reading of info_nce.
-    To save time, hardness is combined only with the directions of ``RANKED``.
+    Equivalent combinations are yielded once. Those that equal info_nce get its way to read the positives. To save time,
+    hardness is combined only with the directions in ``RANKED``.
     """
     if call not in (VIEWS, HARD):
         return
@@ -398,26 +397,25 @@ def _rankings(loss: Loss, call: str) -> Iterator[Variant]:
 
 
 def _levels(call: str, bias: float | None) -> Iterator[Sequence[Variant]]:
-    """Yield variants in the order in which they are tried: right ones, then those with one mistake, then with two."""
+    """Yield the variants with no mistake, with one mistake, and with two."""
     losses = tuple(LOSSES.values())
     return (make(call, bias, losses) for make in (_right_variants, _wrong_variants, _twice_wrong_variants))
 
 
-# The variants depend only on the call, the bias and the catalogue, so they are cached. ``losses``, the catalogue, is
-# only a key of the cache.
+# The argument ``losses`` (the catalogue) is only a key of the cache.
 
 
 @lru_cache
 def _right_variants(call: str, bias: float | None, losses: tuple[Loss, ...]) -> Sequence[Variant]:
     known = known_losses(call, bias)
-    # The mean over pairs is found as a multiple of the sum over pairs.
+    # ``Search.explain`` finds the mean over pairs as a multiple of the sum over pairs.
     means = [variant for variant in known if variant.form == "mean"]
     over_pairs = [variant for variant in means if "mean_pairs" in variant.entry.choices["reduction"]]
     return [*known, *(replace(variant, form="sum") for variant in over_pairs)]
 
 
 def _nonzero(variant: Variant) -> set[str]:
-    """The names of the options that differ from their defaults and from 0."""
+    """Return the names of the options that differ from their defaults and from 0."""
     return {name for name, value in variant.options if value}
 
 
@@ -428,10 +426,10 @@ def _wrong_variants(call: str, bias: float | None, losses: tuple[Loss, ...]) -> 
 
 
 def _combined_with_mistakes(variant: Variant) -> bool:
-    """Whether variants with mistakes are derived from a right variant. To save time, not every right variant is used.
+    """Return whether a correct variant is combined with mistakes. This excludes rare options, to save time.
 
-    beta and sigma must have their default or be 0. Of its options, the ranking loss may have only one that is not the
-    default: the scope of hard negatives, or all four directions.
+    * beta and sigma must have their defaults or be 0.
+    * The ranking loss may change only the scope of hard negatives, or use all four directions.
     """
     changed = _nonzero(variant)
     if "directions" in variant.entry.keywords:
@@ -452,14 +450,14 @@ def _twice_wrong_variants(call: str, bias: float | None, losses: tuple[Loss, ...
 
 
 def _with_two_epsilons(near: Iterable[Match]) -> list[Variant]:
-    """Return the nearest right variants with different epsilons added to the numerator and to the denominator."""
+    """Return the nearest correct variants, with different epsilons in the numerator and in the denominator."""
     close = sorted((match for match in near if match.distance <= NEAR), key=lambda match: match.distance)
     first = dict.fromkeys(match.variant for match in close if match.variant.takes_guard and not match.variant.words())
     return [replace(variant, guard=guard) for variant in islice(first, NEAREST) for guard in TWO_GUARDS]
 
 
 def _unique(variants: Iterable[Variant]) -> list[Variant]:
-    """Return the variants, but of those with the same parts and the same numbers only the first."""
+    """Remove variants that have the parts and the numbers of an earlier one."""
     first: dict[tuple[Variant, tuple[float, ...]], Variant] = {}
     for variant in variants:
         parts = replace(variant, loss="", options=()) if variant.in_parts else variant
@@ -469,16 +467,16 @@ def _unique(variants: Iterable[Variant]) -> list[Variant]:
 
 @torch.no_grad()
 def totals(tried: Sequence[Variant], batches: Sequence[Batch], temperatures: Sequence[float]) -> Array:
-    """[B, V, T], the sum over the anchors that each variant predicts; NaN if it cannot read the batch.
+    """[B, V, T], the predicted sum over the anchors; NaN if a variant does not apply to a batch.
 
-    At the temperatures of the search these sums are the same for every target, so they are kept.
+    Sums at ``PASSED`` and ``GRID`` are cached, because all targets need them.
     """
     at, losses = tuple(temperatures), tuple(LOSSES.values())
     found = np.empty((len(batches), len(tried), len(at)))
     for batch, sums in zip(batches, found, strict=True):
         known = _kept_sums(batch, at, losses) if at in (PASSED, GRID) else {}
         evaluations: dict[str, Evaluation | None] = {}
-        # Variants that differ only in their form share the costs of their pairs.
+        # Sorted, so that variants that differ only in their form share the costs of their pairs.
         for variant in sorted((one for one in tried if one not in known), key=lambda one: one.pair_parts):
             name = variant.positives
             if name not in evaluations:
@@ -493,25 +491,24 @@ def totals(tried: Sequence[Variant], batches: Sequence[Batch], temperatures: Seq
 
 @lru_cache(maxsize=1000)
 def _kept_sums(batch: Batch, temperatures: tuple[float, ...], losses: tuple[Loss, ...]) -> dict[Variant, Any]:
-    """Return the cache of ``totals`` for a batch, temperatures and a catalogue: the sums by variant."""
     return {}
 
 
 @dataclass(frozen=True)
 class Match:
-    """An explanation, compared with every ordinary probe.
+    """A variant, compared with the answers to every ordinary probe.
 
     Attributes:
-        variant: the loss that is computed, or is modified, and its parts.
-        temperatures: the effective temperature for each temperature that was passed; the key None if none is passed.
-        count: what the sum over the anchors is divided by, a name of ``COUNTS``.
-        factor: the factor of the loss for each temperature that was passed.
-        error: the largest relative difference of a value.
-        worst: the probe of ``error``, the value expected there, and the value returned.
-        distance: of all values from the answers, relative to the answers.
-        vector: whether it gives one value per anchor or per pair.
-        gradient_error: the largest relative difference of a gradient; None if none was compared.
-        gradient_factor: what gradients are multiplied by besides ``factor``.
+        variant: the variant.
+        temperatures: the effective temperature for each temperature that is passed (None if none is).
+        count: what the sum over the anchors is divided by, a key of ``COUNTS``.
+        factor: the factor of the loss for each temperature that is passed (None if none is).
+        error: the largest relative error of a value.
+        worst: the probe with this error, the expected value, and the returned value.
+        distance: relative distance of the vector of all values from the answers.
+        vector: whether there is one value per anchor or per pair.
+        gradient_error: the largest relative error of a gradient; None if none was compared.
+        gradient_factor: further factor of the gradients.
     """
 
     variant: Variant
@@ -526,7 +523,7 @@ class Match:
     gradient_factor: float = 1.0
 
     def as_data(self) -> dict[str, Any]:
-        """The explanation as JSON data, from which ``from_data`` makes it again."""
+        """Return the match as a JSON value for ``from_data``."""
         pairs = {name: [*getattr(self, name).items()] for name in ("temperatures", "factor")}
         return {
             **vars(self),
@@ -536,7 +533,7 @@ class Match:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Match:
-        """Return an explanation from the data of ``as_data``."""
+        """Return the match that ``as_data`` converted."""
         parts = data["variant"]
         variant = Variant(**{**parts, "options": tuple(map(tuple, parts["options"]))})
         pairs = {name: dict(data[name]) for name in ("temperatures", "factor")}
@@ -544,32 +541,29 @@ class Match:
 
     @property
     def plainness(self) -> tuple[int, int]:
-        """A key that is smaller if there is less to report about factor and count."""
+        """A sort key, smaller if there is less to report about factor and count."""
         scaled = any(factor != 1 for factor in self.factor.values())
         return scaled + (self.count in WRONG_COUNTS), list(COUNTS).index(self.count)
 
     @property
     def reduction(self) -> str:
-        """The reduction: a name of ``COUNTS``, "none" or "none_pairs"."""
+        """The reduction: a key of ``COUNTS``, "none" or "none_pairs"."""
         return {"sum_pairs": "none_pairs"}.get(self.count, "none") if self.vector else self.count
 
     def words(self) -> list[str]:
-        """What is wrong: the parts that no loss of the catalogue has."""
+        """Return descriptions of the mistakes."""
         of_pairs = self.count == "mean_pairs" and "mean_pairs" not in self.variant.entry.choices["reduction"]
         return self.variant.words() + ["the mean is over the positive pairs, not over the anchors"] * of_pairs
 
     @property
     def name(self) -> str:
-        """The loss, its options and what is wrong with it, in one line."""
+        """The loss, its options and its mistakes, in one line."""
         return self.variant.describe(self.reduction)
 
     def predict(self, probe: Probe, policy: str = "zero", rows: Tensor | None = None) -> Tensor | None:
-        """[K], the loss; None if the variant cannot read the batch, or if the factor at this temperature is not known.
+        """[K], the predicted loss. ``rows`` [N, D] replace the embeddings of the batch.
 
-        Args:
-            probe: the batch and the temperature that is passed.
-            policy: one of ``POLICIES``.
-            rows: [N, D], used in place of the batch's embeddings.
+        None if the variant does not apply to the batch, or if the factor at the temperature is unknown.
         """
         setting = POSITIVES[self.variant.positives].change(batch_setting(probe.batch, rows))
         factor = self.factor_for(probe.temperature)
@@ -580,12 +574,12 @@ class Match:
 
     @property
     def as_passed(self) -> bool:
-        """Whether the temperature that is passed is used."""
+        """Whether the effective temperature is the one that is passed."""
         return all(math.isclose(used, passed or math.nan, rel_tol=1e-12) for passed, used in self.temperatures.items())
 
     @property
     def scale(self) -> tuple[float, int] | None:
-        """(c, p) if the factor is c times the p-th power of every temperature that was passed; otherwise None."""
+        """(c, p) if the factor is c * temperature^p for the temperatures that were passed; otherwise None."""
         for power in POWERS:
             shares = [factor / (passed or 1.0) ** power for passed, factor in self.factor.items()]
             if np.ptp(shares) <= 1e-6 * abs(shares[0]):
@@ -593,7 +587,7 @@ class Match:
         return None
 
     def factor_for(self, passed: float | None) -> float | None:
-        """The factor if ``passed`` is passed; None if it is not known, because ``scale`` is None."""
+        """Return the factor at a temperature that is passed; None if unknown."""
         if passed is None or passed in self.factor:
             return self.factor[passed]
         return self.scale and self.scale[0] * passed ** self.scale[1]
@@ -604,27 +598,27 @@ class Search:
 
     Attributes:
         target: the target.
-        limit: seconds that one answer may take.
+        limit: maximum duration of one call, in seconds.
         unit: whether all rows have norm 1.
         call: the call of the probes.
-        bias: the bias of the target; None if it is not known.
-        passed: the temperatures that are passed; only None if the target takes none.
-        answers: what it returned for each probe.
-        broken: the reason for each batch that it does not accept, by the name of the batch.
-        undefined: the ordinary batches that it accepts, and for which it returns NaN or infinity.
-        probes: the probes that it accepts; ``alike`` is without the batches in ``undefined``.
-        batches: the batches in ``probes.alike`` and ``probes.further`` with finite answers at every temperature.
+        bias: the bias of the target; None if unknown.
+        passed: the temperatures that are passed; (None,) if the target takes none.
+        answers: the answers of the target.
+        broken: error messages, by the name of the batch that the target rejected.
+        undefined: ordinary batches with NaN or infinity in an answer.
+        probes: the probes that are used; ``alike`` is without the batches in ``undefined``.
+        batches: ordinary batches (``alike`` and ``further``) with finite answers.
         ordinary: the probes of ``batches``.
         vector: whether the target returns one value per anchor or per pair.
-        gives_gradient: whether it gives any gradient.
-        single: whether all its values are representable in float32.
-        dtype: the narrowest dtype in which all its values, or all its gradients, are representable.
-        close: relative difference up to which its answers count as equal.
-        close_gradient: the same for gradients.
-        undetermined: explanations that hold at several temperatures.
+        gives_gradient: whether the target gives any gradient.
+        single: whether all values are representable in float32.
+        dtype: the narrowest dtype in which all values, or all gradients, are representable.
+        close: relative difference up to which values are equal.
+        close_gradient: relative difference up to which gradients are equal.
+        undetermined: matches that hold at several temperatures.
 
     Raises:
-        TargetError: it accepts no probes.
+        TargetError: the target accepts no probes.
     """
 
     def __init__(
@@ -651,7 +645,7 @@ class Search:
         self.close_gradient = self.close * (10 if self.dtype in CLOSE_HALF else 1)
 
     def _choose(self) -> Probes:
-        """Return the first probes that the target accepts; keep its answers to the batches of ``alike``."""
+        """Return the first probes that the target accepts."""
         failures = []
         for probes in (probes for probes in PROBES if probes.call == self.call):
             probes = _with_unit_rows(probes) if self.unit else probes
@@ -661,7 +655,7 @@ class Search:
         raise TargetError(f"it cannot be called with any probe: {'; '.join(dict.fromkeys(failures))}")
 
     def ask(self, batches: Iterable[Batch], passed: Sequence[float | None]) -> str:
-        """Call the target and keep the answers; return why it does not accept a batch, or ""."""
+        """Call the target and store its answers. Return the first error, or ""."""
         try:
             for probe in (Probe(batch, at) for batch in batches for at in passed):
                 self.answers[probe] = call_with(self.target, probe, self.limit)
@@ -670,20 +664,20 @@ class Search:
         return ""
 
     def given(self, batches: Iterable[Batch], passed: Iterable[float | None]) -> Array:
-        """[B, 1, P], the sum of the values that the target returned for each of B batches and P passed temperatures."""
+        """[B, 1, P], the sum of the returned values for each of B batches and P passed temperatures."""
         return np.array([[[self.answers[Probe(batch, at)].total for at in passed]] for batch in batches])
 
     def fitting(self, matches: Iterable[Match]) -> list[Match]:
-        """Return the matches that are close enough to be explanations."""
+        """Return the matches that reproduce the answers."""
         return [match for match in matches if match.error <= self.close]
 
     # Candidates
 
     def matches(self, levels: int = 3) -> list[Match]:
-        """Return the nearest variants with fewer than ``levels`` mistakes; ``fitting`` selects the explanations.
+        """Return near matches with fewer than ``levels`` mistakes; ``fitting`` selects those that fit.
 
-        Variants with a mistake are tried only if no correct one explains the answers exactly, and those with two
-        mistakes only if no other variant explains them.
+        Variants with one mistake are tried if no correct variant fits exactly, and variants with two mistakes if no
+        other variant fits.
         """
         near: list[Match] = []
         for level, tried in enumerate(islice(_levels(self.call, self.bias), levels)):
@@ -696,13 +690,13 @@ class Search:
             if level == 0 and self.call == VIEWS and not self.fitting(near):
                 near += self._weighted()
             good = self.fitting(near)
-            # Variants with one mistake, such as an epsilon, are tried before a close but inexact match is accepted.
+            # Before a close but inexact match is accepted, try one mistake, such as an epsilon.
             if good and (level > 0 or min(match.error for match in good) < EXACT or self.single):
                 break
         return near
 
     def _weighted(self) -> Iterator[Match]:
-        """Yield explanations in which the two directions of a loss of two towers have different weights."""
+        """Yield matches with different weights of the two directions of a loss of two towers."""
         batches, first = self.probes.alike, self.passed[0]
         for variant in known_losses(self.call, self.bias):
             if "direction_weights" not in variant.entry.keywords or dict(variant.options).get("direction"):
@@ -710,7 +704,7 @@ class Search:
             sides = [replace(variant, positives=f"{variant.positives} {side}") for side in ("a_to_b", "b_to_a")]
 
             def off(at: Sequence[float], sides: Sequence[Variant] = sides) -> Array:
-                """The determinant of the answers to three batches and each side's sums; 0 if weights explain them."""
+                """Return a determinant of three batches, which is 0 if the answers are weighted sums of the sides."""
                 a, b = totals(sides, batches[:3], at).transpose(1, 2, 0)
                 return np.asarray(np.cross(a, b) @ self.given(batches[:3], [first])[:, 0, 0])
 
@@ -735,7 +729,7 @@ class Search:
                     yield from self.explain(weighted, temperatures)
 
     def _as_passed(self, tried: Sequence[Variant]) -> Iterator[Match]:
-        """Yield explanations that use the temperature that is passed."""
+        """Yield matches in which the effective temperature is the one that is passed."""
         first, *inner, last = self.probes.alike
         for batches, most in (((first, last), SHORTLIST), ((first, last, *inner), REFINED)):
             off = disproportion(totals(tried, batches, PASSED), self.given(batches, PASSED)).max(axis=1)
@@ -744,10 +738,10 @@ class Search:
             yield from self.explain(variant, {passed: passed for passed in PASSED})
 
     def _solved(self, tried: Sequence[Variant]) -> Iterator[Match]:
-        """Yield explanations with an effective temperature that is found from the answers, for each one that is passed.
+        """Yield matches with an effective temperature that is recovered from the answers.
 
-        If exponentials saturate, or are not summed, the temperature is only a factor of the value. An explanation that
-        also fits at another temperature is kept in ``undetermined``: the answers do not determine the temperature.
+        Matches that also fit at another temperature are stored in ``undetermined`` instead. For example, the
+        temperature is only a factor of the value if exponentials saturate.
         """
         first, *others = self.passed
         for variant, at in self.crossings(tried, first):
@@ -763,17 +757,16 @@ class Search:
 
     @np.errstate(all="ignore")
     def crossings(self, tried: Sequence[Variant], passed: float | None) -> list[tuple[Variant, float]]:
-        """Return variants that may explain the answers, the most promising first, each with its temperature.
+        """Return variants that may explain the answers, each with its temperature, best first.
 
-        For probes a and b of one structure, let V be the variant's values and t the target's. If t is a multiple of V,
-        V_a t_b - V_b t_a is 0. This difference is evaluated on the grid for the two probes that differ most. Where it
-        crosses 0, the values for the other probes must be near too.
+        For two probes a and b of the same structure, let V be the values of the variant, and t those of the target. If
+        t is a multiple of V, then V_a t_b - V_b t_a = 0. This difference is evaluated on the grid for the first and the
+        last probe. Where it crosses 0, the values for the other probes must be near, too.
         """
         ends = self.probes.alike[0], self.probes.alike[-1]
         given, (low, high) = self.given(self.probes.alike, [passed])[:, :, 0], totals(tried, ends, GRID)
         off = (low * given[-1] - high * given[0]) / np.maximum(np.abs(low), np.abs(high))
         k, j = np.nonzero(np.sign(off[:, :-1]) * np.sign(off[:, 1:]) <= 0)
-        # The other probes are evaluated only for the variants with a crossing.
         crossed, at = np.unique(k, return_inverse=True)
         values = totals([tried[one] for one in crossed.tolist()], self.probes.alike, GRID)
         share = np.nan_to_num(off[k, j] / (off[k, j] - off[k, j + 1]))
@@ -793,11 +786,11 @@ class Search:
 
     @np.errstate(all="ignore")
     def explain(self, variant: Variant, temperatures: Mapping[float | None, float]) -> list[Match]:
-        """Compare a variant at these temperatures with every ordinary probe; return at most one match.
+        """Compare a variant at these temperatures with every ordinary probe.
 
-        If matches with several counts fit, the plainest is returned; if none fits, the nearest. The list is empty if a
-        temperature is missing, if the variant cannot read the probes, or if its epsilon does not improve the match
-        enough.
+        Returns:
+            At most one match: the plainest that fits; otherwise the nearest. The list is empty if a temperature is
+            missing, if the variant does not apply to the probes, or if an epsilon improves the match too little.
         """
         settings = {batch: setting for batch in self.batches if (setting := read_as(batch, variant.positives))}
         at = [temperatures.get(passed, math.nan) for passed in self.passed]
@@ -824,37 +817,37 @@ class Search:
             matches.append(Match(found, temperatures, named, factor, error, worst, distance, self.vector))
         fitting = sorted(self.fitting(matches), key=lambda match: match.plainness)
         if fitting and self.inexactness(fitting[0]) and words_of(variant.guard) in variant.words():
-            # One epsilon is credible only if the error without it is much larger; two must explain the whole error.
+            # One epsilon must reduce the error much; two must explain the whole error.
             without = [] if variant.guard in TWO_GUARDS else self.explain(replace(variant, guard=""), temperatures)
             matches = fitting = fitting * any(match.error >= LEAST_GAIN * fitting[0].error for match in without)
         return (fitting or sorted(matches, key=lambda match: match.error))[:1]
 
     def _sum_over_pairs(self, variant: Variant, settings: Mapping[Batch, Setting]) -> str:
-        """Return "sum" if the count "sum" means the reduction "sum_pairs" or "none_pairs" of a variant, else ""."""
+        """Return "sum" if the count "sum" is a sum over pairs for this variant, else ""."""
         if "sum_pairs" not in variant.entry.choices["reduction"]:
             return ""
         if variant.form == "sum":
             return "sum"
-        # The sum over the anchors and that over the pairs are the same number, but not their parts.
+        # For "sigmoid", both sums are equal, so only the number of returned values shows which one it is.
         returned = [len(self.answers[Probe(batch, self.passed[0])].values) for batch in settings]
         pairs = [int(COUNTS[ALL_PAIRS](setting)) for setting in settings.values()]
         return "sum" if self.vector and variant.form == "sigmoid" and returned == pairs else ""
 
     def tolerance_of_gradient(self, match: Match) -> float:
-        """Return the relative difference up to which gradients count as equal.
+        """Return the relative difference up to which gradients are equal.
 
-        The gradients of products in 16 bits are rounded to 16 bits too, in an unknown order of operations. What is
-        missing from an inexact explanation, such as an epsilon, may change gradients more than values.
+        Products in 16 bits have a larger tolerance, because their gradients are rounded in an unknown order. So do
+        inexact matches, because a missing epsilon may change gradients more than values.
         """
         dtype, _ = ROUNDED.get(match.variant.similarity, ("", False))
         return max(self.close_gradient, 10 * CLOSE_HALF.get(dtype, 0.0), CLEARLY * self.inexactness(match))
 
     def inexactness(self, match: Match) -> float:
-        """Return the error of an explanation if it is incomplete; 0 if the error may come from rounding."""
+        """Return the error of a match, or 0 if the error may come from rounding."""
         return 0.0 if self.single or match.error <= EXACT else match.error
 
     def with_gradient(self, match: Match) -> Match:
-        """Return the match with its gradient compared, and with the flow or the factor that explains the gradient."""
+        """Return the match with its ``gradient_error``, and with the flow or factor that explains the gradient."""
         error, factor = self._compare_gradient(match)
         flows = (replace(match, variant=replace(match.variant, flow=flow)) for flow in FLOWS)
         for other in (*flows, replace(match, gradient_factor=factor)):
@@ -864,14 +857,11 @@ class Search:
         return replace(match, gradient_error=error)
 
     def _compare_gradient(self, match: Match) -> tuple[float | None, float]:
-        """Return the largest relative difference of a gradient (None if none was compared), and a factor to explain it.
-
-        A gradient that is not finite is reported separately.
-        """
+        """Return the largest relative error of a finite gradient (None without gradients), and the median factor."""
         errors, ratios = [], []
         for probe in self.ordinary:
             given, embeddings = self.answers[probe].gradient, probe.batch.embeddings
-            # The derivative of a maximum that two rows share is not unique.
+            # With duplicate rows, the derivative of a maximum is not unique.
             shared_maximum = match.variant.guard and len(torch.unique(embeddings, dim=0)) < len(embeddings)
             rows = embeddings.clone().requires_grad_()
             value = None if given is None or shared_maximum else match.predict(probe, rows=rows)
@@ -879,11 +869,11 @@ class Search:
                 continue
             expected = torch.autograd.grad(value.sum(), rows)[0] * match.gradient_factor
             if self.unit:
-                # The target's caller normalises the rows, so the parts of the gradient along the rows have no effect.
+                # The caller normalises the rows, so the gradient along a row has no effect.
                 given, expected = (g - (g * embeddings).sum(1, keepdim=True) * embeddings for g in (given, expected))
             given, expected = given.flatten(), expected.flatten()
             if bool((given + expected).isfinite().all()):
-                # A gradient that vanishes consists of rounding errors.
+                # A gradient below this norm consists of rounding errors.
                 nothing = 1e-12 * abs(self.answers[probe].total) / float(embeddings.norm())
                 errors.append(float(relative(expected, given, nothing)))
                 ratios.append(float(given @ expected / (expected @ expected)))
@@ -891,7 +881,7 @@ class Search:
 
 
 def _dtype_of(answers: Iterable[Answer]) -> str:
-    """Return the narrowest floating-point dtype that represents the finite values, or gradients, of all answers."""
+    """Return the narrowest dtype that represents all finite values, or all finite gradients."""
     answers = list(answers)
     gradients = [answer.gradient.flatten() for answer in answers if answer.gradient is not None]
     results = [torch.cat(x) for x in ([answer.values for answer in answers], gradients) if x]
@@ -903,7 +893,7 @@ def _dtype_of(answers: Iterable[Answer]) -> str:
 
 
 def crossing(function: Callable[[float], float], low: float, high: float) -> float | None:
-    """Return the temperature between two others at which a function crosses 0; None if none is found."""
+    """Return the temperature between ``low`` and ``high`` at which a function crosses 0; None if none is found."""
     from scipy.optimize import brentq  # imported here because it takes as long as importing pairproof
 
     ends = math.log(low) - 1e-9, math.log(high) + 1e-9
@@ -915,7 +905,7 @@ def crossing(function: Callable[[float], float], low: float, high: float) -> flo
 
 @np.errstate(all="ignore")
 def disproportion(values: Array, given: Array) -> Array:
-    """Relative distance of vectors [B, ...] from multiples of others; infinite if it is not a number."""
+    """Return the relative distance of ``given`` [B, ...] from multiples of ``values``; infinity in place of NaN."""
     values, given = (x / np.abs(x).max(axis=0) for x in (values, given))
     values, given = (x / np.linalg.norm(x, axis=0) for x in (values, given))
     away = np.linalg.norm((values * given).sum(axis=0) * values - given, axis=0)
@@ -924,9 +914,10 @@ def disproportion(values: Array, given: Array) -> Array:
 
 @np.errstate(all="ignore")
 def relative(expected: Any, given: Any, floor: float = 0.0) -> Array:
-    """Distance of vectors [..., K], relative to the larger of them.
+    """Return the distance of vectors [..., K], relative to the larger norm.
 
-    It is 0 if they are the same, NaN included, or no larger than ``floor``; otherwise infinite if one is not finite.
+    The distance is 0 if the vectors are equal (NaN equals NaN) or if no norm exceeds ``floor``. Otherwise, a non-finite
+    vector gives infinity.
     """
     expected, given = np.atleast_1d(expected), np.atleast_1d(given)
     same = ((expected == given) | (np.isnan(expected) & np.isnan(given))).all(axis=-1)
@@ -936,6 +927,6 @@ def relative(expected: Any, given: Any, floor: float = 0.0) -> Array:
 
 
 def _rounded(factor: Any, close: float) -> float:
-    """Return the simple number that a factor equals up to rounding, or the factor."""
+    """Replace a factor by a simple number that is equal up to rounding."""
     simple = (1.0, 2.0, 0.5, -1.0, 4.0, 0.25)
     return next((number for number in simple if math.isclose(factor, number, rel_tol=close)), float(factor))

@@ -1,4 +1,4 @@
-"""Find the values of anchors and pairs that a failing target (a loss under test) computes, from value and gradient."""
+"""Find the values that a failing target (a loss under test) computes for each anchor and each pair."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Computed:
 
     Attributes:
         words: what is wrong.
-        anchors: the values of the anchors, by row; anchors that the loss leaves out may be missing.
-        pairs: the logarithm of the numerator, the logarithm of the denominator and the value of each pair, by
-            (anchor, column); empty if the loss has no numerators and denominators.
+        anchors: the value of each anchor, by row. Anchors that the loss leaves out may be missing.
+        pairs: (log numerator, log denominator, value) of each pair, by (anchor, column); empty for losses without
+            numerators and denominators.
     """
 
     words: str
@@ -47,15 +47,16 @@ def computed_terms(
 
     Args:
         case: the case.
-        dtype: the dtype in which it fails.
+        dtype: the dtype in which the case fails.
         outcome: what the target returned.
         truth: the certified results.
-        reasons: the reasons of a ``Diagnosis``. If there are any, no other mistakes are tried.
+        reasons: the reasons of a ``Diagnosis``. If there are any, only these mistakes are tried.
         match: the loss that was identified, if any.
 
     Returns:
-        The values; None if the case cannot be explained (``is_explained``), or if no mistake that is tried reproduces
-        the value and the gradient. If the mistake is another value of an option, only the value is compared.
+        The values of a mistake that reproduces the value and the gradient. If the mistake is another value of an
+        option, only the value is compared. None if no mistake is found, if a value is not finite, or if
+        ``is_explained(case)`` is False.
     """
     if not is_explained(case) or not case.anchors() or not all(map(math.isfinite, (*outcome.values, *truth.values))):
         return None
@@ -79,7 +80,6 @@ def computed_terms(
 
 
 def _explains(failure: Failure, other: Outcome) -> bool:
-    """Whether another outcome has the values that the target returned."""
     values = torch.tensor(other.values, dtype=torch.float64)
     return len(values) == len(failure.given) and failure.left(values, 0) <= EXPLAINED
 
@@ -111,7 +111,6 @@ def _of_suspect(failure: Failure, suspect: Suspect, words: str) -> Computed | No
 def _pairs(
     failure: Failure, evaluation: Evaluation, suspect: Suspect
 ) -> Iterator[tuple[tuple[int, int], tuple[float, float, float]]]:
-    """Yield the terms of the pairs of a loss with numerators and denominators."""
     variant = suspect.variant
     if not variant.in_parts or variant.by_form:
         return

@@ -1,21 +1,21 @@
-"""The parts of which losses are made, right and wrong ones, each with a description of what is wrong about it.
+"""Correct and wrong losses, composed of parts.
 
-A variant names its parts: how positives are read, the similarity, how the temperature is applied, the terms of the
-denominator, the guard (an epsilon added before the logarithm), how an anchor's pairs become its value, and where the
-gradient flows. The parts are implemented here in torch, over the logits, in float64. ``reference`` and ``fast`` are not
-used, so that agreement with them is evidence.
+A ``Variant`` names one choice for each part: how positives are read, the similarity, how the temperature is applied,
+the denominator, the guard (an epsilon against log 0), the form (how the pairs of an anchor become a value), and where
+the gradient flows.
 
-Over the rows z of a batch, with logits s_ij, the rows A(i) that anchor i is contrasted with (its members), and its
-positives P(i),
+For logits s_ij, the members A(i) of anchor i (its positives and negatives) and its positives P(i),
 
     v_ip = log D_ip - s_ip                  the cost of a pair; ``denominator`` defines D_ip
     L_i  = mean over p in P(i) of v_ip      or another ``form``
     L    = sum over anchors of L_i, divided by a count (``COUNTS``)
 
-If a loss's catalogue entry names no parts, the entry's baseline is evaluated in place of v_ip and L_i.
+For losses that cannot be described by parts, ``Loss.baseline`` is evaluated instead.
 
-In the tables, a part that code refers to has a short name, which ``words_of`` describes; the name of any other part is
-itself the description of what is wrong. In shapes, M is the number of rows, and T the number of temperatures.
+Each part has a table of choices. The keys are short names or descriptions of what is wrong. ``words_of`` describes the
+short names. In shapes, M is the number of rows, and T the number of temperatures.
+
+The code uses neither ``reference`` nor ``fast``, so that agreement with them is evidence.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from .positives import HARD, HARD_IGNORED, POSITIVES, QUEUE, QUEUE_ADDED, QUEUE_
 Tensor = torch.Tensor
 
 Table = Mapping[str, Callable[..., Any]]
-"""The choices for one part, each with its implementation."""
+"""The choices for one part: name and implementation."""
 
 
-# Similarities: functions of (a, b, setting) that return the similarities [M, M] of the rows a and the rows b
+# Similarities: functions of (a, b, setting). They return the similarities [M, M] of the rows a and b.
 
 
 def _unit(rows: Tensor, p: int = 2) -> Tensor:
@@ -47,7 +47,7 @@ def _unit(rows: Tensor, p: int = 2) -> Tensor:
 
 
 def _over_views(a: Tensor, b: Tensor, setting: Setting) -> Tensor:
-    """Dot products of rows; each entry is divided by the norm of the same entry over all views of its item."""
+    """Return dot products of rows. Each entry is divided by the norm of this entry over the views of the item."""
     alike = same(setting.items).to(a.dtype)
     return (a / (alike @ a**2).sqrt()) @ (b / (alike @ b**2).sqrt()).T
 
@@ -56,7 +56,6 @@ _distances = partial(torch.cdist, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def _dot_after(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor, Setting], Tensor]:
-    """Dot products of changed rows."""
     return lambda a, b, s: change(a) @ change(b).T
 
 
@@ -68,7 +67,7 @@ ROUNDED: Mapping[str, tuple[str, bool]] = {
     for products in ("cosines", "dot products")
     for also in ("", " and divided by the temperature")
 }
-"""Similarities that are rounded to 16 bits: the dtype, and whether the logits are rounded to it too."""
+"""Similarities that are rounded to 16 bits: the dtype, and whether the logits are rounded, too."""
 
 
 def _products_in(dtype: torch.dtype, change: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor, Setting], Tensor]:
@@ -110,7 +109,7 @@ TEMPERINGS: Table = {
     "logits are divided by twice the temperature": lambda t: t * 2,
     "the temperature has no effect": torch.ones_like,
 }
-"""The divisor of the similarities, as a function of the temperature."""
+"""Functions of the temperature that return the divisor of the similarities."""
 
 _UNTEMPERED = "the temperature is not applied to the positive"
 _UNTEMPERED_ABOVE = "the temperature is not applied to the numerator"
@@ -122,15 +121,14 @@ NUMERATORS: Table = {
     "the temperature is not applied in the denominator": lambda z, s, t: (s, z),
     "the temperature is applied twice to the positive": lambda z, s, t: (s / t, s),
 }
-"""Functions of (similarities, logits, divisor) that return the logarithm of the numerator, and the logits of the
-denominator."""
+"""Functions of (similarities, logits, divisor). They return the log numerator, and the logits of the denominator."""
 
 
-# Denominators: functions of (logits, columns, setting, divisor) that return the logarithm of a sum of exponentials
+# Denominators: functions of (logits, columns, setting, divisor). They return the logarithm of a sum of exponentials.
 
 
 def log_sum(s: Tensor, columns: Tensor, *_: Any) -> Tensor:
-    """[T, M, 1] logarithm of the sum of exponentials over the columns; -inf if there are none."""
+    """[T, M, 1], the logarithm of the sum of exponentials over the columns; -inf for an empty sum."""
     some = columns.any(dim=1, keepdim=True)
     inner = s.masked_fill(~columns & some, -math.inf)
     return torch.logsumexp(inner, dim=2, keepdim=True).masked_fill(~some, -math.inf)
@@ -161,15 +159,15 @@ def _less_one(s: Tensor, columns: Tensor, setting: Setting, divisor: Tensor, *, 
 
 @dataclass(frozen=True)
 class Denominator:
-    """The exponentials that D_ip sums.
+    """The exponentials in D_ip.
 
     Attributes:
-        words: what is wrong about it; empty for those of the catalogue.
-        columns: returns the columns summed, bool [M, M].
-        with_positive: 1 if e^s_ip is added to them, -1 if it is removed, 0 otherwise.
-        own: whether the self pair is added to them.
-        leaks: returns how many terms exp(0) are added, [M]; None if there are none.
-        combine: returns the logarithm of their sum, or what is computed instead.
+        words: what is wrong; empty for the denominators of the catalogue.
+        columns: returns the columns in the sum, bool [M, M].
+        with_positive: 1 if e^s_ip is added to the sum, -1 if it is subtracted, otherwise 0.
+        own: whether the self pair is in the sum.
+        leaks: returns the number of terms exp(0) that are added, [M]; None if there are none.
+        combine: returns the logarithm of the sum, or what is computed instead.
     """
 
     words: str
@@ -180,14 +178,14 @@ class Denominator:
     combine: Callable[[Tensor, Tensor, Setting, Tensor], Tensor] = log_sum
 
     def summed(self, setting: Setting) -> Tensor:
-        """Bool [M, M], the columns summed, with the self pair if it is added."""
+        """Bool [M, M], the columns in the sum, self pairs included."""
         columns = self.columns(setting)
         return columns | setting.own if self.own else columns
 
     def terms(self, setting: Setting) -> Tensor:
-        """[M], the number of exponentials of the anchor's own row that D_ip contains.
+        """[M], the number of exponentials in D_ip from the anchor's row of similarities.
 
-        "axis" and "batch" sum over other rows, which are not counted; the self pair that "subtract" removes is counted.
+        Other rows, over which "axis" and "batch" sum, do not count. The self pair that "subtract" removes counts.
         """
         summed = 1 if self.combine is _largest else self.summed(setting).sum(dim=1)
         none = torch.zeros(len(setting.rows), dtype=torch.float64)
@@ -202,7 +200,7 @@ def _one(s: Setting) -> Tensor:
 
 
 def _modified(name: str, right: Denominator) -> dict[str, Denominator]:
-    """A denominator of the catalogue, and variants of it with one mistake each."""
+    """Return a correct denominator, and copies with one mistake each."""
     leak = "exp(0) of {} leaks into the denominator"
     mean = "contains the mean of the negatives, not their sum" if right.with_positive else "is a mean, not a sum"
     found = {
@@ -240,10 +238,10 @@ DENOMINATORS: Mapping[str, Denominator] = {
     "largest": Denominator("only the hardest negative is in the denominator", _negative, 1, combine=_largest),
     "one": Denominator("there is no denominator", lambda s: torch.zeros_like(s.member), leaks=_one),
 }
-"""Denominators by name: one of ``RIGHT_DENOMINATORS``, such a name followed by a comma and a mistake, or another."""
+"""Denominators by name. "all, self" is the correct denominator "all" with the mistake "self"."""
 
 
-# Guards of the logarithm
+# Guards: epsilons against log 0
 
 _GUARDED = {
     "ratio": "to the ratio within the logarithm",
@@ -266,7 +264,7 @@ def _guards(kinds: Iterable[str], sizes: Iterable[str]) -> dict[str, str]:
 
 
 GUARDS: Mapping[str, str] = _guards(_GUARDED, _EPSILONS)
-"""Descriptions of the number that is added to avoid a logarithm of 0, and of the place where it is added."""
+"""Descriptions of one epsilon and the place where it is added."""
 
 TWO_GUARDS: Mapping[str, str] = {
     f"both {above} {below}": f"an epsilon of {above} is added to the numerator"
@@ -274,15 +272,16 @@ TWO_GUARDS: Mapping[str, str] = {
     for above, below in product(_EPSILONS, (*_EPSILONS, "0"))
     if above != below
 }
-"""Descriptions of two different numbers, one for the numerator and one, possibly 0, for the denominator."""
+"""Descriptions of different epsilons for the numerator and the denominator (possibly 0)."""
 
 TINY_GUARDS: Mapping[str, str] = _guards(("both", "below", "ratio"), ("1e-20", "1e-24", "1e-25", "1e-30"))
-"""Guards that only affect extreme logits: an epsilon of at most 1.5 units in the last place of e^-10 in float64.
+"""Guards with epsilons that change only extreme logits.
 
-10 is the largest size of a logit at temperature 0.1 under cosine similarity."""
+Under cosine similarity at temperature 0.1, logits are at least -10. In float64, 1e-20 is only 1.5 units in the last
+place of e^-10."""
 
 
-# Forms: functions of ``Pairs`` that return the values of the anchors, [T, M]
+# Forms: functions of ``Pairs``. They return the values of the anchors, [T, M].
 
 _LEAK_SUM = "exp(0) of the diagonal leaks into the numerator, which is not divided by |P|"
 
@@ -422,33 +421,33 @@ NAMES: Mapping[str, str] = {
     "mean_pairs": "the mean is over the positive pairs",
     "pooled": "minus the logarithm of the mean over all anchors, not the mean of minus the logarithm",
 }
-"""Descriptions of the parts that have a short name: what is wrong about them, or "".
+"""What is wrong about parts with a short name, or "" for correct parts.
 
-Some parts of losses of the catalogue have a description too: "mean_pairs" and the guard of supcon_epsilon."""
+"mean_pairs" and the guard of supcon_epsilon are correct for some losses, but have a description."""
 
 
 def words_of(part: str) -> str:
-    """Return the description of a part; "" for parts that are correct for some loss (but see ``NAMES``)."""
+    """Return what is wrong about a part, or "" for parts that are correct for some loss (exceptions: ``NAMES``)."""
     return DENOMINATORS[part].words if part in DENOMINATORS else NAMES.get(part, part)
 
 
 def weights_words(a_to_b: float, b_to_a: float) -> str:
-    """Describe the weights of the two directions of two towers."""
+    """Describe the weights of the two directions."""
     return f"the directions a_to_b and b_to_a have the weights {a_to_b:.6g} and {b_to_a:.6g}, not 1/2 each"
 
 
 REDUCED_BY = ("reduction", "no_positive", "no_negative", "weights_divisor", "zero_row")
-"""Options that are not part of a variant: how the anchors' values become the loss, and how a row of zeros counts."""
+"""Options that are not part of a variant."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A loss of the catalogue with its options, or a variation of it, as the names of its parts.
+    """A loss of the catalogue with its options, or a modification of it.
 
     Attributes:
         loss: its name in the catalogue.
-        options: the options that differ from their defaults, except ``REDUCED_BY``; the direction, if it is not "both".
-        share: the weight of the direction a_to_b, the first of ``direction_weights``, which add up to 1.
+        options: the options that differ from their defaults, except ``REDUCED_BY``; the direction, if not "both".
+        share: the first of ``direction_weights``, for a_to_b. The weights add up to 1.
 
     The other attributes name the parts: keys of ``POSITIVES``, ``SIMILARITIES``, ``TEMPERINGS``, and so on.
     """
@@ -467,57 +466,57 @@ class Variant:
 
     @property
     def entry(self) -> Loss:
-        """The loss's entry in the catalogue."""
+        """The catalogue's entry of the loss."""
         return LOSSES[self.loss]
 
     @property
     def in_parts(self) -> bool:
-        """Whether numerator, denominator, guard and form describe the loss; otherwise its baseline is evaluated."""
+        """Whether parts describe the loss; otherwise its baseline is evaluated."""
         return bool(self.entry.variant)
 
     def mean_of(self, reduction: str) -> float:
-        """A factor of the number that the mean divides by: 1/2 if the weighted means of both towers are added."""
+        """Return a factor of the divisor: 1/2 if the weighted means of both towers are added."""
         return 0.5 if reduction == "mean" and self.share != 0.5 else 1.0
 
     @property
     def binary(self) -> bool:
-        """Whether every pair is classified, so that there are no numerators, denominators and guards."""
+        """Whether the loss classifies every pair as positive or negative, without a softmax."""
         return self.form in _BINARY or self.form in _SIGMOID
 
     @property
     def by_form(self) -> bool:
-        """Whether the form alone describes the loss, so that numerators, denominators and guards do not vary."""
+        """Whether only the form varies, because the loss does not combine numerators, denominators and guards."""
         return self.binary or self.form in _MASS or self.form in _WEIGHTED
 
     @cached_property
     def numbers(self) -> tuple[float, ...]:
-        """The options that are numbers or flags and change the pairs; 0 for a loss without them."""
+        """The options that are numbers or flags and change the pairs; 0 if the loss does not have them."""
         names = ("bias", "tau_plus", "beta", "sigma", "detach_weights", "hardness_strength")
         return tuple(float(self.number(name)) for name in names)
 
     def number(self, name: str) -> float:
-        """An option that is a number; 0 for a loss without it."""
+        """Return a numeric option; 0 if the loss does not have it."""
         return float(dict(self.options).get(name, self.entry.keywords.get(name, 0.0)))
 
     @property
     def takes_guard(self) -> bool:
-        """Whether the loss has logarithms of sums to which no epsilon is added."""
+        """Whether a guard can be added to the loss."""
         return self.in_parts and not self.by_form and not self.guard
 
     @cached_property
     def pair_parts(self) -> tuple[str | bool, ...]:
-        """The parts that determine the pairs of each anchor, in one setting."""
+        """The parts on which ``Pairs`` depends."""
         names = ("similarity", "tempering", "numerator", "denominator", "guard", "flow", "by_form", "numbers")
         return tuple(getattr(self, name) for name in names)
 
     def words(self) -> list[str]:
-        """What is wrong, one sentence for each part that no loss of the catalogue has."""
+        """Return what is wrong: one description for each part that no loss of the catalogue has."""
         guard = "" if self.guard in [loss.variant.get("guard") for loss in LOSSES.values()] else self.guard
         parts = (self.positives, self.similarity, self.tempering, self.numerator, self.denominator)
         return list(filter(None, map(words_of, (*parts, guard, self.form, self.flow))))
 
     def describe(self, reduction: str = "mean") -> str:
-        """The loss, its options and what is wrong with it, in one line."""
+        """Return the loss, its options and what is wrong, in one line."""
         reduced = [("reduction", reduction)] if reduction in self.entry.choices["reduction"][1:] else []
         chosen = ", ".join(f"{name}={value}" for name, value in (*self.options, *reduced))
         wrong = "; ".join(self.words())
@@ -525,11 +524,9 @@ class Variant:
 
 
 def variant_of(loss: Loss, options: Mapping[str, Any]) -> Variant:
-    """Return a loss of the catalogue with its options as a variant.
+    """Return a loss of the catalogue as a variant.
 
-    Args:
-        loss: the loss.
-        options: the options that differ from their defaults; the direction, if it is not "both".
+    ``options`` contains the options that differ from their defaults, and the direction if it is not "both".
     """
     scalars = [name for name in loss.scalars if name != "base_temperature"]
     own = dict.fromkeys(name for name in (*scalars, *loss.formula_options) if name not in REDUCED_BY)
@@ -544,10 +541,10 @@ def variant_of(loss: Loss, options: Mapping[str, Any]) -> Variant:
 
 
 class Evaluation:
-    """The values of variants in one setting, at one or more temperatures; shared parts are computed once.
+    """The values of variants on one batch, at one or more temperatures. Shared parts are computed once.
 
     Args:
-        setting: the setting, after the positives are read or misread.
+        setting: the batch, after the positives are read (possibly wrongly).
         temperature: [T], or one number.
     """
 
@@ -558,7 +555,7 @@ class Evaluation:
         self._latest: tuple[tuple[Any, ...], Pairs] | None = None
 
     def pairs_of(self, variant: Variant) -> Pairs:
-        """Return the pairs of a variant; the latest are kept, as the next variant may differ in its form only."""
+        """Return the pairs of a variant. The latest are cached, because the next variant often has the same pairs."""
         if not variant.in_parts:
             return Pairs(self, variant)
         key = variant.pair_parts
@@ -567,16 +564,16 @@ class Evaluation:
         return self._latest[1]
 
     def once(self, make: Callable[[], Tensor], variant: Variant, *parts: str) -> Tensor:
-        """Return a result that depends only on some parts of a variant, computed on the first call."""
+        """Return ``make()``, cached by the named parts of the variant."""
         key = (make.__name__, *(getattr(variant, part) for part in parts))
         if key not in self._known:
             self._known[key] = make()
         return self._known[key]
 
     def anchors(self, variant: Variant) -> Tensor:
-        """[T, M], the value of every anchor; 0 for the rows that ``Pairs.some`` leaves out.
+        """[T, M], the value of every anchor; 0 for rows outside ``Pairs.some``.
 
-        For the form "pooled", the one value of the batch is stored for the first anchor; the others are 0.
+        For the form "pooled", the first anchor has the value of the whole batch, and the other anchors have 0.
         """
         pairs = self.pairs_of(variant)
         each = FORMS[variant.form](pairs) if variant.in_parts else pairs.baseline()
@@ -586,12 +583,12 @@ class Evaluation:
         return torch.where(pairs.some, each, 0.0)
 
     def loss(self, variant: Variant, reduction: str = "mean", policy: str = "zero") -> Tensor:
-        """[K], the loss at the first temperature: one value, or one per counted anchor for the reduction "none".
+        """[K], the loss at the first temperature.
 
         Args:
             variant: the variant.
-            reduction: a name of ``COUNTS``, "none", or "none_pairs": one value per pair. For forms other than
-                "mean", "sum" and "sigmoid", "none_pairs" gives no values.
+            reduction: a key of ``COUNTS`` (one value), "none" (one value per counted anchor) or "none_pairs" (one value
+                per pair; no values for forms other than "mean", "sum" and "sigmoid").
             policy: one of ``POLICIES``.
         """
         setting, each = self.setting, self.anchors(variant)[0]
@@ -599,7 +596,7 @@ class Evaluation:
             return self.pairs_of(variant).each(setting.anchors)
         if variant.form in _SIGMOID:
             reduction = {"mean_pairs": ALL_PAIRS, "sum_pairs": "sum"}.get(reduction, reduction)
-        # A reduction over pairs weights the mean of each anchor by the number of its positives.
+        # Reductions over pairs weight each anchor by the number of its positives.
         each = each * setting.counts if reduction in ("mean_pairs", "sum_pairs") else each
         empty = setting.anchors & (setting.counts == 0)
         counted = setting.anchors & ~empty if policy == "drop" else setting.anchors
@@ -613,16 +610,16 @@ class Evaluation:
 
 
 class Pairs:
-    """The pairs of every anchor as one variant computes them, in one setting and at T temperatures.
+    """The pairs of one batch as one variant computes them, at T temperatures.
 
     Attributes:
-        divisor: [T, 1, 1], what similarities are divided by.
+        divisor: [T, 1, 1], the divisor of the similarities.
         similarities: [M, M].
-        logits: [T, M, M], similarities over ``divisor``.
+        logits: [T, M, M], similarities / ``divisor`` + bias.
         above: [T, M, M], the logarithm of the numerator.
-        some: bool [M], the anchors that have a value: for the binary forms and baselines all, otherwise those with
-            positives; with the denominator "only_negatives", only those that have negatives too.
-        positive: bool [M, M], the positive pairs of these anchors.
+        some: bool [M], the anchors that have a value: all for binary forms and baselines, otherwise those with
+            positives. The denominator "only_negatives" also requires negatives.
+        positive: bool [M, M], the positive pairs of the anchors in ``some``.
         n: [M], the number of positives, at least 1, plus the epsilon of the guards "each" and "count".
     """
 
@@ -635,7 +632,7 @@ class Pairs:
         self.logits = self.similarities / self.divisor + self.bias
         dtype, also = ROUNDED.get(variant.similarity, ("", False))
         if also:
-            # A tensor of 16 bits is divided by a number in float32.
+            # Dividing a 16-bit tensor by a number uses float32 internally.
             divided = self.similarities.float() / self.divisor.float()
             self.logits = (divided + self.bias).to(getattr(torch, dtype)).double()
         untempered = self.similarities.expand_as(self.logits)
@@ -682,7 +679,7 @@ class Pairs:
         return self.softplus(self.above, self.setting.negative)
 
     def pairs_at(self, logits: Tensor) -> Tensor:
-        """[T, M], the sum of the binary cross-entropies of all pairs, with other logits."""
+        """[T, M], the sum of the binary cross-entropies of all pairs, for other logits."""
         return self.softplus(-logits, self.positive) + self.softplus(logits, self.setting.negative)
 
     @cached_property
@@ -691,12 +688,12 @@ class Pairs:
         return self.q.double().log()
 
     def log_negatives(self, factor: float) -> Tensor:
-        """[T, M], the logarithm of the sum over the negatives of the exponentials of multiples of the logits."""
+        """[T, M], the logarithm of the sum of e^(factor s) over the logits s of the negatives."""
         return log_sum(factor * self.logits, self.setting.negative)[..., 0]
 
     @cached_property
     def log_mean(self) -> Tensor:
-        """[T, M], the logarithm of the mean over the negatives of e^s, weighted by e^(beta s)."""
+        """[T, M], the logarithm of the mean of e^s over the negatives, weighted by e^(beta s)."""
         if self.variant.flow != "weights":
             return self.log_negatives(1 + self.beta) - self.log_negatives(self.beta)
         still = self.beta * self.logits.detach()
@@ -714,14 +711,15 @@ class Pairs:
     ) -> Tensor:
         """[T, M], log(1 + mass / e^s) for the logit s of the positive.
 
-        The mass is M_i in `pairproof.reference.hard_negative`: the number of negatives times the mean of their
-        exponentials, after the positives hidden among them are subtracted. The mean has a lower limit, the floor.
+        This is the loss of `pairproof.reference.hard_negative`. The mass of n negatives is
+
+            n * max((mean - hidden e^s) / divisor, floor),    floor = e^(-1/temperature)
 
         Args:
             log_mean: [T, M], the logarithm of the mean of the negatives' exponentials.
             hidden: [M], the share of positives among the negatives; tau_plus by default.
             divisor: what the difference is divided by; 1 - tau_plus by default.
-            more: what is added to the number of negatives.
+            more: what is added to n.
             floor: [M], what is added to the logarithm of the floor.
         """
         own = self.total(self.logits)
@@ -735,12 +733,12 @@ class Pairs:
 
     @property
     def rows(self) -> int:
-        """The number of rows; the softmax of the weights runs over rows, of which an item has two."""
+        """The number of rows, twice the number of items."""
         return len(self.setting.rows)
 
     @cached_property
     def cosines(self) -> Tensor:
-        """[M, M], the similarities that the weights are computed from; constants if the weights are."""
+        """[M, M], the similarities for the weights, detached if the weights are."""
         return self.similarities.detach() if self.detach_weights else self.similarities
 
     @cached_property
@@ -749,11 +747,11 @@ class Pairs:
         return self.cosines.where(self.setting.positive, 0.0).sum(dim=1)[None] / self.sigma
 
     def decoupled(self, weights: Tensor | float, below: Tensor | None = None) -> Tensor:
-        """[T, M], the logarithm of the sum over the negatives, minus the weighted logit of the positive.
+        """[T, M], the logarithm of the denominator minus the weighted logit of the positive.
 
         Args:
             weights: [1, M], or one number.
-            below: [T, M], the logarithm of the sum that replaces the sum over the negatives.
+            below: [T, M], the logarithm of the denominator; by default the sum over the negatives.
         """
         below = self.log_negatives(1.0) if below is None else below
         return torch.where(self.negatives > 0, below - weights * self.total(self.logits), 0.0)
@@ -766,7 +764,7 @@ class Pairs:
         if flow in ("first view", "second view"):
             left = right = torch.where(first == (flow == "first view"), still, rows)
         elif flow == "norm":
-            # The norms are constants, so a cosine of the rows is a dot product of the divided rows.
+            # Divide by constant norms, so that the cosine becomes a dot product.
             left = right = rows / still.norm(dim=1, keepdim=True)
             name = "dot" if name == "cosine" else name
         found: Tensor = SIMILARITIES[name](left, right, self.setting)
@@ -799,7 +797,7 @@ class Pairs:
 
     @cached_property
     def cost(self) -> Tensor:
-        """[T, M, M], the cost of each pair: log D_ip minus the logarithm of the numerator, guarded."""
+        """[T, M, M], the cost of each pair, with epsilons."""
         below, above = self.below, self.above
         kind, *sizes = (self.variant.guard or "none 0").split()
         epsilon = float(sizes[-1])
@@ -812,8 +810,7 @@ class Pairs:
         if kind in ("shifted", "others", "above", "each", "terms"):
             columns = self.setting.member if kind == "others" else self.setting.member | self.setting.own
             top = _largest(self.logits, columns | ~columns.any(dim=1, keepdim=True))
-            # The loss depends on the maximum through the epsilon. The gradient flows through it only for "each" and
-            # "terms", unless the flow is "maximum".
+            # With an epsilon, the loss depends on the maximum. The maximum has a gradient only for "each" and "terms".
             top = top if kind in ("each", "terms") and self.variant.flow != "maximum" else top.detach()
             above = _plus(above, epsilon, top) if kind in ("above", "each", "terms") else above
             terms = DENOMINATORS[self.variant.denominator].terms(self.setting).clamp(min=1)[:, None]
@@ -823,7 +820,7 @@ class Pairs:
         return below.sub(above)
 
     def total(self, values: Tensor, pairs: Tensor | None = None) -> Tensor:
-        """[T, M], the sum over the positives, or over other pairs."""
+        """[T, M], the sum over the positives or over other pairs."""
         return torch.where(self.positive if pairs is None else pairs, values, 0.0).sum(dim=2)
 
     @cached_property
@@ -833,34 +830,33 @@ class Pairs:
 
     @cached_property
     def log_ratios(self) -> Tensor:
-        """[T, M], the logarithm of the sum of the positives' ratios."""
+        """[T, M], the logarithm of the sum of the ratios of the positives."""
         return torch.logsumexp(self._log_ratios, dim=2)
 
     @cached_property
     def leaking_log_ratios(self) -> Tensor:
-        """[T, M], as ``log_ratios``, with the ratio of exp(0) that leaks from the diagonal in the sum."""
+        """[T, M], as ``log_ratios``, with an exp(0) that leaks from the diagonal into the sum."""
         return torch.logsumexp(torch.cat([self._log_ratios, -self.below[..., :1]], dim=2), dim=2)
 
     @cached_property
     def _log_ratios(self) -> Tensor:
-        """[T, M, M], the logarithm of every positive's ratio."""
         return torch.where(self.positive, -self.cost, 0.0).masked_fill(~self.positive & self.some[:, None], -math.inf)
 
     def pooled(self) -> Tensor:
-        """[T, M], minus the logarithm of the mean ratio of all anchors, as the value of the first anchor."""
+        """[T, M], minus the logarithm of the mean ratio of all anchors, stored for the first anchor."""
         value = -(self.log_ratios.exp() / self.n)[:, self.some].mean(dim=1).log()
         return value[:, None] * torch.nn.functional.one_hot(self.some.int().argmax(), len(self.some))
 
     def softplus(self, logits: Tensor, pairs: Tensor) -> Tensor:
-        """[T, M], the sum over pairs of log(1 + e^logit), accurate above 20 too, where torch's softplus is linear."""
+        """[T, M], the sum over pairs of log(1 + e^logit). Torch's softplus is linear above 20, so it is not used."""
         return self.total(torch.logaddexp(logits, torch.zeros_like(logits)), pairs)
 
     def own(self, sign: int) -> Tensor:
-        """[T, M], the cross-entropy of the self pair as a negative, or as a positive if the sign is -1."""
+        """[T, M], the cross-entropy of the self pair as a negative (sign 1) or positive (sign -1)."""
         return self.softplus(sign * self.above, self.setting.own)
 
     def each(self, anchors: Tensor) -> Tensor:
-        """[K], at the first temperature the cost of each pair of these anchors, ordered by anchor, then by column."""
+        """[K], the cost of each pair of these anchors at the first temperature, ordered by anchor, then by column."""
         if self.variant.form == "sigmoid":
             signed = torch.where(self.positive, -self.above, self.above)[0]
             chosen = (self.positive | self.setting.negative) & anchors[:, None]
@@ -869,7 +865,7 @@ class Pairs:
         return self.cost[0][chosen]
 
     def baseline(self) -> Tensor:
-        """[T, M], the value of every row for a loss that no parts describe."""
+        """[T, M], the value of every row for a loss that is not described by parts."""
         entry = self.variant.entry
         given = {**entry.keywords, **dict(self.variant.options)}
         options = {name: given[name] for name in entry.formula_options}
@@ -884,15 +880,15 @@ class Pairs:
 
 
 def _less(a: Tensor, b: Tensor) -> Tensor:
-    """log(e^a - e^b) for b <= a; -inf if they are equal."""
+    """Return log(e^a - e^b) for b <= a; -inf if a equals b."""
     gap = torch.exp((b - a).clamp(max=0))
-    # If they are equal, the logarithm of 0 is avoided, because its derivative is infinite.
+    # If a equals b, avoid log 0, whose derivative is infinite.
     left = gap < 1
     return torch.where(left, a + torch.log1p(-torch.where(left, gap, 0.0)), -math.inf)
 
 
 def _plus(logarithm: Tensor, amount: Tensor | float, top: Tensor | float = 0.0) -> Tensor:
-    """The logarithm of e^(logarithm - top) + amount, plus top."""
+    """Return log(e^(logarithm - top) + amount) + top."""
     return torch.log(torch.exp(logarithm - top).add(amount)).add(top)
 
 
@@ -919,26 +915,20 @@ COUNTS: Table = {
     ALL_PAIRS: lambda s: s.member[s.anchors].sum(),
     "the sum over the anchors is divided by the number of negative pairs": lambda s: s.negative[s.anchors].sum(),
 }
-"""What the sum over the anchors may be divided by, as a function of the setting."""
+"""Functions of the setting that return what the sum over the anchors is divided by."""
 
 WRONG_COUNTS = COUNTS.keys() - {"mean", "sum", "drop", "mean_pairs", "sum_pairs"}
-"""The counts that no loss of the catalogue divides by."""
+"""Counts that no loss of the catalogue uses."""
 
 POLICIES = ("zero", "drop", "nan")
-"""What an anchor without positives adds: 0, nothing (it is left out of the mean), or NaN."""
+"""An anchor without positives counts as 0, is left out of the mean, or makes the loss NaN."""
 
 
 # Enumeration
 
 
 def variations(variant: Variant, call: str, kept: Collection[str] = ()) -> Iterator[Variant]:
-    """Yield variants that differ from this one in one part that has a description (``words_of``).
-
-    Args:
-        variant: the variant.
-        call: how the target is called.
-        kept: parts that do not change.
-    """
+    """Yield variants with one more mistake. The parts ``kept`` do not change."""
     others: dict[str, Iterable[Any]] = {"similarity": [x for x in SIMILARITIES if x != QUEUE_NOT_NORMALISED]}
     if call == HARD:
         others["positives"] = (HARD_IGNORED,)
@@ -961,5 +951,5 @@ def variations(variant: Variant, call: str, kept: Collection[str] = ()) -> Itera
 
 
 def temperings(variant: Variant) -> Iterator[Variant]:
-    """Yield the variant with each mistake in the temperature of all logits, one at a time."""
+    """Yield variants with another use of the temperature in all logits."""
     yield from (replace(variant, tempering=name) for name in TEMPERINGS if name != variant.tempering)

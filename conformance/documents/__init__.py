@@ -1,1 +1,1 @@
-"""The published worked examples: their figures, their claims, and their own code."""
+"""Published documents (notebooks, articles, public tests): the figures they print, and their claims in words."""

@@ -1,10 +1,9 @@
-"""Check the claims that the documents make in words, each by computation.
+"""Check by computation what the published documents claim in words.
 
-Two values of the reference are *the same* if their enclosures at 256 bits overlap, and *different* if they do not. A
-float64 program is compared with the reference within a stated margin, far above its rounding errors and far below the
-differences between the losses. A claim that holds only under a condition is tested once with the condition met and once
-without. The checks of a document are the methods of a class; the name of a method is the id of its claim, with
-underscores for hyphens.
+The reference runs in ball arithmetic: every value is an enclosure, an interval that contains the true value. Two values
+are *the same* if their enclosures at 256 bits overlap, and *different* otherwise.
+
+Each document has a class, and each claim has a method: ``same_2x2`` checks the claim ``same-2x2``.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from .load import Claim, WorkedFixture
 
 @dataclass(frozen=True)
 class ClaimJudgement:
-    """A claim, the computed verdict, and the numbers that determine it."""
+    """A claim, its computed verdict, and the evidence."""
 
     document: str
     claim: Claim
@@ -45,43 +44,43 @@ class ClaimJudgement:
 
     @property
     def passed(self) -> bool:
-        """Whether the computed verdict is the recorded one."""
+        """Whether the computed verdict equals the recorded one."""
         return self.verdict == self.claim.verdict
 
 
 Finding = tuple[bool | str, str]
-"""Whether a claim holds, or the verdict in words; and the evidence."""
+"""Whether the claim holds (or a verdict in words), and the evidence."""
 
 Rows = np.ndarray[Any, Any]
 
 
 @dataclass
 class ClaimContext:
-    """The base of all checks: the exact inputs of a document, and the reference in ball arithmetic."""
+    """The base class of all checks."""
 
     document: ClassVar[str]
     fixture: WorkedFixture
 
     def rows(self, name: str) -> Rows:
-        """An input [N, D] as balls."""
+        """A named input, [N, D], as balls."""
         return self.fixture.inputs[name].table(exact)
 
     def result(self, loss: str, rows: str | Rows, *target: Any, **options: Any) -> reference.Result:
-        """The loss and the terms of the reference, on rows or on a named input. The default temperature is 1."""
+        """Evaluate the reference on rows or on a named input. The default temperature is 1."""
         values = self.rows(rows) if isinstance(rows, str) else rows
         result: reference.Result = find_loss(loss).reference(values, *target, **{"temperature": 1, **options})
         return result
 
     def loss(self, *call: Any, **options: Any) -> Any:
-        """The loss of the reference. Same arguments as ``result``."""
+        """The loss. Takes the arguments of ``result``."""
         return self.result(*call, **options).loss
 
     def terms(self, *call: Any, **options: Any) -> reference.Terms:
-        """The terms of the reference. Same arguments as ``result``."""
+        """The terms of the loss. Takes the arguments of ``result``."""
         return self.result(*call, **options).terms
 
     def entries(self, figure: str) -> dict[tuple[int, ...], str | bool]:
-        """The printed entries of a figure by their indices."""
+        """The printed entries of a figure by index."""
         return dict(next(found for found in self.fixture.figures if found.id == figure).entries())
 
     def printed(self, *figures: str) -> list[float]:
@@ -89,11 +88,11 @@ class ClaimContext:
         return [float(str(self.entries(name)[()])) for name in figures]
 
     def reproduced(self, *figures: str) -> bool:
-        """Whether every one of these figures passes: its verdict is the recorded one, and no comparison failed."""
+        """Whether all of these figures pass."""
         return all(j.passed for j in judge(self.fixture, figures))
 
     def of_call(self, name: str) -> reference.Result:
-        """The loss and the terms of the reference for a call of the document."""
+        """Evaluate the reference on a call of the document."""
         call = self.fixture.calls[name]
         (target,) = call.arguments.values()
         return self.result(call.loss, call.input, target, temperature=float(call.keywords["temperature"]))
@@ -120,14 +119,7 @@ def contrasts_all(terms: reference.Terms) -> bool:
 
 
 def _conditional(phrase: str, met: bool, unmet: bool, evidence: str) -> Finding:
-    """The finding of a claim that may hold only under a condition.
-
-    Args:
-        phrase: the condition in words.
-        met: whether the claim holds with the condition met.
-        unmet: whether the claim holds without it.
-        evidence: the evidence.
-    """
+    """Find "holds only for PHRASE" if the claim holds with the condition met, and fails without it."""
     return f"holds only for {phrase}" if met and not unmet else met, evidence
 
 
@@ -218,12 +210,10 @@ class _PairNotebook(ClaimContext):
     document = "pair_notebook"
 
     def _bxent(self, shift: int = 0, diagonal: int = 1) -> arb:
-        """NT-BXent at temperature 1.
+        """NT-BXent at temperature 1, by default as in the code.
 
-        Args:
-            shift: number subtracted from the similarities of negative pairs; 1 for sigma((1 - s) / tau), as in the
-                formula.
-            diagonal: number of times that the diagonal is counted as a positive of an anchor; 1 in the code.
+        ``shift=1`` takes sigma(1 - s) for negatives, as the formula does. ``diagonal=0`` does not count the self pair
+        as a positive.
         """
         terms, found = self.of_call("nt-bxent-1.0").terms, arb(0)
         for s, positives, negatives in zip(terms.logits, terms.positives, terms.negatives, strict=True):
@@ -308,7 +298,7 @@ class _VectorizedBatch(ClaimContext):
         return self.terms("nt_xent", self.batch, self.partners, temperature=0.5)
 
     def directions(self, batch: Rows) -> list[arb]:
-        """The article's formula (2) as the mean over the first views, the second views and, as in the code, both."""
+        """The article's formula (2), averaged over the first views, the second views, and both (as in the code)."""
         first = np.arange(6) < 3
         loss = partial(self.loss, "nt_xent", batch, self.partners, temperature=0.5)
         return [loss(anchors=anchors) for anchors in (first, ~first, None)]
@@ -351,7 +341,7 @@ class _SitArticle(_VectorizedBatch):
 
     def code_is_formula_2(self) -> Finding:
         one, other, both = self.directions(self.batch)
-        # If both views of every item are equal, the two directions are equal.
+        # If both views of every item are equal, both directions have the same mean.
         alike = self.directions(np.tile(self.batch[:3], (2, 1)))
         unmet = same(both, one) or same(both, other)
         evidence = f"1/N over one direction {show(one)}, over the other {show(other)}; 1/2N over both {show(both)}"
@@ -416,14 +406,14 @@ CHECKS: Mapping[str, type[ClaimContext]] = {
     for name, method in vars(kind).items()
     if callable(method) and not name.startswith("_")
 }
-"""For each claim, the class with its check."""
+"""The class that checks each claim."""
 
 
 def judge_claims(fixture: WorkedFixture) -> list[ClaimJudgement]:
     """Judge every claim of a document.
 
-    The verdict is "unchecked" for a claim without a check, and "broken" for a check that raises an exception. Both
-    differ from every verdict that a fixture may record.
+    A claim without a check gets the verdict "unchecked". A check that raises an exception gives "broken". Neither
+    passes.
     """
     with precision():
         return [ClaimJudgement(fixture.document.id, claim, *_judge(fixture, claim)) for claim in fixture.claims]

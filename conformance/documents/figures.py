@@ -1,21 +1,21 @@
-"""Judge printed figures: recompute each with the reference in ball arithmetic, and compare it with the printed digits.
+"""Judge printed figures: recompute each in ball arithmetic, and compare it with the printed digits.
 
-A figure is *reproduced* if the interval computed from its inputs overlaps the interval of numbers that round to the
-printed digits. The widths of both intervals follow from the printed digits; there is no tolerance. A number is computed
-in up to three ways, depending on what the document gives, and every way must reproduce it:
+A printed number stands for the interval of all numbers that round to it. The figure is *reproduced* if this interval
+overlaps the computed interval. A number is computed in up to three ways, and every way must reproduce it:
 
-* ``printed inputs``: from the printed embeddings, each a ball of half a unit of the last printed place;
-* ``printed cosines``: from the printed cosine matrix, if it is printed with more digits than the embeddings;
+* ``printed inputs``: from the printed embeddings, each known to half a unit of its last place;
+* ``printed cosines``: from the printed cosine matrix, if it has more digits than the embeddings;
 * ``exact inputs``: from the exact embeddings, if they are known.
 
-A public test may print more digits than it compares. Its figure is reproduced if the difference from the computed
-interval is at most what the test accepts (``Figure.within``).
+Some figures are judged differently:
 
-A loss printed with all digits of its dtype is compared with arithmetic in that dtype (``own arithmetic``) instead of
-with the value at the exact inputs. Masks, indices and layouts must be equal to the computed ones.
+* A public test may accept a larger difference than the printed digits suggest (``Figure.within``).
+* A loss printed with all digits of its dtype is compared with a computation in that dtype (``own arithmetic``) instead
+  of ``exact inputs``.
+* Masks, indices and layouts must be equal to the computed ones.
 
-A figure that is not reproduced is an *artefact*. If the cause is known (a clamped logarithm, an unpublished input), the
-recorded explanation is checked; otherwise the judgement fails.
+A figure that is not reproduced is an *artefact*. It passes only if its cause is known (a clamped logarithm or an
+unpublished input) and the recorded explanation is correct.
 """
 
 from __future__ import annotations
@@ -52,8 +52,7 @@ EXACT_INPUTS = "exact inputs"
 class Match:
     """The result of comparing a figure with one way of computing it.
 
-    ``message`` describes the first difference, if not ``met``. For the way ``run in float32``, it always describes
-    the result.
+    ``message`` describes the first difference or, for the way ``run in float32``, the result.
     """
 
     way: str
@@ -70,7 +69,7 @@ class Judgement:
         figure: the figure.
         verdict: the computed verdict; ``figure.verdict`` is the recorded one.
         matches: the comparisons that were made.
-        value: the exact loss, rounded to float64, if the figure shows a loss and its exact inputs are known; else None.
+        value: the exact loss, rounded to float64; None if the figure shows no loss, or its exact inputs are unknown.
         finding: an explanation of the verdict, or "".
     """
 
@@ -101,7 +100,7 @@ class Judgement:
 
 
 def judge(fixture: WorkedFixture, only: Collection[str] | None = None) -> Iterator[Judgement]:
-    """Judge the figures of a document, or those with the given ids, in the order of the document."""
+    """Judge the figures of a document in order; ``only`` selects them by id."""
     for figure in fixture.figures:
         if only is None or figure.id in only:
             with precision():
@@ -111,12 +110,12 @@ def judge(fixture: WorkedFixture, only: Collection[str] | None = None) -> Iterat
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """One way of computing a figure: the data that it starts from, and the quantities computed from them.
+    """One way of computing a figure.
 
     Attributes:
         figure: the figure.
-        call: its call, or None if it depends only on its input.
-        source: its input.
+        call: the figure's call; None if the figure depends only on its input.
+        source: the figure's input.
         way: ``PRINTED_INPUTS``, ``PRINTED_COSINES`` or ``EXACT_INPUTS``.
         matrix: the printed cosines for ``PRINTED_COSINES``, otherwise None.
     """
@@ -158,7 +157,7 @@ class Evaluation:
 
     @cached_property
     def result(self) -> reference.Result:
-        """The loss and the terms of the reference, from the input or from the matrix of cosines."""
+        """The loss and its terms, computed from the printed cosines or from the rows."""
         if self.matrix is not None:
             return reference_of_similarities(self.case, self.matrix)
         return call_reference(self.case, {self.case.first: self.rows})
@@ -172,12 +171,12 @@ class Evaluation:
 
     @property
     def logits(self) -> Any:
-        """The similarities divided by the temperature; without a call, the similarities."""
+        """The similarities, divided by the temperature if there is a call."""
         return self.cosines if self.call is None else self.result.terms.logits
 
     @cached_property
     def positive_pairs(self) -> list[tuple[int, int]]:
-        """Every pair of an anchor and one of its positives."""
+        """All pairs (anchor, positive)."""
         return [(i, p) for i, positives in enumerate(self.result.terms.positives) for p in positives]
 
 
@@ -199,7 +198,7 @@ def _judge(fixture: WorkedFixture, figure: Figure) -> Judgement:
             finding = f"at most {off:.1g} from the exact value; the test accepts {float(figure.within):g}"
         if figure.length and known.call:
             own, verdict, finding = _own_arithmetic(known)
-            # An artefact need not have the exact value; only its explanation is checked.
+            # An artefact differs from the exact value, so only its explanation is checked.
             matches = own if verdict == "artefact" else [*matches, *own]
     if not all(match.met for match in matches):
         verdict = "artefact"
@@ -207,12 +206,6 @@ def _judge(fixture: WorkedFixture, figure: Figure) -> Judgement:
 
 
 def _ways(fixture: WorkedFixture, known: Evaluation) -> Iterator[Evaluation]:
-    """The ways of computing a figure that the document allows.
-
-    Args:
-        fixture: the document.
-        known: the evaluation of the figure from exact inputs, which may be unknown.
-    """
     figure, source = known.figure, known.source
     if source.decimals is not None:
         yield replace(known, way=PRINTED_INPUTS)
@@ -230,7 +223,7 @@ def _ways(fixture: WorkedFixture, known: Evaluation) -> Iterator[Evaluation]:
 
 
 def _compare(way: str, figure: Figure, quantity: Any) -> Match:
-    """Compare every printed entry with the computed one, up to the first that differs."""
+    """Compare printed entries with computed ones, up to the first difference."""
     for index, entry in figure.entries():
         on_diagonal = len(index) == 2 and index[0] == index[1]
         difference = _difference(figure, on_diagonal, entry, reduce(getitem, index, quantity))
@@ -240,11 +233,7 @@ def _compare(way: str, figure: Figure, quantity: Any) -> Match:
 
 
 def _difference(figure: Figure, on_diagonal: bool, entry: str | bool, value: Any) -> str:
-    """Describe how a printed entry differs from the computed one, as the end of a sentence; "" if it does not.
-
-    The interval of numbers that round to a printed number must overlap the computed enclosure. Masks, indices and
-    layouts must be equal.
-    """
+    """Describe how a printed entry differs from the computed one, as the end of a sentence; "" if they agree."""
     if figure.kind != "number":
         found = float(entry) if figure.kind != "layout" and isinstance(entry, str) else entry
         return "" if found == value else f" but computed {value}"
@@ -277,10 +266,12 @@ def _show(value: arb) -> str:
 def _own_arithmetic(known: Evaluation) -> tuple[list[Match], str, str]:
     """Compare a figure printed in full with the document's own arithmetic.
 
-    The figure must be the text that ``repr`` gives for a number of its dtype, converted to float64. That number must
-    lie in the interval that the document's operations can give. The interval is unbounded if a sigmoid rounds to 1,
-    because the logarithm of its complement is then -inf. In this case the figure is an artefact: it must lie in the
-    interval of the same operations with torch's clamp, and the recorded true value is checked.
+    The text must be what ``repr`` gives for a number of the dtype, converted to float64. The number must be a possible
+    result of the document's operations.
+
+    If a sigmoid rounds to 1, log(1 - sigmoid) is -inf, and the possible results are unbounded. The figure is then an
+    artefact: torch clamps the logarithm. The number must be a possible result of the clamped operations, and the
+    recorded true value is checked.
 
     Returns:
         The comparisons, the verdict and the finding.
@@ -307,7 +298,7 @@ def _own_arithmetic(known: Evaluation) -> tuple[list[Match], str, str]:
     digits = "the same digits" if replay == 0 else f"a value {replay:.0f} ulp away"
     finding = f"{away:.2g} ulp from the exact {true}; its own operations, correctly rounded, print {digits}"
     if figure.length == "float64":
-        # In float64 the same operations, correctly rounded, must give exactly the printed digits.
+        # In float64, correctly rounded operations must give exactly the printed digits.
         message = f"{text} is printed, the same operations give {rounded!r}, {replay:.0f} ulp away"
         matches.append(Match("same operations", replay == 0, message))
     if figure.arithmetic == "float32":
@@ -317,13 +308,13 @@ def _own_arithmetic(known: Evaluation) -> tuple[list[Match], str, str]:
 
 
 def _inside(way: str, text: str, interval: Rounded, operations: str) -> Match:
-    """Check that a printed number lies in the interval that operations can give, and that the interval is bounded."""
+    """Check that a printed number lies in a bounded interval."""
     message = f"{text} is outside [{interval.lower!r}, {interval.upper!r}], the values that {operations} can give"
     return Match(way, float(text) in interval and interval.is_bounded, message)
 
 
 def _run_here(figure: Figure, case: Case, allowed: Rounded) -> Match:
-    """Run the document's function in float32: it must give the printed digits, or a value in ``allowed``."""
+    """Run the document's function in float32. It must give the printed digits or a value in ``allowed``."""
     found = float(pair_notebook(case, torch.tensor(case.embeddings, dtype=torch.float32)))
     same = repr(found) == figure.printed
     message = f"run in float32 here, {'the same digits' if same else repr(found)}"
@@ -340,9 +331,9 @@ def _instead(figure: Figure, proper: arb) -> Match:
 def _constant(figure: Figure, case: Case) -> tuple[list[Match], str]:
     """Judge the batch tutorial's 0.5545, whose input is not published.
 
-    The loss adds epsilon to each exponential. If every off-diagonal logit is at least ``gap`` below the maximum of its
-    row, each of these sums is epsilon plus a number in [0, e^-gap]. To the printed digits, the loss is then the same
-    for every such input. The derivative of the loss has the factor e^-gap / epsilon.
+    The loss adds epsilon to e^(logit - maximum of the row). If all off-diagonal logits are at least ``gap`` below the
+    maximum, their exponentials are negligible beside epsilon. The printed digits then do not depend on the input, and
+    the derivative of the loss has the factor e^-gap / epsilon.
     """
     gap = 100
     below = arb(-(10**9)).union(arb(-gap))

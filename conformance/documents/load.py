@@ -1,8 +1,10 @@
 """Load and check the published examples of ``fixtures/worked``.
 
-Every file must pass three checks: the checksums of the manifest (no file altered, missing or extra), the JSON Schema
-(for the installed files, this was checked when they were written), and the checks of this module (shapes, precision,
-references between entries, counts).
+Every file must pass three checks:
+
+* the manifest: no file is altered, missing or extra;
+* the JSON Schema, which the installed files passed when they were written;
+* the checks of this module: shapes, precision, references between entries, counts.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ FORMAT = "pairproof-worked/1"
 SCHEMA = "schema/worked.schema.json"
 
 Printed: TypeAlias = "str | bool | tuple[Printed, ...]"
-"""A printed scalar as text, a printed mask entry as a bool, or a printed array as nested tuples of these."""
+"""A printed scalar (a text, or a bool for True and False), or a printed array as nested tuples of scalars."""
 
 INFINITE = ("inf", "-inf")
 COUNTED = ("number", "infinite", "mask", "index", "layout", "figures", "reproduced", "artefact")
@@ -46,9 +48,10 @@ COUNTED = ("number", "infinite", "mask", "index", "layout", "figures", "reproduc
 
 @dataclass(frozen=True)
 class Document:
-    """A published document, or a public test. ``sha256`` is the checksum of the file from which the figures were read.
+    """A published document or a public test.
 
-    ``source`` has the repository, the commit and the file of a public test; it is None for other documents.
+    ``sha256`` is the checksum of the file from which the figures were read. ``source`` has the repository, the commit
+    and the file of a public test; it is None for other documents.
     """
 
     id: str
@@ -64,8 +67,8 @@ class Document:
 class Input:
     """Embeddings of a document, of ``shape`` [N, D].
 
-    ``printed`` has the values as printed, or None if the document does not print them. ``exact`` has the exact values
-    as the shortest decimal texts of float64, or None if they are unknown. The schema describes every field.
+    ``printed`` has the values as printed. ``exact`` has the exact values, as the shortest decimals that give the same
+    float64. Either is None if the values are unknown. The schema describes every field.
     """
 
     place: str
@@ -77,7 +80,7 @@ class Input:
     exact_from: str
 
     def table(self, read: Callable[[str], Any], printed: bool = False) -> np.ndarray[Any, Any]:
-        """The exact or the printed values [N, D], each converted from text by the function ``read``."""
+        """The exact or the printed values, [N, D], each converted from text by ``read``."""
         values: np.ndarray[Any, Any] = np.vectorize(read, otypes=[object])(self.printed if printed else self.exact)
         return values
 
@@ -100,12 +103,16 @@ class Call:
 class Figure:
     """One printed result, a scalar or an array, exactly as printed.
 
-    The ``verdict`` is "reproduced", or "artefact" if the document prints another value than its formula gives, or a
-    value that does not depend on the input. For an artefact, ``instead`` has the value of the formula ("value") and an
-    explanation of the printed one ("because"). ``within`` is the largest difference that a public test accepts, if the
-    printed digits are not the precision of the figure. ``length`` is the dtype of a figure that is printed with all
-    digits, without a fixed number of ``decimals``; ``arithmetic`` is the dtype in which the document computed it.
-    ``cut`` names the missing part of an incomplete output. The schema describes every field.
+    The schema describes every field. Some of them:
+
+    * ``decimals``: the number of printed decimals.
+    * ``length``: the dtype of a number that is printed with all its digits, instead of ``decimals``.
+    * ``within``: the largest difference that a public test accepts. None: the printed digits decide.
+    * ``arithmetic``: the dtype in which the document computed the figure.
+    * ``cut``: the missing part of an incomplete output.
+    * ``verdict``: "reproduced" or "artefact". An artefact differs from the value of the document's formula, or does not
+      depend on the input.
+    * ``instead``: for an artefact, the value of the formula ("value"), and why another one is printed ("because").
     """
 
     id: str
@@ -129,7 +136,7 @@ class Figure:
     instead: Mapping[str, str] | None
 
     def entries(self) -> Iterator[tuple[tuple[int, ...], str | bool]]:
-        """Every printed entry with its index, in the order of the document; a scalar has the index ()."""
+        """Every printed entry with its index, in order. A scalar has the index ()."""
         return _entries(self.printed)
 
 
@@ -137,8 +144,7 @@ class Figure:
 class Claim:
     """A statement of the document in words, and its verdict.
 
-    ``words`` quotes the document, or translates it if ``original`` has the quotation. ``figures`` lists the ids of
-    related figures.
+    ``words`` is a quotation, or its translation if ``original`` is given. ``figures`` has the ids of related figures.
     """
 
     id: str
@@ -152,7 +158,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class WorkedFixture:
-    """One document: its inputs, the losses it evaluates, every printed result, and its claims.
+    """One document: its inputs, calls, figures and claims.
 
     ``counts`` has the number of printed entries of each kind, and the number of figures with each verdict.
     """
@@ -165,7 +171,7 @@ class WorkedFixture:
     counts: Mapping[str, int]
 
     def call_of(self, figure: Figure) -> Call | None:
-        """The call that a figure belongs to, or None if it depends only on its input."""
+        """The call of a figure; None if the figure depends only on its input."""
         return self.calls[figure.call] if figure.call else None
 
     def input_of(self, figure: Figure) -> Input:
@@ -175,13 +181,10 @@ class WorkedFixture:
 
 
 def load_worked(root: Path | None = None) -> list[WorkedFixture]:
-    """Load every worked example, in the order of the file names.
+    """Load and check every worked example, in the order of the file names.
 
     Args:
         root: a folder of fixtures; by default the installed one.
-
-    Returns:
-        One ``WorkedFixture`` per file of ``worked/``, checked.
 
     Raises:
         FixtureError: a file is altered, missing or extra, does not match the schema, or is inconsistent.
@@ -207,7 +210,6 @@ def load_worked(root: Path | None = None) -> list[WorkedFixture]:
 
 
 _loaded: dict[tuple[str | bool | bytes, ...], WorkedFixture] = {}
-"""Every loaded worked example. A key holds the contents of the file and of the schema."""
 
 
 def dump_worked(fixture: WorkedFixture | Mapping[str, Any]) -> str:
@@ -224,7 +226,7 @@ def dump_worked(fixture: WorkedFixture | Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Convert records to JSON objects in the order of their fields; fields with a default are left out if None."""
+    """Convert records to JSON objects. Optional fields that are None are left out."""
     if is_dataclass(value):
         optional = {field.name for field in fields(value) if field.default is None}
         value = {key: item for key, item in vars(value).items() if item is not None or key not in optional}
@@ -234,7 +236,7 @@ def _plain(value: Any) -> Any:
 
 
 def recount(figures: tuple[Figure, ...]) -> dict[str, int]:
-    """Count the printed entries by kind, with infinities counted separately, and the figures by verdict."""
+    """Count the figures by verdict, and the printed entries by kind. Infinite numbers are a kind of their own."""
     tally = Counter([figure.verdict for figure in figures] + ["figures"] * len(figures))
     for figure in figures:
         for _, entry in figure.entries():
@@ -286,7 +288,7 @@ def _entries(printed: Printed, index: tuple[int, ...] = ()) -> Iterator[tuple[tu
 
 
 def _check(top: str, fixture: WorkedFixture) -> None:
-    """Check what a schema cannot express. Raises a FixtureError."""
+    """Check what a schema cannot express."""
     for key, value in fixture.inputs.items():
         _check_input(f"{top}.inputs.{key}", value)
     for key, call in fixture.calls.items():
@@ -309,7 +311,7 @@ def _check_input(path: str, value: Input) -> None:
             shape = _shape(f"{path}.{key}", table)
             expect(shape == value.shape, f"{path}.{key}", f"shape {list(value.shape)}", list(shape))
     _check_decimals(f"{path}.printed", value.printed or (), value.decimals)
-    # An exact value must be the shortest float64 text of a number of its dtype, and round to the printed value.
+    # An exact value must be written in full, and round to the printed value.
     half, printed = Fraction(1, 2 * 10**value.decimals) if value.decimals else 0, dict(_entries(value.printed or ()))
     for index, text in _entries(value.exact or ()):
         where, shown = f"{path}.exact{place(index)}", printed.get(index)
@@ -357,7 +359,7 @@ def _check_figure(path: str, figure: Figure, fixture: WorkedFixture) -> None:
 
 
 def _shape(path: str, printed: Printed, cut: bool = False) -> tuple[int, ...]:
-    """The shape of nested tuples. Only the last row of an output that is cut off may be shorter than the others."""
+    """The shape of nested tuples. If the output is ``cut`` off, its last row may be shorter."""
     if not isinstance(printed, tuple):
         return ()
     last = len(printed) - 1
@@ -372,7 +374,7 @@ def _shape(path: str, printed: Printed, cut: bool = False) -> tuple[int, ...]:
 def _expected_shape(figure: Figure, symbols: str, shape: tuple[int, ...], fixture: WorkedFixture) -> tuple[int, ...]:
     count, width = fixture.input_of(figure).shape
     call = fixture.call_of(figure)
-    # The number of views is taken from the figure, if it divides the number of rows.
+    # The figure shows the number of views, which must divide the number of rows.
     views = shape[1] if len(shape) == 3 and count % shape[1] == 0 else 1
     if symbols == "B" and shape and count % shape[0] == 0:
         views = count // shape[0]
@@ -384,7 +386,6 @@ def _expected_shape(figure: Figure, symbols: str, shape: tuple[int, ...], fixtur
 
 
 def _check_decimals(path: str, printed: Printed, decimals: int | None) -> None:
-    """Check that the largest number of decimals of the entries is ``decimals``."""
     declared, most = decimals or 0, 0
     for index, entry in _entries(printed):
         found = len(str(entry).partition(".")[2])

@@ -10,7 +10,7 @@ from pairproof import reference
 from pairproof.reference import scalars
 
 Evaluation = Any
-"""A ``figures.Evaluation``. It cannot be imported here, because that module imports this one."""
+"""A ``figures.Evaluation``. It cannot be imported here, because ``figures`` imports this module."""
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class Quantity:
 
     Attributes:
         kind: "number", "mask", "index" or "layout".
-        shape: axes separated by spaces, in terms of the input's N and D, of B items with V views (N = B V), and of the
-            M pairs listed in the call; ``rows`` is N, or the number of rows that the figure shows.
+        shape: axes separated by spaces. The input is [N, D]; its rows are B items with V views each. The call lists M
+            pairs. ``rows`` is the number of rows that the figure shows.
         compute: function from an evaluation to a scalar or nested sequences.
     """
 
@@ -35,7 +35,7 @@ def _softmax(row: Sequence[Any], i: int) -> list[Any]:
 
 
 def _split(e: Evaluation, rows: Any) -> Any:
-    """Reshape rows [N, D] to [B, V, D], with the number of views V of the figure."""
+    """Reshape rows [N, D] to [B, V, D]. The figure determines V."""
     return reference.split_views(rows, 1 + max(index[1] for index, _ in e.figure.entries())).tolist()
 
 
@@ -45,7 +45,7 @@ def _exponentials(e: Evaluation, name: str) -> list[Any]:
 
 
 def _means_over_views(e: Evaluation) -> list[Any]:
-    """For each item, the mean of the losses of its views. The number of items is that of the figure's entries."""
+    """For each item, the mean of the losses of its views. The figure has one entry per item."""
     losses, items = e.result.terms.anchor_losses, len(e.figure.printed)
     return [sum(losses[i] for i in range(b, e.n, items)) * items / e.n for b in range(items)]
 

@@ -1,7 +1,7 @@
-"""Repeat the documents' own operations in the dtype they used, step by step, on ``Rounded`` intervals.
+"""Repeat the documents' own operations in their dtype, on ``Rounded`` intervals.
 
-A figure printed with all digits of its dtype shows the rounding errors of that dtype. It is compared with the interval
-of values that the same operations can give in that dtype with any mathematical library.
+A figure printed with all digits shows the rounding errors of its dtype. It is compared with the interval of values that
+the same operations can give with any mathematical library.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def own_loss(case: Case, arithmetic: str, slack: int, *, clamp: bool = False) ->
     Args:
         case: the case; its exact inputs must be known.
         arithmetic: "float32" (torch, in the pair notebook) or "float64" (numpy, in the SupCon notebook).
-        slack: units in the last place by which exponentials and logarithms may differ from correct rounding.
+        slack: how far exponentials and logarithms may be from correct rounding, in units in the last place.
         clamp: clamp logarithms at -100 from below, as torch's binary cross-entropy does.
 
     Returns:
         The interval of values that this arithmetic can give.
 
     Raises:
-        ValueError: no document computes this loss in float32, or, for float64, the temperature is not 1.
+        ValueError: no document computes this loss in float32, or the temperature of a float64 case is not 1.
     """
     dtype = np.dtype(arithmetic).type
     rows = [[Rounded.number(x, dtype, slack) for x in row] for row in case.embeddings.tolist()]
@@ -79,7 +79,7 @@ def _torch_cosines(rows: Matrix) -> Matrix:
 
 
 def _softmax(row: Row, i: int) -> Row:
-    """``scipy.special.softmax`` of a row whose diagonal entry is -inf, so that the softmax is 0 there."""
+    """``scipy.special.softmax`` of a row whose entry i is replaced by -inf."""
     maximum = max((x for a, x in enumerate(row) if a != i), key=float)
     exponentials = [maximum * 0 if a == i else (x - maximum).exp() for a, x in enumerate(row)]
     total = _numpy_sum(exponentials)
@@ -87,7 +87,7 @@ def _softmax(row: Row, i: int) -> Row:
 
 
 def _numpy_loss(case: Case, cosines: Matrix) -> Rounded:
-    """The sums of the SupCon notebook, in its order. Raises a ValueError if the temperature is not 1."""
+    """The loss, with the sums of the SupCon notebook in its order."""
     if case.temperature != 1:
         raise ValueError(f"{case.id}: the notebook's sums require temperature 1, got {case.temperature}")
     anchors = []
@@ -116,9 +116,9 @@ def _cross_entropy(case: Case, cosines: Matrix) -> Rounded:
 
 
 def _binary_cross_entropy(case: Case, cosines: Matrix, lowest: float) -> Rounded:
-    """The pair notebook's NT-BXent: sigmoid, then ``F.binary_cross_entropy``; the diagonal is a positive with loss 0.
+    """The pair notebook's NT-BXent: sigmoid, then ``F.binary_cross_entropy``.
 
-    Logarithms are clamped at ``lowest`` from below.
+    The self pair counts as a positive with loss 0. Logarithms are clamped at ``lowest`` from below.
     """
     rows = []
     for i, (row, positives) in enumerate(zip(cosines, case.positives(), strict=True)):

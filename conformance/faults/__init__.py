@@ -1,8 +1,7 @@
-"""Wrong implementations of every loss, each a bug that was shipped or a common mistake; the suite catches them all.
+"""Wrong implementations (*faults*) of every loss. The suite catches all of them.
 
-There is one file for each kind of mistake. Each fault is built from the correct parts in ``parts.py`` and differs from
-the correct loss in one detail. ``README.md``, written by ``tools/fault_table.py``, lists how many cases catch each
-fault, and their flags.
+Each fault is a bug that was shipped or a common mistake. It is built from the correct parts in ``parts.py`` and differs
+from the correct loss in one detail. ``README.md`` lists how many cases catch each fault.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ FAMILIES = (
     *("denominators", "averaging", "temperature", "similarity", "layout", "masks", "gradients", "numerics"),
     *("directions", "duplicates", "queue", "weights", "towers"),
 )
-"""The kinds of mistakes, one file each, in the order of the table."""
+"""The kinds of mistakes. Each has a file of this name."""
 
 for _family in FAMILIES:
     import_module(f".{_family}", __name__)

@@ -81,13 +81,13 @@ def nt_xent_pairwise_mean_over_pairs(batch: parts.Batch) -> Tensor:
 
 @fault("nt_xent_pairwise", build=parts.labelled, reduction="sum_pairs")
 def nt_xent_pairwise_sum_pairs_over_anchors(batch: parts.Batch) -> Tensor:
-    """sum_pairs sums the mean over each anchor's pairs, not the values of all pairs."""
+    """sum_pairs sums the means of the anchors instead of the values of the pairs."""
     return parts.anchors("nt_xent_pairwise", batch).sum()
 
 
 @fault("nt_xent_pairwise", build=parts.labelled, reduction="sum_pairs")
 def nt_xent_pairwise_sum_pairs_once_for_both_orders(batch: parts.Batch) -> Tensor:
-    """sum_pairs counts a pair of rows once, not once for each of the two as the anchor."""
+    """sum_pairs counts the pairs (i, j) and (j, i) as one."""
     return batch.pairwise.where(batch.positive.triu(), 0).sum()
 
 
@@ -99,7 +99,7 @@ def nt_xent_pairwise_none_pairs_by_columns(batch: parts.Batch) -> parts.Each:
 
 @fault("nt_xent_pairwise", build=parts.labelled, reduction="none_pairs")
 def nt_xent_pairwise_none_pairs_divided(batch: parts.Batch) -> parts.Each:
-    """none_pairs returns the share of each pair in the mean of its anchor: values are divided by |P(i)|."""
+    """none_pairs divides the value of each pair by |P(i)|, the number of positives of its anchor."""
     return parts.Each((batch.pairwise / batch.counts[:, None].clamp(min=1))[batch.positive])
 
 
@@ -207,7 +207,7 @@ def info_nce_divided_by_the_replicas(direction: parts.Direction) -> Tensor:
 
 @fault("sigmoid", github("google-research/big_vision", "issues/115"), build=parts.across)
 def sigmoid_divided_by_the_cube(batch: parts.Batch) -> Tensor:
-    """The sum over all pairs is divided by the cube of the number of anchors, not by their number."""
+    """The sum over all pairs of N anchors is divided by N^3 instead of N."""
     return parts.anchors("sigmoid", batch).sum() / len(batch.s) ** 3
 
 
@@ -219,7 +219,7 @@ def hard_negative_hidden_positives_not_counted(given: parts.Hard) -> Tensor:
 
 @fault("hard_negative", build=parts.hard)
 def hard_negative_number_includes_the_positive(given: parts.Hard) -> Tensor:
-    """The number of negatives is taken as 2B - 1, which includes the positive, not as 2B - 2."""
+    """The number of negatives includes the positive: it is 2B - 1 instead of 2B - 2."""
     return given.against(given.log_mean, number=given.number + 1)
 
 
@@ -229,13 +229,13 @@ def hard_negative_number_includes_the_positive(given: parts.Hard) -> Tensor:
     build=parts.decoupled,
 )
 def dclw_softmax_not_multiplied(given: parts.Decoupled) -> Tensor:
-    """The softmax of the weights is not multiplied by the number of items: weights are 1 to 2, on average near 2."""
+    """The softmax in the weights is not multiplied by the number of items: the mean weight is near 2 instead of 1."""
     return given.against(given.held(2 - 2 * given.closeness.softmax(dim=0)))
 
 
 @fault("dclw", build=parts.decoupled)
 def dclw_softmax_over_columns(given: parts.Decoupled) -> Tensor:
-    """The softmax of the weights runs over the similarities of each row, not over the positives of the batch."""
+    """The softmax in the weights runs over the similarities of each row, not over the positives of the batch."""
     s = given.rows.logits * given.temperature / given.sigma
     columns = parts.log_sum(s, parts.off_diagonal(len(s)))[:, 0]
     return given.against(given.held(2 - len(s) / 2 * (given.closeness - columns).exp()))
@@ -254,7 +254,7 @@ def dclw_negative_weights_clamped(given: parts.Decoupled) -> Tensor:
     denominator="only_negatives",
 )
 def supcon_negatives_of_each_view_apart(given: parts.Features) -> Tensor:
-    """The logarithms of the sums over the negatives of each view are added, not the sums: the loss is too large."""
+    """The negatives are summed per view, and the logarithms of these sums are added: the loss is too large."""
     rows, same = parts.unit(given.rows), given.same
     s, other = rows @ rows.T / given.temperature, parts.off_diagonal(len(rows))
     view, negative = torch.arange(len(rows)) // len(given.features), other & ~same

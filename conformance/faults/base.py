@@ -23,15 +23,13 @@ class Fault:
         loss: the loss that it claims to be, by its short name in the catalogue.
         call: how it is called, one of ``signatures.CALLS``.
         words: one sentence that describes the mistake.
-        link: where it was shipped or discussed: an address, or a file of the repository; "" for a common mistake
-            without a source.
-        function: the implementation, called according to ``call``, with a keyword ``temperature``.
-        settings: the options that it claims to implement, if they are not the catalogue's defaults.
+        link: a URL or a file of the repository where the mistake was shipped or discussed; "" if there is none.
+        function: the implementation. It takes the arguments of ``call`` and a keyword ``temperature``.
+        settings: the claimed options that differ from the catalogue's defaults.
         family: the kind of mistake, which is the name of its file.
-        level: the level of the verdict at which a case must catch it.
-        right_at: the range (lowest, highest) of temperatures at which it equals the right loss up to rounding; None if
-            there is no such temperature.
-        because: why it equals the right loss there.
+        level: a case of this level or a lower one must catch it.
+        right_at: the lowest and the highest temperature at which it equals the correct loss up to rounding, or None.
+        because: why it equals the correct loss there.
     """
 
     name: str
@@ -48,12 +46,11 @@ class Fault:
 
     @property
     def right(self) -> Function:
-        """The correct loss with the same call, at its default options."""
+        """The correct loss with the same call and default options."""
         return RIGHT[self.loss, self.call]
 
 
 DECLARED: list[Fault] = []
-"""The faults declared so far."""
 
 
 def fault(
@@ -66,20 +63,20 @@ def fault(
     because: str = "",
     **settings: object,
 ) -> Callable[[_F], _F]:
-    """Declare the decorated function as a fault; its name and its docstring, one sentence, describe the mistake.
+    """Declare the decorated function as a fault. Its docstring is one sentence about the mistake.
 
-    If the function returns values, the faulty loss is their mean. If it returns a batch, rows or directions, the faulty
-    loss is the right loss evaluated on them. The family of the fault is the name of its file.
+    If the function returns values, the faulty loss is their mean. If it returns the input of a loss, such as a batch,
+    the faulty loss is the correct loss on this input.
 
     Args:
         loss: the loss that it claims to be.
         link: where it was shipped or discussed.
-        build: the builder in ``parts`` whose result the function receives, or each item if the result is a list; by
-            default the function receives the arguments.
-        level: the level of the verdict at which a case must catch it.
-        right_at: the lowest and the highest temperature at which it equals the right loss up to rounding.
-        because: why it equals the right loss there.
-        **settings: the options that it claims to implement, if they are not defaults.
+        build: the builder in ``parts`` whose result, or each item of it, is passed to the function. By default, the
+            function gets the arguments of the call.
+        level: see `Fault`.
+        right_at: see `Fault`.
+        because: see `Fault`.
+        **settings: the claimed options that differ from the catalogue's defaults.
     """
 
     def declare(function: _F) -> _F:
@@ -95,16 +92,16 @@ def fault(
 
 
 def _call(function: Function) -> str:
-    """How a function is called, from the names of its parameters."""
+    """Infer the call from the names of the parameters."""
     calls = {"features": "features", "view_a": "views", "positive_pairs": "pairs", "labels": "labels"}
     return next(call for name, call in calls.items() if name in inspect.signature(function).parameters)
 
 
 def github(repository: str, thread: str) -> str:
-    """The address of a thread or a file: ``github("owner/name", "issues/3")``."""
+    """The URL of a thread or a file: ``github("owner/name", "issues/3")``."""
     return f"https://github.com/{repository}/{thread}"
 
 
 def pml(path: str) -> str:
-    """The address of a file of pytorch-metric-learning."""
+    """The URL of a file of pytorch-metric-learning 2.9.0."""
     return github("KevinMusgrave/pytorch-metric-learning", f"blob/v2.9.0/src/pytorch_metric_learning/{path}")

@@ -45,7 +45,7 @@ def supcon_positives_dropped(batch: parts.Batch) -> Tensor:
 
 @fault("nt_xent", github("amazon-science/sccl", "issues/27"), build=parts.views)
 def nt_xent_positive_dropped(rows: parts.Rows) -> Tensor:
-    """The denominator sums only the negatives: the positive is missing from it."""
+    """The denominator sums only the negatives, without the positive."""
     return rows.negatives - rows.logits[rows.positive]
 
 
@@ -57,7 +57,7 @@ def nt_xent_other_view_only(view_a: Tensor, view_b: Tensor, *, temperature: floa
 
 @fault("nt_xent", build=parts.views)
 def nt_xent_own_view_only(rows: parts.Rows) -> parts.Rows:
-    """The negatives are only those of the anchor's own view: the negatives of the other view are left out."""
+    """Only rows of the anchor's own view are negatives: those of the other view are left out."""
     first = rows.target >= len(rows.target) // 2
     kept = (first[:, None] == first) | rows.positive
     return rows._replace(logits=rows.logits.masked_fill(~kept, -torch.inf))
@@ -123,7 +123,7 @@ def info_nce_positive_twice(direction: parts.Direction) -> parts.Direction:
 
 @fault("info_nce", github("Seonghoon-Yu/MoCov2_Pytorch_tutorial", "issues/2"), build=parts.directions)
 def info_nce_every_sum_for_every_anchor(direction: parts.Direction) -> parts.Evaluable:
-    """A column of positives plus a row of sums broadcasts to a matrix: each positive is divided by every sum."""
+    """A column of positives and a row of sums broadcast to a matrix: each positive is divided by every sum."""
     if direction.negatives is None:
         return direction
     positive, negatives = direction.rows.logits.tensor_split([1], dim=1)
@@ -147,7 +147,7 @@ def hard_negative_beta_as_a_factor(given: parts.Hard) -> Tensor:
 
 @fault("hard_negative", build=parts.hard)
 def hard_negative_floor_of_one_negative(given: parts.Hard) -> Tensor:
-    """The floor of the sum over the negatives is e^(-1/T), not multiplied by the number of negatives."""
+    """The floor of the sum over n negatives is e^(-1/T) instead of n e^(-1/T)."""
     return given.against(given.log_mean, floors=min(1, given.number))
 
 

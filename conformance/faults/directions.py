@@ -60,7 +60,7 @@ def multiple_negatives_ranking_directions_summed(given: parts.Ranking) -> Tensor
 
 @fault("multiple_negatives_ranking", build=parts.ranking)
 def multiple_negatives_ranking_denominators_per_direction(given: parts.Ranking) -> Tensor:
-    """Every direction has its own denominator, also a direction without the positive: its term may be negative."""
+    """Each direction has its own denominator, which may lack the positive: the term may be negative."""
     positive = given.query_to_doc.diagonal()
     return torch.stack([s.logsumexp(dim=1) - positive for s in given.blocks.values()]).mean(dim=0)
 
@@ -73,7 +73,7 @@ def multiple_negatives_ranking_joint_denominator(given: parts.Ranking) -> parts.
 
 @fault("multiple_negatives_ranking", build=parts.ranking)
 def multiple_negatives_ranking_doc_to_query_not_transposed(given: parts.Ranking) -> parts.Ranking:
-    """The direction from documents to queries has the logits from queries to documents again."""
+    """The direction from documents to queries reuses the logits from queries to documents, not transposed."""
     return given._replace(doc_to_query=given.raw.query_to_doc)
 
 

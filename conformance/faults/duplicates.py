@@ -22,7 +22,7 @@ def nt_bxent_repeated_pairs_counted(embeddings: Tensor, positive_pairs: Tensor, 
 
 @fault("nt_bxent", level="policies")
 def nt_bxent_listed_diagonal_counted(embeddings: Tensor, positive_pairs: Tensor, *, temperature: float) -> parts.Batch:
-    """A listed pair of a row with itself counts as a positive, in addition to the diagonal that always counts."""
+    """A listed pair (i, i) counts as a positive, in addition to the diagonal, which always counts."""
     batch = parts.paired(embeddings, positive_pairs, temperature)
     listed = torch.zeros_like(batch.positive).index_put(positive_pairs.unbind(dim=1), torch.tensor(True))
     return batch._replace(positive=listed)

@@ -1,4 +1,4 @@
-"""Wrong gradients; most of these losses have the right value."""
+"""Wrong gradients, in most cases with the right value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Judge faults, and the correct losses built from the same parts, on the golden cases whose options they support."""
+"""Judge the faults, and the correct losses built from the same parts, on the golden cases."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ from .base import Fault
 from .parts import RIGHT
 
 LARGEST = 64
-"""Largest number of rows of a case that faults are judged on; larger cases catch no further faults."""
+"""Maximum number of rows of a case; larger cases catch no further faults."""
 
 DTYPES = ("float64", "float32")
 
 CLEARLY = 5.0
-"""A case catches a fault if the error is at least this many times its bound. A smaller error may be due to rounding,
-and may be within the bound on another machine."""
+"""A case catches a fault if the error is at least this many times its bound. Smaller errors may be due to rounding."""
 
 NEAR = 8.0
-"""Factor around ``CLEARLY`` within which rounding may decide whether a case catches a fault."""
+"""If error / bound is between ``CLEARLY / NEAR`` and ``CLEARLY * NEAR``, the outcome may differ on another machine."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +37,13 @@ class Verdict:
     """The result of judging one implementation on the golden cases.
 
     Attributes:
-        name: name of the fault, or of the right loss.
-        checks: every check that was made, in the order of the cases.
+        name: name of the fault, or of the correct loss.
+        checks: the checks that were not skipped, in the order of the cases.
         cases: ids of the cases that were judged.
         caught: ids of the cases that failed clearly in some dtype, in the order of the cases.
         near: number of cases whose outcome would change if errors were ``NEAR`` times larger or smaller.
-        flags: for every flag of a case that caught it, the number of catching and of judged cases with that flag.
-        level: the lowest level of a case that caught it; None if none did.
+        flags: for each flag of these cases, how many cases with this flag caught it, and how many were judged.
+        level: the lowest level of the cases that caught it; None if there are none.
     """
 
     name: str
@@ -57,14 +56,14 @@ class Verdict:
 
     @property
     def ranked_flags(self) -> list[str]:
-        """The flags of the catching cases, sorted by the share of judged cases that caught it, then by their number."""
+        """The flags, sorted by the share of their cases that caught it, then by the number."""
         return sorted(self.flags, key=lambda flag: (-self.flags[flag][0] / self.flags[flag][1], -self.flags[flag][0]))
 
 
 def target_of(fault: Fault, temperature: float | None = None) -> External:
-    """Return the adapter of a fault, which claims to be the right loss; a given ``temperature`` is always used."""
+    """Return the adapter of a fault. If ``temperature`` is given, the fault uses it in every case."""
     function = fault.function if temperature is None else partial(fault.function, temperature=temperature)
-    # A fault evaluates both directions, also with explicit negatives, unless its settings say otherwise.
+    # With explicit negatives, the default is one direction, but faults evaluate both.
     both = {"direction": "both"} if "direction" in LOSSES[fault.loss].keywords else {}
     settings = {**both, **fault.settings}
     options: dict[str, Any] = {"call": fault.call, "arrays": "torch", "settings": settings, "limit": None}
@@ -82,16 +81,16 @@ def small_cases() -> tuple[GoldenCase, ...]:
 def judge(
     loss: str, faults: Iterable[Fault], temperature: float | None = None, every: int = 1
 ) -> tuple[list[Verdict], list[Verdict]]:
-    """Judge faults of one loss, and the right loss for every call that the faults use.
+    """Judge faults of one loss, and the correct loss for every call that the faults use.
 
     Args:
         loss: short name in the catalogue.
         faults: faults of this loss.
-        temperature: a temperature that is built into all of them; each case is proved again at this temperature.
+        temperature: if given, all implementations use it, and each case is proved again at this temperature.
         every: 1 judges all cases, 2 every second case, and so on.
 
     Returns:
-        The verdicts on the faults, in their order, and on the right implementations.
+        The verdicts on the faults, in their order, and on the correct implementations.
     """
     faults = list(faults)
     right = [
@@ -102,7 +101,7 @@ def judge(
     found: dict[str, list[Check]] = {target.name: [] for target in targets}
     claims = {str(target.claim.settings): target.claim for target in targets}
     for golden in [golden for golden in small_cases() if golden.case.loss == loss][::every]:
-        # The truth and the bounds of a case are computed once for all targets with the same claim.
+        # Targets with the same claim share the truth and the bounds of a case.
         for settings, claim in claims.items():
             case, proved = (golden.case, golden) if temperature is None else as_claimed(golden.case, golden, claim)
             same = [target for target in targets if str(target.claim.settings) == settings]
@@ -119,7 +118,7 @@ def _verdict(name: str, checks: Sequence[Check]) -> Verdict:
     cases = {check.case: check.flags for check in made}
     errors = dict.fromkeys(cases, 0.0)
     for check in made:
-        # A crash has no measurable error; it counts as infinite.
+        # A crash counts as an infinite error.
         error = math.inf if check.ratio is None else check.ratio
         errors[check.case] = max(errors[check.case], error)
     caught = [case for case, error in errors.items() if error >= CLEARLY]

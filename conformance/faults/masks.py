@@ -120,7 +120,7 @@ def supcon_ignored_pairs_in_the_denominator(
 def supcon_ignored_pairs_by_a_large_number(
     embeddings: Tensor, labels: Tensor, *, temperature: float, ignored: Tensor | None = None
 ) -> Tensor:
-    """Ignored pairs get the logit -1e9: an anchor all of whose negatives are ignored has a loss of about -1e9."""
+    """Ignored pairs get the logit -1e9: if all negatives of an anchor are ignored, its loss is about -1e9."""
     batch = parts.labelled(embeddings, labels, temperature)
     if ignored is not None:
         batch = batch._replace(s=batch.s.masked_fill(ignored, -1e9), positive=batch.positive & ~ignored)
@@ -165,7 +165,7 @@ def supcon_ignored_ids_of_positives(
 def supcon_in_ignored_ids_left_out_of_all_rows(
     embeddings: Tensor, labels: Tensor, *, temperature: float, ignored_ids: Tensor | None = None
 ) -> parts.Batch:
-    """Only the first row of each id is a negative: its duplicates are left out for anchors with other ids too."""
+    """Only the first row with an id is a negative: its duplicates are left out even for anchors with other ids."""
     batch = parts.labelled(embeddings, labels, temperature)
     if ignored_ids is None:
         return batch
@@ -207,7 +207,7 @@ def multiple_negatives_ranking_hard_negatives_not_ignored(given: dict[str, Any])
 
 @fault("multiple_negatives_ranking", build=parts.ranked, level="policies")
 def multiple_negatives_ranking_only_documents_ignored(given: dict[str, Any]) -> parts.Ranking:
-    """Only documents are ignored: the pairs of two queries, and those of two documents, stay in the denominator."""
+    """The mask of ignored pairs is applied only to the documents of a query: other pairs stay in the denominator."""
     mask, n = given["ignored"], len(given["view_a"])
     if mask is None:
         return parts.ranking(**given)
@@ -252,7 +252,7 @@ def sigmoid_ignored_pairs_with_a_logit_of_zero(
 def sigmoid_mean_over_ignored_pairs(
     view_a: Tensor, view_b: Tensor, *, temperature: float, bias: float = -10.0, ignored: Tensor | None = None
 ) -> Tensor:
-    """The mean over pairs divides by the number of all pairs, the ignored ones included."""
+    """The mean over pairs divides by the number of all pairs, including the ignored ones."""
     batch = parts.across(view_a, view_b, temperature=temperature, bias=bias)
     batch = batch if ignored is None else batch._replace(other=~ignored)
     return parts.anchors("sigmoid", batch).sum() / batch.s.numel()
@@ -271,7 +271,7 @@ def sigmoid_ignored_ids_of_positives(
 def hard_negative_ignored_pairs_in_the_number(
     embeddings: Tensor, labels: Tensor, *, temperature: float, ignored: Tensor | None = None
 ) -> Tensor:
-    """The mean over the negatives is multiplied by a number of negatives that includes the ignored pairs."""
+    """The number of negatives, which multiplies their mean, includes the ignored pairs."""
     batch = parts.cosines(embeddings, labels, temperature)
     if ignored is None:
         return parts.hard_values(batch, temperature)
@@ -344,7 +344,7 @@ def supcon_epsilon_of_ignored_pairs(
 def supcon_epsilon_maximum_without_the_self_pair(
     embeddings: Tensor, labels: Tensor, *, temperature: float, ignored: Tensor | None = None
 ) -> Tensor:
-    """With ignored pairs, the maximum is that of the positives and negatives only, without the self pair."""
+    """With ignored pairs, the maximum runs over positives and negatives only, without the self pair."""
     batch = parts.products(embeddings, labels, temperature)
     kept = parts.without(batch, ignored)
     some = kept.other | ~kept.other.any(dim=1, keepdim=True)

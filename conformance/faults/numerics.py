@@ -35,7 +35,7 @@ def supcon_no_shift(batch: parts.Batch) -> Tensor:
     because="A logit is at most 2/T below that of the self pair, and e^-86 is a normal number of float32.",
 )
 def supcon_maximum_of_self(given: parts.Features) -> Tensor:
-    """The subtracted maximum includes the self pair: where all other logits are far below, the sum is 0."""
+    """The subtracted maximum includes the self pair: if all other logits are far below it, the denominator is 0."""
     rows = parts.unit(given.rows)
     s, other = rows @ rows.T / given.temperature, parts.off_diagonal(len(rows))
     s = s - s.detach().amax(dim=1, keepdim=True)
@@ -157,7 +157,7 @@ def nt_bxent_softplus_linear(batch: parts.Batch) -> Tensor:
     because="Logits of a row differ by at most 2/T, and e^-86 is a normal number of float32.",
 )
 def nt_xent_pairwise_one_maximum_per_row(batch: parts.Batch) -> Tensor:
-    """One maximum is subtracted from a whole row: the value of a positive far below another is infinite or NaN."""
+    """One maximum is subtracted from a whole row: a positive far below another has an infinite value or NaN."""
     e = torch.exp(batch.s)
     total = e + parts.row_sums(e, batch.negative)[:, None]
     return parts.row_means(total.log() - e.log(), batch.positive)
@@ -187,7 +187,7 @@ def supcon_epsilon_left_out(batch: parts.Batch) -> Tensor:
 
 @fault("supcon_epsilon", build=parts.products)
 def supcon_epsilon_added_before_the_shift(batch: parts.Batch) -> Tensor:
-    """The epsilon is added to exponentials without a shift, so that its size relative to them differs."""
+    """The epsilon is added to the exponentials of unshifted logits, so its relative size is wrong."""
     return parts.epsilon_anchors(batch, torch.exp(batch.s) + parts.EPSILON)
 
 

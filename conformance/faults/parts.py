@@ -1,13 +1,10 @@
 """Correct parts from which every fault is built, and the correct losses built from the same parts.
 
-A builder converts the arguments of a call to the input of a loss, such as a ``Batch``, the ``Rows`` of a logits matrix,
-or a list with one ``Direction`` per direction; ``loss_of`` evaluates it. Two builders return something else:
-``features`` returns ``Features``, whose properties are inputs of losses, and ``ranked`` returns the keywords of
-``ranking``. A fault differs in one detail from the correct loss with the same name and call, so that a case that the
-fault fails detects this detail. ``RIGHT`` contains the correct losses, which pass every case.
+A *builder*, such as ``labelled`` or ``views``, converts the arguments of a call to the input of a loss, such as a
+``Batch`` or ``Rows``. ``loss_of`` evaluates this input. Two builders return something else: the properties of
+``Features`` are inputs of losses, and ``ranked`` returns the arguments of ``ranking``.
 
-In ``Hard``, the *mass* is what the denominator contains besides the positive, M_i in
-`pairproof.reference.hard_negative`; its *floor* is the lowest value that it can have.
+A fault changes one detail of a correct loss. So a case that the fault fails detects this detail.
 """
 
 from __future__ import annotations
@@ -25,21 +22,20 @@ from ..implementations import base
 from ..suite.catalogue import LOSSES
 
 EPSILON = 1e-8
-"""The constant that ``supcon_epsilon``, the loss of a published tutorial (fixtures/worked/batch_tutorial.json), adds to
-every exponential and to the number of positives."""
+"""``supcon_epsilon`` adds this to every exponential and to the number of positives. The loss is that of a published
+tutorial (fixtures/worked/batch_tutorial.json)."""
 
 unit = base.unit
 """Rows of norm 1."""
 
 
 class Batch(NamedTuple):
-    """A batch contrasted with itself, or two towers.
+    """All pairs within a batch, or between two towers.
 
     Attributes:
-        s: [N, N] logits. ``batch_of``, ``dots`` and ``labelled`` subtract the largest off-diagonal logit of each row,
-            detached; ``products``, ``cosines``, ``paired`` and ``across`` do not.
-        positive: [N, N], true where the column is a positive of the row; within a batch false on the diagonal.
-        other: [N, N], true for the pairs that the loss uses: off the diagonal, or all pairs of two towers.
+        s: [N, N] logits. ``batch_of``, ``dots`` and ``labelled`` apply ``shifted`` to them.
+        positive: [N, N], true where the column is a positive of the row. Within a batch, the diagonal is false.
+        other: [N, N], true for the pairs that the loss uses. Within a batch, the diagonal is false.
     """
 
     s: Tensor
@@ -48,7 +44,7 @@ class Batch(NamedTuple):
 
     @property
     def negative(self) -> Tensor:
-        """[N, N], true for the pairs that the loss uses and that are not positive."""
+        """[N, N], true for the pairs in ``other`` that are not positive."""
         return self.other & ~self.positive
 
     @property
@@ -58,17 +54,17 @@ class Batch(NamedTuple):
 
     @property
     def values(self) -> Tensor:
-        """[N, N], the value of each positive pair in SupCon: minus the logarithm of its softmax."""
+        """[N, N], minus the log-softmax of each pair, as in SupCon."""
         return log_sum(self.s, self.other) - self.s
 
     @property
     def pairwise(self) -> Tensor:
-        """[N, N], the value of each positive pair against the negatives of its anchor."""
+        """[N, N], the loss of each pair if the denominator contains only the pair and the anchor's negatives."""
         return -F.logsigmoid(self.s - log_sum(self.s, self.negative))
 
     @property
     def costs(self) -> tuple[Tensor, Tensor]:
-        """[N, N] each, the cost of a pair in NT-BXent as a positive and as a negative."""
+        """The cost [N, N] of each pair in NT-BXent as a positive, and as a negative."""
         return -F.logsigmoid(self.s), -F.logsigmoid(-self.s)
 
 
@@ -90,7 +86,7 @@ class Rows(NamedTuple):
 
     @property
     def negatives(self) -> Tensor:
-        """[N], the logarithm of the sum of the negatives' exponentials."""
+        """[N], the logsumexp over the negatives."""
         return log_sum(self.logits, ~self.positive)[:, 0]
 
 
@@ -99,9 +95,9 @@ class Direction(NamedTuple):
 
     Attributes:
         anchors: [B, D].
-        keys: [B, D], the positive of each anchor; without ``negatives`` the other keys are its negatives.
+        keys: [B, D], the positive of each anchor.
         temperature: divides the cosines.
-        negatives: [K, D], or None.
+        negatives: [K, D]. If None, the other keys are the negatives.
     """
 
     anchors: Tensor
@@ -111,7 +107,7 @@ class Direction(NamedTuple):
 
     @property
     def rows(self) -> Rows:
-        """Logits [B, B] with the positives on the diagonal; with ``negatives`` [B, 1 + K], positives first."""
+        """Logits [B, B], positives on the diagonal; with ``negatives`` [B, 1 + K], positives in column 0."""
         anchors, keys = unit(self.anchors), unit(self.keys)
         if self.negatives is None:
             return diagonal(anchors @ keys.T / self.temperature)
@@ -121,12 +117,12 @@ class Direction(NamedTuple):
 
 
 class Hard(NamedTuple):
-    """The logits of two views, and what the mass of the negatives depends on.
+    """The logits of two views, and the parameters of the loss in `pairproof.reference.hard_negative`.
 
     Attributes:
         rows: the logits [2B, 2B] and the columns of the positives.
         temperature: divides the cosines.
-        tau_plus: the fraction of positives among the negatives.
+        tau_plus: the probability that a negative is a hidden positive.
         beta: the exponent of the weights.
     """
 
@@ -146,25 +142,27 @@ class Hard(NamedTuple):
         return len(self.rows.target) - 2
 
     def log_sum(self, logits: Tensor) -> Tensor:
-        """[2B], the logarithm of the sum of the negatives' exponentials."""
+        """[2B], the logsumexp over the negatives."""
         return log_sum(logits, self.negative)[:, 0]
 
     @property
     def log_mean(self) -> Tensor:
-        """[2B], the logarithm of the weighted mean of the negatives' exponentials."""
+        """[2B], log g: the logarithm of the weighted mean of the negatives' exponentials."""
         s = self.rows.logits
         return self.log_sum((1 + self.beta) * s) - self.log_sum(self.beta * s)
 
     def against(
         self, log_mean: Tensor, *, hidden: float | None = None, number: int | None = None, floors: float | None = None
     ) -> Tensor:
-        """[2B], the value of each row.
+        """[2B], the value -log( e^s / (e^s + M) ) of each row, where s is the logit of the positive.
+
+        M = max( number (g - hidden e^s) / (1 - tau_plus), floors e^(-1/temperature) )
 
         Args:
-            log_mean: [2B], the logarithm of the mean of the negatives' exponentials.
-            hidden: this factor times the positive's exponential is subtracted from the mean; ``tau_plus`` by default.
-            number: the factor of the difference; by default the number of negatives.
-            floors: the factor of e^(-1/temperature) in the floor; ``number`` by default.
+            log_mean: [2B], log g.
+            hidden: ``tau_plus`` by default.
+            number: the number of negatives by default.
+            floors: ``number`` by default.
         """
         own = self.rows.logits[self.rows.positive]
         number = self.number if number is None else number
@@ -180,19 +178,19 @@ class Hard(NamedTuple):
 
 
 class Ranking(NamedTuple):
-    """The logits between queries, documents and hard negatives, by direction; -inf where a pair does not count.
+    """The logits between queries, documents and hard negatives. The logit of a pair that does not count is -inf.
 
     Attributes:
         query_to_doc: [N, N], the positives on the diagonal.
-        hard: [N, N H], the hard negatives of query 0 first; H may be 0.
+        hard: [N, N H], from queries to hard negatives, those of query 0 first; H may be 0.
         query_to_query: [N, N].
-        doc_to_query: [N, N], row i is document i.
+        doc_to_query: [N, N].
         doc_to_doc: [N, N].
         doc_to_hard: [N, N H].
         chosen: names of the directions that the loss uses.
         partition: "joint" (one denominator) or "per_direction".
         scope: the option ``hard_negatives_scope`` of the loss.
-        raw: the same logits without hardness, also of pairs that do not count.
+        raw: a ``Ranking`` with the logits of all pairs, without hardness.
     """
 
     query_to_doc: Tensor
@@ -208,7 +206,7 @@ class Ranking(NamedTuple):
 
     @property
     def own(self) -> Tensor:
-        """[N, N H], true at the hard negatives of each query."""
+        """[N, N H], true at the query's own hard negatives."""
         n, columns = self.hard.shape
         return torch.eye(n, dtype=torch.bool).repeat_interleave(columns // n, dim=1)
 
@@ -225,13 +223,13 @@ class Ranking(NamedTuple):
 
     @property
     def rows(self) -> Evaluable:
-        """One matrix of logits, or one for each direction; the positives are on the diagonal."""
+        """One matrix of logits, or one per direction, with the positives on the diagonal."""
         found = list(self.blocks.values())
         return diagonal(torch.cat(found, dim=1)) if self.partition == "joint" else [diagonal(s) for s in found]
 
 
 class Decoupled(NamedTuple):
-    """The logits of two views, whose positives are left out of the denominator and have weights.
+    """The logits of two views, and the parameters of the weighted decoupled loss (DCLW).
 
     Attributes:
         rows: the logits [2B, 2B] and the columns of the positives.
@@ -257,11 +255,11 @@ class Decoupled(NamedTuple):
 
     @property
     def weights(self) -> Tensor:
-        """[2B], the weights, which are constants if ``detach``."""
+        """[2B], the weights of the positives."""
         return self.held(2 - len(self.own) * self.closeness.softmax(dim=0))
 
     def held(self, weights: Tensor) -> Tensor:
-        """[2B], the weights as constants if ``detach``."""
+        """Detach weights [2B] if ``detach``."""
         return weights.detach() if self.detach else weights
 
     def against(self, weights: Tensor, columns: Tensor | None = None) -> Tensor:
@@ -281,24 +279,20 @@ def _log(number: float) -> float:
 
 
 class Each(NamedTuple):
-    """A loss that is one value per anchor or per pair.
-
-    Attributes:
-        values: [K].
-    """
+    """A loss that is one value per anchor or per pair: ``values`` [K]."""
 
     values: Tensor
 
 
 Evaluable: TypeAlias = Tensor | Batch | Rows | Direction | Hard | Decoupled | Ranking | Each | list["Evaluable"]
-"""What a builder or a fault returns: an input of a loss, its values, or the loss; the losses of a list are averaged."""
+"""What a builder or a fault returns: an input of a loss, values, or a loss. The losses of a list are averaged."""
 
 Builder: TypeAlias = Callable[..., Any]
 Function: TypeAlias = Callable[..., Tensor]
 
 
 def loss_of(loss: str, found: Evaluable) -> Tensor:
-    """Evaluate the correct loss on what a builder returns: a tensor of values is averaged, ``Each`` is not."""
+    """Evaluate the correct loss on an input. Tensors of values are averaged; ``Each`` is returned as it is."""
     if isinstance(found, Ranking):
         return loss_of(loss, found.rows)
     if isinstance(found, list):
@@ -317,9 +311,9 @@ def loss_of(loss: str, found: Evaluable) -> Tensor:
 
 
 def composed(loss: str, build: Builder, function: Callable[[Any], Evaluable] = lambda built: built) -> Function:
-    """Return a loss with the parameters of ``build``.
+    """Return the loss of ``function(build(...))`` as a function with the parameters of ``build``.
 
-    ``function`` is applied to the result of ``build``, or to each item if that is a list.
+    If ``build`` returns a list, ``function`` is applied to each item.
     """
 
     @wraps(build)
@@ -336,38 +330,38 @@ def off_diagonal(n: int) -> Tensor:
 
 
 def shifted(s: Tensor, members: Tensor) -> Tensor:
-    """Logits [N, M] minus the largest member of their row, which is detached."""
+    """Subtract the largest member of each row from logits [N, M]. No gradient flows through the subtracted number."""
     return s - s.detach().masked_fill(~members, torch.finfo(s.dtype).min).amax(dim=1, keepdim=True)
 
 
 def batch_of(s: Tensor, positive: Tensor) -> Batch:
-    """A batch from logits [N, N], to which ``shifted`` is applied, and a mask of positives [N, N]."""
+    """A batch of shifted logits, from logits [N, N] and a mask of positives [N, N]."""
     other = off_diagonal(len(s))
     return Batch(shifted(s, other), positive & other, other)
 
 
 def dots(embeddings: Tensor, labels: Tensor, temperature: float) -> Batch:
-    """A batch of dot products, shifted, with rows of the same label as positives."""
+    """A batch of shifted dot products. Rows with equal labels are positives."""
     return batch_of(embeddings @ embeddings.T / temperature, labels[:, None] == labels)
 
 
 def labelled(embeddings: Tensor, labels: Tensor, temperature: float) -> Batch:
-    """A batch of cosines, shifted, with rows of the same label as positives."""
+    """A batch of shifted cosines. Rows with equal labels are positives."""
     return dots(unit(embeddings), labels, temperature)
 
 
 def products(embeddings: Tensor, labels: Tensor, temperature: float) -> Batch:
-    """A batch of dot products without a shift, with rows of the same label as positives."""
+    """A batch of unshifted dot products. Rows with equal labels are positives."""
     return dots(embeddings, labels, temperature)._replace(s=embeddings @ embeddings.T / temperature)
 
 
 def cosines(embeddings: Tensor, labels: Tensor, temperature: float) -> Batch:
-    """A batch of cosines without a shift, with rows of the same label as positives."""
+    """A batch of unshifted cosines. Rows with equal labels are positives."""
     return products(unit(embeddings), labels, temperature)
 
 
 def paired(embeddings: Tensor, positive_pairs: Tensor, temperature: float) -> Batch:
-    """A batch of cosines without a shift, with listed positives; a pair that is listed twice counts once."""
+    """A batch of unshifted cosines with listed positives. A pair listed twice counts once."""
     rows, other = unit(embeddings), off_diagonal(len(embeddings))
     positive = torch.zeros_like(other)
     positive[positive_pairs[:, 0], positive_pairs[:, 1]] = True
@@ -375,7 +369,7 @@ def paired(embeddings: Tensor, positive_pairs: Tensor, temperature: float) -> Ba
 
 
 class Features(NamedTuple):
-    """The arguments of a call with features [B, V, D], and labels, a mask or neither (then each item is a class)."""
+    """The arguments of a call with features [B, V, D]. Without labels and mask, each item is a class."""
 
     features: Tensor
     labels: Tensor | None
@@ -384,12 +378,12 @@ class Features(NamedTuple):
 
     @property
     def rows(self) -> Tensor:
-        """[V B, D], stacked."""
+        """[V B, D], all first views first."""
         return self.features.transpose(0, 1).flatten(0, 1)
 
     @property
     def same(self) -> Tensor:
-        """[V B, V B], true for pairs of the same class, or whose items are positives in the mask."""
+        """[V B, V B], true for pairs of the same class, or for positives in the mask."""
         items, views, _ = self.features.shape
         labels = torch.arange(items) if self.labels is None else self.labels
         mask = labels[:, None] == labels if self.mask is None else self.mask
@@ -397,12 +391,12 @@ class Features(NamedTuple):
 
     @property
     def dots(self) -> Batch:
-        """The batch of the dot products of the rows, shifted."""
+        """A batch of shifted dot products of the rows."""
         return batch_of(self.rows @ self.rows.T / self.temperature, self.same)
 
     @property
     def cosines(self) -> Batch:
-        """The batch of the cosines of the rows, shifted."""
+        """A batch of shifted cosines of the rows."""
         return self._replace(features=unit(self.features)).dots
 
     @property
@@ -435,7 +429,7 @@ def among_views(logits: Tensor) -> Rows:
 
 
 def stacked(n: int) -> Tensor:
-    """[N], the partner of every row where all first views precede all second views."""
+    """[N], the partner of every row if all first views come before all second views."""
     return (torch.arange(n) + n // 2) % n
 
 
@@ -485,7 +479,7 @@ def both_sides(
     ignored_ids: Tensor | None = None,
     ref_ignored_ids: Tensor | None = None,
 ) -> tuple[Batch, Batch]:
-    """All pairs of two towers without the ignored ones, for the anchors of each tower."""
+    """The pairs of two towers that are not ignored, with anchors of the first and of the second tower."""
     targets: dict[str, Any] = {"partners": partners, "labels": labels, "ref_labels": ref_labels, "positives": positives}
     s, positive, other = across(view_a, view_b, temperature=temperature, bias=0.0, **targets)
     if ignored is not None:
@@ -498,7 +492,7 @@ def both_sides(
 
 
 def info_nce_values(side: Batch, inside_reduction: str = "none") -> Tensor:
-    """[K], the values of InfoNCE of the anchors with positives."""
+    """[K], the InfoNCE values of the anchors with positives."""
     values = LOSSES["info_nce"].baseline(side.s, side.other, side.positive, inside_reduction=inside_reduction)
     return values[side.positive.any(dim=1)]
 
@@ -519,7 +513,7 @@ def info_nce(
     direction_weights: tuple[float, float] | None = None,
     inside_reduction: str = "none",
 ) -> Tensor:
-    """InfoNCE of both directions, with a queue, or with the keywords of ``both_sides``."""
+    """InfoNCE of both directions, with explicit negatives or with the keywords of ``both_sides``."""
     if negatives is None:
         pairs = {"partners": partners, "labels": labels, "ref_labels": ref_labels, "positives": positives}
         pairs |= {"ignored": ignored, "ignored_ids": ignored_ids, "ref_ignored_ids": ref_ignored_ids}
@@ -560,9 +554,12 @@ def ranking(
 ) -> Ranking:
     """The logits between queries, documents and hard negatives, by direction.
 
-    Only faults pass the last four arguments: the logit of ignored pairs, a function to use instead of
-    ``harder_columns``, whether a gradient flows through the weights, and whether the strength is divided by the
-    temperature.
+    Only faults pass the last four arguments:
+
+        left_out: the logit of ignored pairs.
+        harder: replaces ``harder_columns``.
+        flows: whether a gradient flows through the hardness.
+        divided: whether the hardness strength is divided by the temperature.
     """
     rows = [view_a, view_b, view_a[:0] if hard_negatives is None else hard_negatives.flatten(0, 1)]
     a, b, h = map(unit, rows) if similarity == "cosine" else rows
@@ -590,7 +587,7 @@ def ranking(
 
 
 def harder_columns(mode: str, own: Tensor) -> Tensor:
-    """[N, N + N H], true at documents and hard negatives that a hardness mode chooses; ``own`` is [N, N H]."""
+    """[N, N + N H], true at documents and hard negatives with hardness. ``own`` [N, N H] is ``Ranking.own``."""
     other = off_diagonal(len(own))
     in_batch, hard = torch.cat([other, ~own], dim=1), torch.cat([other & False, own], dim=1)
     return {"none": in_batch & False, "in_batch_negatives": in_batch, "hard_negatives": hard}.get(mode, in_batch | hard)
@@ -617,7 +614,7 @@ def ranked(
 def decoupled(
     view_a: Tensor, view_b: Tensor, *, temperature: float, sigma: float = 0.5, detach_weights: bool = True
 ) -> Decoupled:
-    """The logits of the cosines of stacked views, whose positives have weights."""
+    """The logits of the cosines of stacked views, for the weighted decoupled loss."""
     rows = unit(torch.cat([view_a, view_b]))
     return Decoupled(Rows(rows @ rows.T / temperature, stacked(len(rows))), temperature, sigma, detach_weights)
 
@@ -639,14 +636,14 @@ def decoupled_values(batch: Batch, weights: Tensor) -> Tensor:
 
 
 def hard_of_items(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
-    """The values of the loss with hard negatives, where the two rows of an item have the same label."""
+    """[N], the values of the loss with hard negatives. The two rows of an item have the same label."""
     return hard_values(cosines(embeddings, labels, temperature), temperature)
 
 
 def decoupled_of_items(
     embeddings: Tensor, labels: Tensor, *, temperature: float, sigma: float = 0.5, detach_weights: bool = True
 ) -> Tensor:
-    """The values of the weighted decoupled loss, where the two rows of an item have the same label."""
+    """[N], the values of the weighted decoupled loss. The two rows of an item have the same label."""
     batch = cosines(embeddings, labels, temperature)
     weights = decoupled_weights(batch, temperature, sigma)
     return decoupled_values(batch, weights.detach() if detach_weights else weights)
@@ -665,7 +662,7 @@ def without(batch: Batch, ignored: Tensor | None) -> Batch:
 
 
 def log_sum(s: Tensor, members: Tensor) -> Tensor:
-    """[N, 1], the logarithm of the sum of the members' exponentials; a huge negative number if there are none."""
+    """[N, 1], the logsumexp over each row's members; a huge negative number without members."""
     return s.masked_fill(~members, torch.finfo(s.dtype).min).logsumexp(dim=1, keepdim=True)
 
 
@@ -680,28 +677,28 @@ def row_means(values: Tensor, members: Tensor) -> Tensor:
 
 
 def anchors(loss: str, batch: Batch) -> Tensor:
-    """[N], the value of every anchor for a loss; 0 without positives, except for nt_bxent and sigmoid."""
+    """[N], the value of every anchor. Without positives it is 0, except for nt_bxent and sigmoid."""
     return LOSSES[loss].baseline(batch.s, batch.other, batch.positive)
 
 
 def bxent_anchors(batch: Batch, as_positive: Tensor, as_negative: Tensor) -> Tensor:
-    """[N], the value of every anchor in NT-BXent, from the cost of each pair as positive and as negative."""
+    """[N], the value of every anchor in NT-BXent, from the costs of the pairs as positives and as negatives."""
     return row_sums(as_positive, batch.positive) / (batch.counts + 1) + row_means(as_negative, batch.negative)
 
 
 def exponentials(batch: Batch) -> Tensor:
-    """[N, N], the exponentials of ``supcon_epsilon``, plus epsilon."""
+    """[N, N], e^(s - maximum of the row) + epsilon, as in ``supcon_epsilon``."""
     return torch.exp(batch.s - batch.s.amax(dim=1, keepdim=True)) + EPSILON
 
 
 def epsilon_anchors(batch: Batch, e: Tensor) -> Tensor:
-    """[N], the value of every anchor in ``supcon_epsilon``, from ``e``, its exponentials plus epsilon."""
+    """[N], the value of every anchor in ``supcon_epsilon``. ``e`` is like the result of ``exponentials``."""
     total = row_sums(e, batch.other).where(batch.other.any(dim=1), 1.0)
     return row_sums(total.log()[:, None] - e.log(), batch.positive) / (batch.counts + EPSILON)
 
 
 def supcon(embeddings: Tensor, labels: Tensor, *, temperature: float, base_temperature: float | None = None) -> Tensor:
-    """SupCon, by labels."""
+    """SupCon with labels."""
     scale = 1.0 if base_temperature is None else temperature / base_temperature
     return scale * loss_of("supcon", labelled(embeddings, labels, temperature))
 
@@ -724,4 +721,4 @@ RIGHT: Mapping[tuple[str, str], Function] = {
     ("hard_negative", "labels"): composed("hard_negative", hard_of_items),
     ("dclw", "labels"): composed("dclw", decoupled_of_items),
 }
-"""The correct implementation of every loss, for every call that some fault uses."""
+"""The correct losses by name and call. They pass every case."""

@@ -46,7 +46,7 @@ def supcon_norm_detached(embeddings: Tensor, labels: Tensor, *, temperature: flo
     """Rows are divided by detached norms: the value is right, the gradient is wrong."""
     unit = parts.unit(embeddings).detach()
     norms = (embeddings.detach() * unit).sum(dim=1, keepdim=True)
-    # The value is exactly that of the normalised rows, because the second summand is 0 however the norms are rounded.
+    # The second summand is exactly 0, so the value is that of the normalised rows.
     return parts.dots(unit + (embeddings - embeddings.detach()) / norms, labels, temperature)
 
 

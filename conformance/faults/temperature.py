@@ -72,7 +72,7 @@ def supcon_base_temperature_fixed(given: parts.Features) -> Tensor:
 def supcon_base_temperature_inverted(
     embeddings: Tensor, labels: Tensor, *, temperature: float, base_temperature: float | None = None
 ) -> Tensor:
-    """The loss is scaled by base temperature / temperature instead of temperature / base temperature."""
+    """The loss is scaled by base temperature / temperature instead of the reciprocal."""
     scale = 1.0 if base_temperature is None else base_temperature / temperature
     return parts.supcon(embeddings, labels, temperature=temperature) * scale
 

@@ -43,7 +43,7 @@ def info_nce_weights_in_the_mean_of_all_anchors(
     partners: Tensor | None = None,
     direction_weights: tuple[float, float] | None = None,
 ) -> Tensor:
-    """The values, times the weights of their directions, are averaged over all anchors, not within each direction."""
+    """The weighted values are averaged over all anchors, not within each direction."""
     sides = parts.both_sides(view_a, view_b, temperature=temperature, partners=partners)
     weights = (1.0, 1.0) if direction_weights is None else direction_weights
     return torch.cat([weight * _values(side) for weight, side in zip(weights, sides, strict=True)])
@@ -53,7 +53,7 @@ def info_nce_weights_in_the_mean_of_all_anchors(
 def info_nce_unpartnered_rows_counted(
     view_a: Tensor, view_b: Tensor, *, temperature: float, partners: Tensor | None = None
 ) -> Tensor:
-    """Rows of the second tower that no row has as its partner count as anchors of loss 0."""
+    """Rows of the second tower without a partner count as anchors of loss 0."""
     sides = parts.both_sides(view_a, view_b, temperature=temperature, partners=partners)
     return torch.cat([parts.anchors("info_nce", side) for side in sides])
 
@@ -62,7 +62,7 @@ def info_nce_unpartnered_rows_counted(
 def info_nce_first_partner_only(
     view_a: Tensor, view_b: Tensor, *, temperature: float, partners: Tensor | None = None
 ) -> Tensor:
-    """If several rows have the same partner, only the first of them is a positive of this partner."""
+    """If several rows have the same partner, only the first row is a positive of this partner."""
     there, back = parts.both_sides(view_a, view_b, temperature=temperature, partners=partners)
     first = back.positive & (back.positive.cumsum(dim=1) == 1)
     return torch.cat([_values(there), _values(back._replace(positive=first))])
@@ -125,7 +125,7 @@ def info_nce_sum_divided_by_the_positives(
 def info_nce_ignored_pairs_not_transposed(
     view_a: Tensor, view_b: Tensor, *, temperature: float, ignored: Tensor | None = None
 ) -> Tensor:
-    """Anchors of the second tower read the rows of the mask of ignored pairs, not its columns."""
+    """The mask of ignored pairs is not transposed for the anchors of the second tower."""
     there, back = parts.both_sides(view_a, view_b, temperature=temperature, ignored=ignored)
     if ignored is not None and ignored.shape == back.other.shape:
         back = back._replace(other=~ignored)
@@ -146,7 +146,7 @@ def info_nce_ignored_pairs_in_one_direction(
 def info_nce_ignored_ids_of_one_direction(
     view_a: Tensor, view_b: Tensor, *, temperature: float, ignored_ids: Tensor | None = None
 ) -> Tensor:
-    """Only anchors of the first tower leave out rows with their id: duplicate captions stay in the other direction."""
+    """Rows with the anchor's id are ignored only in the first direction: duplicates stay in the other one."""
     there, _ = parts.both_sides(view_a, view_b, temperature=temperature, ignored_ids=ignored_ids)
     _, back = parts.both_sides(view_a, view_b, temperature=temperature)
     return torch.cat([_values(there), _values(back)])
@@ -156,7 +156,7 @@ def info_nce_ignored_ids_of_one_direction(
 def info_nce_equal_ids_are_positives(
     view_a: Tensor, view_b: Tensor, *, temperature: float, ignored_ids: Tensor | None = None
 ) -> Tensor:
-    """Rows with equal ids are further positives, instead of being left out."""
+    """Rows with equal ids are additional positives instead of being left out."""
     sides = parts.both_sides(view_a, view_b, temperature=temperature, labels=ignored_ids)
     return torch.cat([_values(side) for side in sides])
 
@@ -192,7 +192,7 @@ def info_nce_anchor_weights_of_dropped_anchors(
     ref_labels: Tensor | None = None,
     anchor_weights: Tensor | None = None,
 ) -> Tensor:
-    """The mean divides by the weights of all rows, also of those without positives, which are left out."""
+    """Anchors without positives are left out, but their weights stay in the divisor of the mean."""
     sides = parts.both_sides(view_a, view_b, temperature=temperature, labels=labels, ref_labels=ref_labels)
     values = torch.cat([_values(side) for side in sides])
     if anchor_weights is None:

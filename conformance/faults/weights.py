@@ -31,7 +31,7 @@ def supcon_weights_divided_by_their_sum(
 def supcon_weights_inside_the_logarithm(
     embeddings: Tensor, labels: Tensor, *, temperature: float, positive_weights: Tensor | None = None
 ) -> Tensor:
-    """The weights multiply the ratios inside the logarithm, so that they add a constant and change no gradient."""
+    """The weights multiply the ratios inside the logarithm: they add a constant and do not affect the gradient."""
     batch = parts.labelled(embeddings, labels, temperature)
     shift = 0 if positive_weights is None else positive_weights.log().to(batch.s.dtype)
     return parts.row_means(batch.values - shift, batch.positive)
@@ -101,7 +101,7 @@ def supcon_anchor_weights_mean_over_the_rows(
 def supcon_anchor_weights_of_dropped_anchors(
     embeddings: Tensor, labels: Tensor, *, temperature: float, anchor_weights: Tensor | None = None
 ) -> Tensor:
-    """The mean divides by a sum of weights that includes those of the anchors that are left out."""
+    """Anchors without positives are dropped, but their weights stay in the divisor of the mean."""
     batch = parts.labelled(embeddings, labels, temperature)
     values, chosen = parts.anchors("supcon", batch), batch.positive.any(dim=1)
     if anchor_weights is None:
@@ -132,17 +132,16 @@ def nt_xent_anchor_weights_of_partners(
 
 
 def _weighted(values: Tensor, weights: Tensor | None) -> Tensor:
-    """Values times weights, in the dtype of the values."""
     return values if weights is None else values * weights.to(values.dtype)
 
 
 def _repeated(s: Tensor, weights: Tensor | None) -> Tensor:
-    """Logits [N, N] whose exponentials are multiplied by weights."""
+    """Add log(weights) to logits, which multiplies the exponentials by the weights."""
     return s if weights is None else s + weights.log().to(s.dtype).clamp(min=torch.finfo(s.dtype).min)
 
 
 def _means(values: Tensor, members: Tensor, weights: Tensor | None) -> Tensor:
-    """[N], the sum of the weighted values of each row's members, divided by the sum of their weights."""
+    """[N], the weighted mean over each row's members; 0 if the weights sum to 0."""
     if weights is None:
         return parts.row_means(values, members)
     total = parts.row_sums(weights, members).to(values.dtype)
@@ -174,7 +173,7 @@ def sigmoid_anchor_weights_of_pairs_count_once(
     anchor_weights: Tensor | None = None,
     ignored: Tensor | None = None,
 ) -> Tensor:
-    """The mean over pairs divides by the number of pairs, whatever the weights of their anchors."""
+    """The mean over pairs divides by the number of pairs, not by the sum of their anchors' weights."""
     batch = parts.across(view_a, view_b, temperature=temperature, bias=bias)
     batch = batch if ignored is None else batch._replace(other=~ignored)
     values = parts.anchors("sigmoid", batch)

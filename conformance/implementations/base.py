@@ -1,4 +1,4 @@
-"""The base classes of adapters, and what adapters share: supported cases, declared deviations, conversions."""
+"""Base classes and helpers for adapters. An adapter evaluates cases with one implementation of the losses."""
 
 from __future__ import annotations
 
@@ -26,25 +26,26 @@ from ..truth.tolerances import bounds
 
 
 class Unavailable(Exception):
-    """An implementation cannot be loaded; the message names what to install or which option to pass."""
+    """An implementation cannot be loaded. The message says why."""
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """A declared difference: every check that it applies to must fail.
+    """A declared difference between an implementation and the truth.
 
-    A check that passes after all is a failure, and a declaration that applies to no check of a full run is an error, so
-    that outdated declarations are found. Implementations of this package declare theirs in code, users declare
-    theirs in TOML (:mod:`pairproof.conformance.judge.deviations`).
+    Every check to which a deviation applies must fail: a check that passes counts as a failure. In a full run, a
+    deviation must apply to at least one check. Both rules find outdated declarations.
+
+    Peers declare deviations in code, users in TOML (:mod:`pairproof.conformance.judge.deviations`).
 
     Attributes:
-        name: name in messages; for an entry of a file, its position.
-        condition: whether it applies to a check, given the case, the dtype and the truth.
+        name: name in messages; for an entry of a TOML file, its position.
+        condition: returns whether it applies to a check, given the case, the dtype and the truth.
         reason: why the result differs.
         link: where the difference is discussed or documented.
-        wrong: whether the result is a mistake, not a convention: digits are lost, or the result contradicts the
-            implementation's own documentation.
-        target: name of the only target (a user's loss) that it applies to; empty for any.
+        wrong: whether the result is a mistake, such as lost digits or a contradiction of the implementation's own
+            documentation, and not another convention.
+        target: the only target (a user's loss) that it applies to; empty for any.
         losses: the only losses that it applies to; None for any.
         dtypes: the only dtypes that it applies to; None for any.
     """
@@ -59,17 +60,23 @@ class Deviation:
     dtypes: frozenset[str] | None = None
 
     def applies(self, case: Case, dtype: str, true: Truth) -> bool:
-        """Whether it applies to the check of a case in a dtype."""
+        """Whether the deviation applies to the check of a case in a dtype."""
         return self.concerns(case.loss, self.target, (dtype,)) and self.condition(case, dtype, true)
 
     def concerns(self, loss: str, target: str, dtypes: Collection[str] = ()) -> bool:
-        """Whether it may apply to this loss of this target and, if dtypes are given, to one of them."""
+        """Whether the deviation may apply to this loss, this target and, if given, one of these dtypes."""
         same = self.target in ("", target) and (self.losses is None or loss in self.losses)
         return same and (not dtypes or self.dtypes is None or not self.dtypes.isdisjoint(dtypes))
 
 
 def deviation(name: str, link: str, **facts: Any) -> Callable[[Callable[[Case, str, Truth], bool]], Deviation]:
-    """Declare a deviation: the decorated function is its condition, the last paragraph of its docstring the reason."""
+    """Turn the decorated condition into a ``Deviation``. The last paragraph of its docstring becomes the reason.
+
+    Args:
+        name: see ``Deviation``.
+        link: see ``Deviation``.
+        facts: other attributes of the deviation.
+    """
 
     def declared(condition: Callable[[Case, str, Truth], bool]) -> Deviation:
         reason = inspect.cleandoc(condition.__doc__ or "").rpartition("\n\n")[2]
@@ -90,11 +97,12 @@ ARRAY_OPTIONS = (
     *WEIGHTS,
     "direction_weights",
 )
-"""The keywords in the catalogue whose values are arrays or lists."""
+"""The keywords of the catalogue whose values are arrays or lists."""
 
 OPT_IN = (*IGNORED, *WEIGHTS, "zero_row", "direction_weights")
-"""The keywords that a peer or a target takes only if its `Support` names them in ``options`` or ``takes``; for two
-towers also those of ``TOWER_TARGETS``."""
+"""Keywords that are supported only if ``Support.options`` or ``Support.takes`` names them.
+
+For losses of two towers, the same holds for ``TOWER_TARGETS``."""
 
 
 @dataclass(frozen=True)
@@ -103,10 +111,10 @@ class Support:
 
     Attributes:
         losses: short names in the catalogue; empty for all.
-        options: the supported values of each option; an option that is not listed supports every value.
+        options: the supported values by option; an option that is not listed may have any value.
         lacks: the keywords that it does not take.
         also: further reasons to skip a case, each with its condition.
-        takes: the keywords of ``OPT_IN`` and, for two towers, of ``TOWER_TARGETS`` that it takes with every value.
+        takes: the keywords of ``OPT_IN`` and ``TOWER_TARGETS`` that it takes with any value.
     """
 
     losses: tuple[str, ...] = ()
@@ -116,7 +124,7 @@ class Support:
     takes: tuple[str, ...] = ()
 
     def refuses(self, case: Case) -> str | None:
-        """Return the reason to skip a case, worded the same for similar cases; None for a supported case."""
+        """Return the reason to skip a case, or None if the case is supported."""
         if self.losses and case.loss not in self.losses:
             return f"does not compute {case.loss}"
         for option, values in self.options.items():
@@ -132,12 +140,11 @@ class Support:
 
 
 def _takes(case: Case, option: str, values: Collection[object]) -> bool:
-    """Whether an implementation with these values of an option computes a case."""
     value = case.option(option)
     if option == "base_temperature":
-        # No base temperature is the same as one that equals the temperature.
+        # A base temperature of None means the temperature.
         return (value or case.temperature) in {it or case.temperature for it in values}
-    # None stands for the default, which may depend on the case's arguments.
+    # None in ``values`` stands for the default, which may depend on the case's arguments.
     as_default = None in values and value == case.entry.default(option, case.others)
     return value in values or as_default or not matters(case, option)
 
@@ -154,7 +161,7 @@ def matters(case: Case, option: str) -> bool:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run torch on one thread: the rounding of a sum depends on the number of threads."""
+    """Run torch on one thread, because the rounding of sums depends on the number of threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -181,17 +188,16 @@ class Implementation(ABC):
         support: the cases that it computes.
         dtypes: the dtypes in which it runs.
         deviations: declared differences.
-        computes_in: the dtype in which it computes for every dtype of the rows; None if it computes in the dtype of the
-            rows, and in float32 for bfloat16 and float16.
+        computes_in: the dtype of its computations. None means the dtype of the rows, or float32 for rows of bfloat16
+            and float16.
         held_to_plain: whether its error may be at most twice that of the straightforward torch implementation.
-        anywhere: whether it runs on every machine. The expected numbers of checks of an implementation that needs a
-            special device are not stored: in a full run it must pass every case that it supports, in every dtype in
-            which the case is representable.
-        alternates: its own name and those of similar implementations; unless an option of ``pairproof verify`` selects
-            what is judged, each case is judged with only one of them, in one dtype. Empty if it is always judged.
+        anywhere: whether it runs on every machine. If not, no expected counts of its checks are stored: in a full run,
+            it must pass every supported case in every dtype that represents the inputs exactly.
+        alternates: its own name and those of similar implementations. By default, ``pairproof verify`` judges each case
+            with only one of them, in one dtype. Empty if it is judged on every case.
         environment: the environment variables that repeating a check needs, as ``NAME=VALUE``.
-        narrows_weights: whether, for rows of bfloat16 or float16, its gradient multiplies rows by weights of pairs that
-            are rounded to this dtype.
+        narrows_weights: whether the derivatives with respect to the similarities are rounded to the dtype of the rows
+            if that is bfloat16 or float16 (see ``truth/tolerances.py``).
     """
 
     name: ClassVar[str]
@@ -220,23 +226,17 @@ class Implementation(ABC):
         self.load(options)
 
     def load(self, options: Mapping[str, str]) -> None:  # noqa: B027 (most implementations have nothing to load)
-        """Load what is judged.
-
-        Args:
-            options: paths from the command line, by peer name.
-
-        Raises:
-            Unavailable: it cannot be loaded.
-        """
+        """Load the code or the data; ``options`` and errors are those of ``__init__``."""
 
     @abstractmethod
     def version(self) -> str:
         """The version of the copy that is judged."""
 
     def shared(self, case: Case, dtypes: Sequence[str]) -> list[str]:
-        """The dtypes in which this implementation is judged on a case if it shares the checks with ``alternates``.
+        """Return the dtypes in which this implementation is judged on a case.
 
-        One of these implementations is judged, in one of ``dtypes``; the id of the case alone decides.
+        Without ``alternates``, these are all ``dtypes``. Otherwise, the id of the case selects one of the alternates
+        and one dtype; the list is empty for the others.
         """
         if not self.alternates:
             return [*dtypes]
@@ -253,16 +253,16 @@ class Implementation(ABC):
         """Evaluate the value and the gradients of a case."""
 
     def tensors(self, case: Case, dtype: str) -> dict[str, Tensor]:
-        """The float matrices of a case as leaf tensors that require grad, by argument name, the embeddings first."""
+        """Return the float matrices of a case by argument name, embeddings first, as leaf tensors that require grad."""
         kind = getattr(torch, dtype)
         return {name: torch.tensor(z).to(self.device, kind).requires_grad_() for name, z in case.matrices.items()}
 
     def integers(self, values: object) -> Tensor:
-        """Labels or indices as an int64 tensor on the device."""
+        """Return labels or indices as an int64 tensor on the device."""
         return torch.tensor(values, dtype=torch.int64, device=self.device)
 
     def arrays(self, case: Case) -> dict[str, Tensor]:
-        """The other arrays of a case, by argument name: indices as int64, masks as bool, weights as float64."""
+        """Return the other arrays of a case by argument name: indices as int64, masks as bool, weights as float64."""
         given = {}
         for name, value in {**case.arguments, "anchors": case.option("anchors")}.items():
             if value is not None:
@@ -277,12 +277,7 @@ class TorchImplementation(Implementation):
 
     @abstractmethod
     def value(self, case: Case, given: Mapping[str, Tensor]) -> Tensor:
-        """Return the loss of a case.
-
-        Args:
-            case: the case.
-            given: its matrices by argument name, in the dtype of the check.
-        """
+        """Return the loss of a case; ``given`` has its matrices by argument name, in the dtype of the check."""
 
     def evaluate(self, case: Case, dtype: str) -> Outcome:
         """Evaluate the value and the gradients of a case."""
@@ -291,7 +286,7 @@ class TorchImplementation(Implementation):
 
 
 def outcome_of(loss: Tensor, leaves: Mapping[str, Tensor], anchors: dict[int, float] | None = None) -> Outcome:
-    """The outcome of a torch loss, with the gradients of the sum of its values.
+    """Return the outcome of a torch loss, with the gradients of ``loss.sum()``.
 
     Args:
         loss: one value, or one per anchor.
@@ -304,13 +299,13 @@ def outcome_of(loss: Tensor, leaves: Mapping[str, Tensor], anchors: dict[int, fl
 
 
 def gradients_of(loss: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The gradient of the sum of a loss's values with respect to each leaf, as float64 on the CPU; 0 if unused."""
+    """Return the gradient of ``loss.sum()`` for each leaf, as float64 on the CPU; zeros for unused leaves."""
     found: Iterable[Tensor] = map(torch.zeros_like, leaves.values())
     upstream = 1.0
     if loss.requires_grad:
-        # An upstream gradient other than 1 reveals a backward pass that ignores it, or takes only its sign. A power of
-        # two changes no digit of a gradient in the ordinary range. In float16, 2 would keep digits of subnormal
-        # gradients that are otherwise lost, so only the sign is changed.
+        # An upstream gradient other than 1 reveals a backward pass that ignores it or uses only its sign. In the
+        # ordinary range, a power of two changes no digit. Float16 gets -1, because a factor of 2 would preserve digits
+        # of subnormal gradients that an ordinary call loses.
         if all(2.0**-20 < float(z.detach().abs().max()) < 2.0**20 for z in leaves.values() if z.numel()):
             upstream = -1.0 if any(z.dtype == torch.float16 for z in leaves.values()) else -2.0
         found = torch.autograd.grad(loss.sum() * upstream, list(leaves.values()), materialize_grads=True)
@@ -318,9 +313,9 @@ def gradients_of(loss: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor
 
 
 def unit(rows: Tensor) -> Tensor:
-    """Rows of norm 1 along the last axis.
+    """Normalise rows along the last axis.
 
-    Each row is first scaled to a moderate size by a power of two, so that no norm overflows or is clamped.
+    Each row is first scaled by a power of two, so that its norm neither overflows nor is clamped.
     """
     exponents = torch.frexp(rows.detach().abs().amax(dim=-1, keepdim=True)).exponent
     for half in (exponents // 2, exponents - exponents // 2):
@@ -329,12 +324,12 @@ def unit(rows: Tensor) -> Tensor:
 
 
 def normalised(embeddings: Tensor, case: Case) -> Tensor:
-    """Rows of norm 1 under cosine similarity, for implementations that expect this; otherwise the rows unchanged."""
+    """Return normalised rows under cosine similarity; otherwise the rows unchanged."""
     return unit(embeddings) if case.option("similarity") == "cosine" else embeddings
 
 
 def norms_out_of_range(case: Case, dtype: str, smallest: float) -> bool:
-    """Whether, under cosine, the norm of a row is below ``smallest`` or its square is out of the dtype's range."""
+    """Whether, under cosine similarity, a norm is below ``smallest`` or its square is out of the dtype's range."""
     if case.option("similarity") != "cosine":
         return False
     info = torch.finfo(getattr(torch, dtype))
@@ -343,24 +338,24 @@ def norms_out_of_range(case: Case, dtype: str, smallest: float) -> bool:
 
 
 def clamped_norms(minimum: float, function: str = "normalize", module: str = "torch") -> Deviation:
-    """The deviation of a torch function that clamps norms from below and computes them from squares."""
+    """Return the deviation of a function that divides by ``max(norm, minimum)``, with norms computed from squares."""
     reason = f"{module} divides by a norm of at least {minimum:g}, and the squares in a norm may overflow or underflow"
     link = f"https://pytorch.org/docs/stable/generated/torch.nn.functional.{function}.html"
     return Deviation("norms are clamped", lambda case, dtype, _: norms_out_of_range(case, dtype, minimum), reason, link)
 
 
 def stacked_order(case: Case) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """An order of the rows of a case that puts all first views before all second views."""
+    """Return an order of the rows that puts all first views before all second views."""
     partners = np.array(case.arguments["partners"], dtype=np.int64)
     first = np.flatnonzero(np.arange(case.n) < partners)
     return np.concatenate([first, partners[first]])
 
 
 def items_of(case: Case) -> list[tuple[int, ...]]:
-    """The rows of a case grouped into items of two views, else of three, else of one; of one if ``anchors`` is given.
+    """Group the rows of a case into items with the same number of views: two if possible, else three, else one.
 
-    Rows may be views of one item if they are positives of each other and share all their other positives. The number of
-    views must divide the size of every group of such rows.
+    Rows belong to the same group if they are positives of each other and share all their other positives. The number of
+    views must divide the size of every group. If ``anchors`` is given, each row is an item.
     """
     if case.option("anchors") is not None:
         return [(i,) for i in range(case.n)]
@@ -373,7 +368,7 @@ def items_of(case: Case) -> list[tuple[int, ...]]:
 
 
 def targets_of(case: Case, items: Sequence[tuple[int, ...]], rows: Tensor) -> dict[str, Tensor]:
-    """The labels or the mask of items, as arguments of the original SupCon code; {} if a case has neither."""
+    """Return ``labels`` or ``mask`` of the items for the original SupCon code; {} if a case has neither."""
     first = [item[0] for item in items]
     if "labels" in case.arguments:
         return {"labels": torch.tensor(case.arguments["labels"], dtype=torch.int64, device=rows.device)[first]}
@@ -384,13 +379,13 @@ def targets_of(case: Case, items: Sequence[tuple[int, ...]], rows: Tensor) -> di
 
 
 def by_views(case: Case, given: Mapping[str, Tensor], loss: Callable[..., Tensor]) -> Tensor:
-    """The loss of two views, with one call, or of two towers, with one call per direction.
+    """Evaluate a loss on two views in one call, or on two towers in one call per direction.
 
     Args:
         case: a case of nt_xent or info_nce.
         given: its matrices.
-        loss: a function of the anchors, their positives and the further negatives (None without any); it reduces as
-            the case requires.
+        loss: function of the anchors, their positives and the further negatives (or None). It applies the reduction of
+            the case.
     """
     views = stacked_views(case, given[case.first]) if "partners" in case.arguments else tuple(given.values())[:2]
     found = [loss(one, other, given.get("negatives")) for one, other in directed(case, views)]
@@ -398,12 +393,12 @@ def by_views(case: Case, given: Mapping[str, Tensor], loss: Callable[..., Tensor
 
 
 def directed(case: Case, views: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
-    """Two towers, anchors first, for each direction of a case; for a loss without directions, the two views once."""
+    """Return the towers, anchors first, for each direction of a case. Without directions, return the views once."""
     return {"b_to_a": [views[::-1]], "both": [views, views[::-1]]}.get(case.option("direction"), [views])
 
 
 def joined(losses: Sequence[Tensor], reduction: str) -> Tensor:
-    """The loss of all directions from the loss of each direction."""
+    """Combine the losses of all directions according to the reduction."""
     if reduction == "none":
         return torch.cat(list(losses))
     total = torch.stack(list(losses)).sum(dim=0)
@@ -411,17 +406,20 @@ def joined(losses: Sequence[Tensor], reduction: str) -> Tensor:
 
 
 def stacked_views(case: Case, rows: Tensor) -> tuple[Tensor, ...]:
-    """The first views and the second views of a case of nt_xent, in the order of the items."""
+    """Return the first views and the second views of a case of nt_xent, both in the order of the items."""
     return rows[torch.as_tensor(stacked_order(case), device=rows.device)].chunk(2)
 
 
 def logits(case: Case) -> npt.NDArray[np.float64]:
-    """Similarities divided by the temperature, in the shape of the case, diagonal included."""
+    """Return all similarities divided by the temperature, including self pairs."""
     return scaled_similarities(case) / case.temperature
 
 
 def labels_of(case: Case) -> tuple[list[int], list[int] | None]:
-    """The labels of the rows and those of the references (or None) that give the positives of a case without a mask."""
+    """Return labels of the rows and of the references (or None) that give the positives of a case.
+
+    Partners are converted to labels. The case must not have a mask of positives.
+    """
     if "labels" in case.arguments:
         return case.arguments["labels"], case.arguments.get("ref_labels")
     partners = [int(p) for p in case.arguments["partners"]]
@@ -437,13 +435,13 @@ def lacks_positives(case: Case) -> bool:
 
 
 def gradient_is_missing(case: Case, dtype: str, true: Truth, name: str) -> bool:
-    """Whether a missing gradient of a matrix fails: the true one is farther from 0 than its bounds allow."""
+    """Whether the true gradient of a matrix exceeds its bounds, so that a missing gradient fails."""
     gradient = true.other_gradients.get(name)
     return gradient is not None and exceeds(gradient, bounds(case, true, dtype).rows[name])
 
 
 def gradient_of(case: Case, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The gradient ``[N, D]`` with respect to the rows as anchors; the rows they are compared with are constants.
+    """Return the gradient ``[N, D]`` with respect to the anchors, while the rows they are compared with are constant.
 
     Args:
         case: a case without other matrices.
@@ -469,5 +467,5 @@ def exceeds(matrix: npt.NDArray[np.float64], allowed: npt.NDArray[np.float64]) -
 
 
 def row_norms(matrix: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The norms of rows, without overflow or underflow of squares."""
+    """Return the norms of rows, without overflow or underflow of squares."""
     return np.array([math.hypot(*row) for row in matrix.tolist()])

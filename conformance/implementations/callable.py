@@ -1,8 +1,7 @@
-"""The adapter for any user's loss, called with torch, numpy or jax arrays according to its signature.
+"""The adapter for a user's loss (a *target*): a function, an instance, or a class that is constructed with options.
 
-A target is a function, a class that is constructed with its options, or an instance. ``Target`` calls it on any
-``Batch``. ``External`` is the implementation that evaluates a case with a target, or with a command in any language
-(``subprocess.py``).
+``Target`` calls it on a ``Batch``, with torch, numpy or jax arrays. ``External`` evaluates cases with a target, or with
+a command in any language (``subprocess.py``).
 """
 
 from __future__ import annotations
@@ -58,36 +57,35 @@ from .usages import BY_NAME, NotApplicable, Use
 Tensor = torch.Tensor
 
 PROBED_AS = {"stacked": "views", "interleaved": "views", "towers": "views"}
-"""``Target.probed_as`` for a target with one of these calls; ``Target.call_as`` handles other calls."""
+"""``Target.probed_as`` by call; ``Target.call_as`` handles the other calls."""
 
 REQUIRED: Mapping[str, tuple[str, str]] = {
     "queue": ("info_nce", "negatives"),
     "hard": ("multiple_negatives_ranking", "hard_negatives"),
 }
-"""For each call with a third matrix in addition to two views: a loss that takes it, and its keyword."""
+"""For calls with two views and a third matrix: a loss that takes this matrix, and its keyword."""
 
 LATE = 3
-"""Number of calls of one kind (small batches, large batches, or usages: see ``usages.py``) that may exceed the time
-limit; further calls of this kind are not run."""
+"""After this number of calls of one kind exceeded the time limit, no more calls of this kind are run.
+
+The kinds are small batches, large batches and usages (``usages.py``)."""
 
 SMALL = 40
-"""The largest ``Case.size`` of a small batch; without references or towers, the size is the number of rows.
-
-Time-outs of small and of large batches are counted separately."""
+"""Largest ``Case.size`` of a small batch (see ``LATE``)."""
 
 TRIAL_TEMPERATURE = 0.5
-"""The temperature of the small batch on which the calls are tried, unless one is built in."""
+"""Temperature of trial calls, unless the target has a built-in one."""
 
 TRIAL_NUMBERS: Mapping[str, Mapping[str, float]] = {
     "bias": {"bias": -10.0},
     "tau_plus": {"tau_plus": 0.1, "beta": 1.0},
 }
-"""By parameter: keywords for trial calls of a target that has this parameter. Those it does not take are left out."""
+"""Keywords of trial calls, by the parameter that requires them. Keywords that the target does not take are left out."""
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Embeddings and their positives, as the arguments of a loss.
+    """Embeddings and their positives.
 
     Attributes:
         name: name of the batch in messages.
@@ -123,7 +121,7 @@ class Batch:
         if call == "pairs":
             return [rows, integers(self.positive_pairs or ()).reshape(-1, 2)], keywords
         labels, items = None if self.labels is None else integers(self.labels), len(rows) // self.n_views
-        # Slices, unlike chunks, may be changed in place.
+        # A target may change slices in place, but not the outputs of torch.chunk.
         views = [rows[k * items : (k + 1) * items] for k in range(self.n_views)]
         if self.first is not None:
             return [rows[: self.first], rows[self.first :]], keywords
@@ -144,7 +142,7 @@ class Answer:
 
     Attributes:
         values: [K] float64; one value, or one per anchor or per pair.
-        gradient: float64, of the sum of the values with respect to the embeddings; None if the target has no gradient.
+        gradient: float64, gradient of ``total`` with respect to the embeddings; None if the target has none.
     """
 
     values: Tensor
@@ -163,24 +161,24 @@ class Answer:
 
 
 class Target:
-    """A function, an instance or a class that is called with the arguments of the catalogue.
+    """A user's loss, called with the arguments of the catalogue.
 
-    A class is constructed for every call with the options that its constructor takes; the call gets the others.
+    A class is constructed anew for every call. Its constructor gets the options that it takes; the call gets the rest.
 
     Attributes:
         thing: the function, the instance or the class.
         signature: its parameters.
-        constructs: whether it is a class, constructed for every call.
+        constructs: whether it is a class.
         takes_temperature: whether a temperature can be passed.
         temperature_by: how it is passed, in words.
         trial_keywords: further keywords of trial calls and of ``pairproof identify``, from ``TRIAL_NUMBERS``.
         forms: the plausible ways to call it, the best guess first.
-        form: the one that is used.
-        call: how it is called, one of ``CALLS``.
-        probed_as: the kind of batches that ``pairproof identify`` passes to it: one of ``CALLS``, "partners", or a key
-            of ``REQUIRED``.
+        form: the way in which it is called now.
+        call: the call of this form, one of ``CALLS``.
+        probed_as: the kind of batches that ``pairproof identify`` passes: one of ``CALLS``, "partners", or a key of
+            ``REQUIRED``.
         arrays: the arrays that it takes, one of ``ARRAYS``.
-        result: the name of the loss among several results; None if it returns one, or has not returned any yet.
+        result: the name of the loss among several results; None if it returns one result, or was not called yet.
         strict: whether a torch target must return a tensor.
     """
 
@@ -210,7 +208,7 @@ class Target:
 
         Raises:
             TargetError: it cannot be called, or jax is needed and not installed.
-            TargetMisused: the call cannot be guessed or is unknown, or ``init`` names a parameter that does not exist.
+            TargetMisused: the call cannot be guessed or is unknown, or ``init`` names an unknown parameter.
         """
         check_call(call, arrays)
         self.thing, self.signature, self.spec = thing, Signature(thing, init), thing if spec is None else spec
@@ -227,11 +225,11 @@ class Target:
             import_jax()
 
     def call_as(self, form: int, result: str | None = None) -> None:
-        """Call it in one of its forms from now on.
+        """Select the form of later calls.
 
         Args:
             form: index in ``forms``.
-            result: the name of the loss among several results, as an earlier call found it.
+            result: the name of the loss among several results, if an earlier call found it.
         """
         self.form: Form = self.forms[form]
         self.call, self.result = self.form.call, result or self._result
@@ -257,7 +255,6 @@ class Target:
         self.notes = self._notes()
 
     def _notes(self) -> tuple[str, ...]:
-        """The guesses that were made, such as how to call the target."""
         changed = "arguments: the target changes them in place; it gets copies" if self._changed else ""
         keys = self.signature.keys
         packed = f"arguments: passed as one mapping with {', '.join(keys)}" if keys else ""
@@ -267,20 +264,21 @@ class Target:
 
     @property
     def choice(self) -> tuple[int, str | None]:
-        """The arguments of ``call_as`` that repeat the current form."""
+        """The arguments of ``call_as`` for the current form."""
         return self.forms.index(self.form), self.result
 
     def settle(self, attempt: Callable[[int], Tensor] | None = None, limit: float | None = None) -> None:
-        """Choose the first form in which a small ordinary batch raises no error.
+        """Choose the first form in which a small batch raises no error.
 
-        If a call exceeds the time limit, its form is kept and no other form is tried. If a call compares a vector of
-        labels with its transpose, which is the same vector, labels of shape [N, 1] are tried next; if every other form
-        raises an error, the form with the vector is kept.
+        A form that exceeds the time limit is kept, and no other form is tried.
+
+        A target that compares labels with their transpose expects the shape [N, 1], because a vector [N] equals its
+        transpose. This shape is tried next. If all other forms fail, the vector is kept.
 
         Args:
-            attempt: function that calls the target in the form with a given index and returns the values; by default,
-                the target is called with a batch that fits the call.
-            limit: seconds that one call of the default ``attempt`` may take; None for no limit.
+            attempt: calls the target in the form with a given index, and returns the values. By default, the target is
+                called with a small batch that fits the call.
+            limit: time limit of the default ``attempt`` in seconds; None for no limit.
 
         Raises:
             NoCallFits: every form raises an error, and none compares labels with their transpose.
@@ -296,7 +294,7 @@ class Target:
                 with _NoTransposedVector():
                     values = attempt(index) if attempt else self._try(limit)
                 trial = trial_case("supcon", {})
-                # One value, one per anchor, or one per pair of pairwise NT-Xent or of the sigmoid loss.
+                # One value, one per anchor, or one per pair (pairwise NT-Xent, sigmoid).
                 pairs = {"labels": len(trial.pairs()), "views": (trial.n // 2) ** 2}.get(self.probed_as)
                 if len(values) > trial.n and len(values) != pairs:
                     raise TargetError(f"returned {len(values)} values")
@@ -342,7 +340,7 @@ class Target:
 
         Args:
             batch: the batch.
-            limit: seconds that the call may take; None for no limit.
+            limit: time limit in seconds, or None.
 
         Raises:
             TargetError: the result is not a loss, or the call took too long.
@@ -355,14 +353,14 @@ class Target:
 
     @property
     def last_death(self) -> str:
-        """How the target's process ended, if it did; always "" here, because the target runs in this process."""
+        """Always "", because the target runs in this process."""
         return ""
 
     def close(self) -> None:
-        """Do nothing: the target runs in this process and holds no resources."""
+        """Do nothing, because the target runs in this process."""
 
     def loss(self, batch: Batch) -> Tensor:
-        """Call it on a batch of torch tensors; return its values, [K] float64, with their graph for autograd.
+        """Call it on a batch of torch tensors; return its differentiable values, [K] float64.
 
         Raises:
             TargetError: the result is not a loss.
@@ -391,11 +389,11 @@ class Target:
         return self.use.result(loss, self.arrays).double().cpu().reshape(-1)
 
     def _arguments(self, batch: Batch) -> tuple[list[Any], dict[str, Any]]:
-        """Return the positional arguments and the keywords of a batch, in the current form; arrays are copies."""
+        """Return copies of the positional arguments and the keywords of a batch, in the current form."""
         copies = {name: x.clone() if isinstance(x, Tensor) else x for name, x in batch.keywords.items()}
         batch = replace(batch, embeddings=batch.embeddings.clone(), keywords=copies)
         if self.call == "features" and batch.labels is None and self.signature.requires("labels"):
-            # One class per item has the same meaning as no labels.
+            # One class per item means the same as no labels.
             batch = replace(batch, labels=range(len(batch.embeddings) // batch.n_views))
         positional, keywords = self.use.arguments(*batch.arguments(self.call))
         if self.call == "similarities":
@@ -409,7 +407,6 @@ class Target:
         return positional, {name: self.form.shaped(name, value) for name, value in keywords.items()}
 
     def _taken(self, returned: Any) -> Any:
-        """Return the loss among the results of the target."""
         parts = parts_of(returned)
         if parts is None or (isinstance(returned, list) and not self.strict and all(map(_is_number, returned))):
             return returned
@@ -419,7 +416,7 @@ class Target:
         return take(parts, self.result)
 
     def _size(self, value: Any) -> int | None:
-        """Return how many floating-point numbers an array has; None for anything else."""
+        """Return the size of an array of floats; None for anything else."""
         if isinstance(value, Tensor):
             return value.numel() if value.is_floating_point() else None
         if self.strict or not (isinstance(value, float) or "float" in str(getattr(value, "dtype", ""))):
@@ -427,7 +424,6 @@ class Target:
         return int(getattr(value, "size", 1))
 
     def _values(self, returned: Any) -> Tensor:
-        """Return a number or an array of numbers as float64."""
         if not self.strict:
             with suppress(TypeError, ValueError, RuntimeError):
                 numbers = np.asarray(returned)
@@ -438,11 +434,11 @@ class Target:
 
 
 class _TransposedVector(Exception):
-    """The target compares a vector with its transpose, the same vector: it expects a matrix of labels."""
+    """The target compares labels [N] with their transpose, so it expects labels [N, 1]."""
 
 
 class _NoTransposedVector(TorchFunctionMode):
-    """Raise an error in the body if a vector of integers is compared with its transpose, which is a vector too."""
+    """Raise ``_TransposedVector`` if the body compares a vector of integers with its transpose."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -462,11 +458,10 @@ class _NoTransposedVector(TorchFunctionMode):
 
 
 class _Jax(torch.autograd.Function):
-    """A jax function of torch tensors and other arguments, differentiated by jax."""
+    """Call a jax function on torch tensors and other arguments; jax computes the gradients."""
 
     @staticmethod
     def forward(ctx: Any, function: Callable[..., Any], *given: Any) -> Tensor:
-        """The values of the function, as float64."""
         jax, arrays = import_jax(), dict(enumerate(map(_jax, given)))
         ctx.leaves = [k for k in arrays if ctx.needs_input_grad[k + 1]]
 
@@ -477,7 +472,7 @@ class _Jax(torch.autograd.Function):
             return jax.vjp(values, *leaves)
 
         inputs = [arrays[k] for k in ctx.leaves]
-        # Compiled functions take a third of the time; a function that branches on values cannot be compiled.
+        # Compiled functions are three times as fast, but functions that branch on values cannot be compiled.
         try:
             loss, ctx.pull_back = jax.jit(differentiate)(*inputs)
         except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
@@ -487,7 +482,6 @@ class _Jax(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *weights: Tensor) -> Any:
-        """The gradients of the weighted sum of the values."""
         found = iter(ctx.pull_back(import_jax().numpy.asarray(weights[0].numpy(), dtype=ctx.dtype)))
         return tuple(_from_jax(next(found)).to(ctx.device) if needed else None for needed in ctx.needs_input_grad)
 
@@ -527,22 +521,22 @@ def _from_jax(array: Any) -> Tensor:
 
 
 def _kind_of(case: Case) -> str:
-    """Return the kind of a call, by the size of its batch."""
+    """Return the kind of a call without a usage (see ``LATE``)."""
     return f"batches of {'up to' if case.size <= SMALL else 'more than'} {SMALL} rows"
 
 
 class External(Implementation):
-    """The loss of a user, judged according to a claim.
+    """A user's loss, judged by what the user says that it computes (``Claim``).
 
     Attributes:
-        spec: the target as it was given.
+        spec: the target as the user named it.
         target: the target; None for a command, and for a target in a child process.
         command: the command; None for a target.
         claim: what it computes.
-        notes: the guesses that were made, such as how to call the target.
+        notes: what was guessed, in words.
         gradients_judged: whether it returns gradients; None until a command has answered.
         outcomes: what it returned, by case and dtype, until the caller clears it.
-        in_float32: why results for float64 inputs are judged as float32, "" if they are not; None until it is known.
+        in_float32: why results for float64 inputs are judged as float32; "" if they are not, None if not yet known.
     """
 
     name: ClassVar[str] = "target"
@@ -569,14 +563,14 @@ class External(Implementation):
         """Import a target and determine how it is called.
 
         Args:
-            spec: "package.module:attribute" or "file.py:attribute"; for the call "command" a shell command line; or the
-                function, class or instance itself.
+            spec: the function, class or instance; or "package.module:attribute" or "file.py:attribute"; or a shell
+                command line for the call "command".
             loss: short name in the catalogue.
             call: one of ``CALLS``; guessed from the names of the parameters if None.
             arrays: one of ``ARRAYS``; guessed from annotations and imports if None.
             temperature: the built-in temperature of a target that takes none by keyword.
-            normalised: whether the harness normalises rows under cosine; None means no.
-            settings: the claimed options, by name; the value "*" means that the target takes the option by keyword.
+            normalised: whether pairproof normalises rows under cosine similarity before the call; None means no.
+            settings: the claimed options, by name; "*" means that the target takes the option by keyword.
             init: values of parameters of the constructor or of the function, by name.
             result: the name of the loss among several results; guessed if None.
             limit: time limit of a case in seconds; None for no limit.
@@ -616,7 +610,7 @@ class External(Implementation):
         self.gradients_judged: bool | None = None if self.command else arrays != "numpy"
 
     def _complete(self) -> None:
-        """Complete the claim from the signature, for the current form of the call."""
+        """Complete the claim from the signature, for the current form."""
         signature: Signature | None = None
         notes: tuple[str, ...] = ("call: command, one JSON object per line",)
         if self.target:
@@ -626,7 +620,7 @@ class External(Implementation):
         self.notes, self.support = (*notes, *more), self.claim.support
 
     def refuses(self, case: Case) -> str | None:
-        """Return the reason to skip a case: the target does not support it, or too many such calls were late."""
+        """Return the reason to skip a case, or None. A case is also skipped if too many calls of its kind were late."""
         return super().refuses(case) or self.not_run(_kind_of(case))
 
     @cached_property
@@ -635,14 +629,13 @@ class External(Implementation):
         return Counter()
 
     def not_run(self, kind: str) -> str | None:
-        """Return the reason to skip calls of a kind, "usages" or a range of sizes; None unless too many were late."""
+        """Return the reason to skip calls of a kind (see ``LATE``); None unless too many were late."""
         if self.late[kind] < LATE:
             return None
         return f"not run: {LATE} {kind} took longer than {self.limit:g} s (--limit)"
 
     @contextmanager
     def _counting_late(self, case: Case, usage: str) -> Iterator[None]:
-        """Count the call in the body if it exceeds the time limit."""
         try:
             yield
         except Overtime:
@@ -650,13 +643,13 @@ class External(Implementation):
             raise
 
     def call_as(self, form: int, result: str | None = None) -> None:
-        """Call the target in one of its forms from now on; the arguments are those of ``Target.call_as``."""
+        """Select the form of later calls; the arguments are those of ``Target.call_as``."""
         if self.target and (form, result) != self.target.choice:
             self.target.call_as(form, result)
             self._complete()
 
     def settle(self) -> None:
-        """Choose the first form in which a small ordinary batch raises no error.
+        """Choose the first form in which a small batch raises no error, as ``Target.settle`` does.
 
         Raises:
             NoCallFits: every form raises an error.
@@ -682,12 +675,12 @@ class External(Implementation):
         self._complete()
 
     def _given(self, case: Case, leaves: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the case's matrices; under cosine, normalised if the claim or the call "similarities" requires it."""
+        """Return the case's matrices, normalised if the claim or the call "similarities" requires it."""
         unit = self.claim.normalised or self.claim.call == "similarities"
         return {name: normalised(z, case) for name, z in leaves.items()} if unit else leaves
 
     def version(self) -> str:
-        """Return the version of the copy that is judged."""
+        """Return which copy of the target is judged: its file and version, or else its name."""
         return self._version
 
     def close(self) -> None:
@@ -754,7 +747,7 @@ class External(Implementation):
             self.target.use = Use()
 
     def _loss(self, case: Case, given: Mapping[str, Tensor], **changed: Any) -> Tensor:
-        """Return the values in the order of the case's anchors, [K] float64, with their graph for autograd."""
+        """Return the values, [K] float64, in the order of the case's anchors or pairs."""
         assert self.target is not None
         batches, rows = self._batches(case, given, **changed)
         reduction = batches[0].keywords.get("reduction", self.claim.settings.get("reduction", "mean"))
@@ -767,7 +760,7 @@ class External(Implementation):
         return loss[[order.index(one) for one in wanted]] if rows and len(loss) == len(order) > 1 else loss
 
     def _batches(self, case: Case, given: Mapping[str, Tensor], **changed: Any) -> tuple[list[Batch], list[int]]:
-        """Return the batches to call the target with, and the new order of the case's rows; [] if it is unchanged."""
+        """Return the batches for the target, and the new order of the case's rows ([] if unchanged)."""
         claim, rows, arrays = self.claim, given[case.first], self.arrays(case)
         passed = [name for name in case.entry.scalars if name in claim.passed]
         matrices = called(given)
@@ -804,19 +797,19 @@ class External(Implementation):
         return [batch], []
 
     def _anchors(self, case: Case, values: Tensor, given: Mapping[str, Tensor]) -> dict[int, float] | None:
-        """Return the value of every anchor, if necessary from a second call with reduction "none"; None if unknown."""
+        """Return the value of every anchor, if necessary by a second call with reduction "none"; None if unknown."""
         claim, counted = self.claim, case.counted()
         each = claim.reduced_here or case.option("reduction") == "none"
         takes_none = "reduction" in claim.passed and "none" in (claim.values_of("reduction") or ("none",))
         if self.target and takes_none and not each and len(values) == 1 and claim.arrays != "jax":
-            # The case does not require this call: an error in it is ignored.
+            # This call is optional, so its errors are ignored.
             with suppress(Exception), torch.no_grad():
                 values, each = self._loss(case, given, reduction="none"), True
         known = each and len(values) == len(counted) and counted == case.anchors()
         return dict(zip(counted, values.tolist(), strict=True)) if known else None
 
     def _shares(self, case: Case, values: Tensor) -> Tensor:
-        """Return the weight of each value in the loss of the case; 1 unless the harness reduces the values."""
+        """Return the weight of each value in the loss; 1 unless pairproof reduces the values."""
         if not self.claim.reduced_here:
             return torch.ones_like(values)
         counted = case.counted()
@@ -825,7 +818,7 @@ class External(Implementation):
         return values.new_tensor(shares_of(case)[counted].tolist())
 
     def _ask(self, case: Case, dtype: str, given: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the command's values, and the gradients of the case's loss; {} if the answer does not give them."""
+        """Return the command's values and the gradients of the loss; {} if the answer does not determine them."""
         assert self.command is not None
         options = {name: case.option(name) for name in (*case.entry.scalars, "temperature")}
         if "direction_weights" in case.entry.keywords:

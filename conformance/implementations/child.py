@@ -1,13 +1,16 @@
-"""A user's loss (a *target*) in a child process, so that it cannot end, delay or alter the process that judges it.
+"""A user's loss (a *target*) in a child process, so that it cannot crash, block or change the process that judges it.
 
-The child is forked, not started anew: a target may be a lambda or a local function, and torch is imported already. One
-process, the spawner, is forked before the target is loaded. It runs no code of the target, and forks a worker that
-loads the target and answers all requests. If the worker dies, the spawner forks another one from its own unchanged
-state. If the judging process is killed, the spawner kills the worker and ends. Requests are pickled. Answers are JSON,
-because reading a pickle of the target could run its code here.
+There are three processes: the judging process forks a *spawner*, and the spawner forks a *worker*.
 
-Some processes cannot be forked: those of systems other than Linux, those in which CUDA runs and, for a target of jax
-arrays, those in which jax is loaded. The target is then loaded in this process, and a note says so.
+- The worker loads the target and answers requests.
+- The spawner runs no code of the target. It forks a new worker if the worker dies. If the judging process dies, the
+  spawner kills the worker and exits.
+
+Forking supports lambdas and local functions, and torch is not imported again. Requests are pickled. Answers are JSON,
+because unpickling an answer could run code of the target in the judging process.
+
+A fork is not possible on systems other than Linux, while CUDA is in use or, for a target of jax arrays, while jax is
+loaded. The target then runs in the judging process, and a note says so.
 """
 
 from __future__ import annotations
@@ -44,19 +47,19 @@ from .subprocess import BRIEFLY, LONGEST_LINE, PATIENCE
 from .usages import Use, read_observed
 
 DEATHS = 10
-"""Number of consecutive deaths of the worker after which it is not started again."""
+"""Number of consecutive deaths after which the worker is not started again."""
 
 CHECK_INTERVAL = 1.0
-"""Interval in seconds at which the spawner checks whether the judging process has ended."""
+"""Seconds between two checks of the spawner whether the judging process has ended."""
 
 LOADING = 60.0
-"""Seconds that loading a target may take if the limit of an answer is shorter."""
+"""Smallest time limit for loading a target, in seconds."""
 
 PRINTED = 20
 """Maximum number of different lines of a target's output that are shown."""
 
 LONGEST_MESSAGE = 1000
-"""Maximum length of an error message, and of what is kept of one write to an output, in characters."""
+"""Maximum length of an error message or of a line of output, in characters."""
 
 Served = tuple[dict[str, Any], Callable[..., Any]]
 """Facts about a target as JSON data, and a function that answers a request with JSON data."""
@@ -67,7 +70,7 @@ class CannotFork(Exception):
 
 
 class _Ended(Exception):
-    """The worker died, or wrote an answer that cannot be read."""
+    """The worker died, or its answer is too long."""
 
 
 class _Late(_Ended):
@@ -78,7 +81,7 @@ class Child:
     """A target in a worker process.
 
     Attributes:
-        facts: what the worker reported when it had loaded the target.
+        facts: what the worker reported about the target after loading it.
         last_death: how the worker died the last time; "" if it has not died since `settle`.
     """
 
@@ -87,7 +90,7 @@ class Child:
 
         Args:
             load: loads the target; called in the worker.
-            limit: time limit of an answer in seconds; None for no limit. The worker applies it too.
+            limit: time limit of an answer in seconds; None for no limit.
 
         Raises:
             CannotFork: this process cannot be forked.
@@ -112,7 +115,7 @@ class Child:
             TargetError: the target raised an error, died, or did not answer in time.
         """
         if self._worker and wait([self._control], 0):
-            # It died after its last answer, so its death is not an error of this request.
+            # The worker died after its last answer, which is not an error of this request.
             self._end(0.0)
         if not self._worker:
             if self._deaths >= DEATHS:
@@ -128,7 +131,7 @@ class Child:
     def settle(self) -> dict[str, Any]:
         """Find out on a small batch how the target is called, and return the facts about it.
 
-        If the worker dies or exceeds its time limit, the first guess is kept, and the cases are judged with it.
+        If the worker dies or exceeds its time limit, the first guess is kept.
 
         Raises:
             NoCallFits: every plausible call raises an error.
@@ -138,7 +141,7 @@ class Child:
             answer = self.ask(None)
         self._deaths, self.last_death = 0, ""
         if isinstance(answer, dict) and answer.get("changed") and self._worker:
-            # The trial changed global state. A new worker judges the cases, so that they show the change again.
+            # The trial changed global state. In a new worker, the cases show this change again.
             self._end(0.0)
         if isinstance(answer, dict) and "failed" in answer:
             self.close()
@@ -153,7 +156,6 @@ class Child:
             self._stop()
 
     def _stop(self) -> None:
-        """End the spawner."""
         if self._spawner:
             self._control.close()
             with suppress(OSError):
@@ -184,7 +186,7 @@ class Child:
         return facts
 
     def _answer(self, request: bytes, seconds: float, late: str) -> dict[str, Any]:
-        """Send a request and read one line of JSON; end the worker if that fails or takes too long."""
+        """Send a request and return the answer; end the worker if that fails or takes too long."""
         try:
             line = self._exchange(request, seconds, late)
             answer = json.loads(line)
@@ -200,7 +202,7 @@ class Child:
     def _exchange(self, request: bytes, seconds: float, late: str) -> bytes:
         deadline = time.monotonic() + seconds
         line = bytearray()
-        # If the worker has died, sending fails; what it wrote before is read below.
+        # Sending fails if the worker has died, but its last output can still be read.
         with suppress(OSError):
             self._socket.settimeout(None if math.isinf(seconds) else seconds)
             self._socket.sendall(request)
@@ -221,7 +223,7 @@ class Child:
         return bytes(line)
 
     def _result(self, answer: Mapping[str, Any], name: str) -> Any:
-        """Return a part of an answer, and repeat the warnings of the target in this process."""
+        """Return a part of an answer, and repeat the target's warnings in this process."""
         for category, text, file, row in answer.get("warnings", []):
             kind = getattr(builtins, str(category), UserWarning)
             kind = kind if isinstance(kind, type) and issubclass(kind, Warning) else UserWarning
@@ -233,7 +235,7 @@ class Child:
         return answer.get(name)
 
     def _died(self, why: str) -> str:
-        """End the worker, and return what happened to it."""
+        """End the worker, and return how it died, in words."""
         self._deaths += 1
         code = self._end(0.0 if why else BRIEFLY)
         if not why and code is None:
@@ -245,11 +247,7 @@ class Child:
         return self.last_death
 
     def _end(self, patience: float) -> int | None:
-        """Wait for the worker, then kill what is left of it and its children.
-
-        Returns:
-            The exit code of the worker, or None if it did not end within ``patience`` seconds.
-        """
+        """Kill the worker and its children after ``patience`` seconds; return its exit code, None if it was killed."""
         ended = bool(wait([self._control], patience))
         with suppress(OSError):
             os.killpg(self._worker, signal.SIGKILL)
@@ -266,13 +264,13 @@ class Child:
 
 def _fork() -> int:
     with warnings.catch_warnings():
-        # Python 3.12 and jax warn of forks in processes with threads; the child runs torch on one thread.
+        # Python 3.12 and jax warn about forks of processes with threads. The child runs torch on one thread.
         warnings.simplefilter("ignore")
         return os.fork()
 
 
 def _spawn(control: socket.socket, parents: socket.socket, load: Callable[[], Served]) -> NoReturn:
-    """Start a worker for each message, one at a time, and report its process, its socket, and then its exit code."""
+    """Start a worker for each message; send its process id and its socket, and when it ends, its exit code."""
     try:
         os.setsid()
         parents.close()
@@ -294,12 +292,12 @@ def _spawn(control: socket.socket, parents: socket.socket, load: Callable[[], Se
 
 def _exit_code(worker: int, control: socket.socket) -> int:
     """Wait until a worker ends, and return its exit code; kill it if the judging process ends first."""
-    # A blocked signal is kept until it is waited for, so that the end of the worker is never missed.
+    # A blocked signal stays pending, so the end of the worker is never missed.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     while not (ended := os.waitpid(worker, os.WNOHANG))[0]:
         signal.sigtimedwait({signal.SIGCHLD}, CHECK_INTERVAL)
         if wait([control], 0):
-            # No message is sent while a worker runs, so this is the end of the connection.
+            # The judging process sends nothing while a worker runs, so the connection has ended.
             with suppress(OSError):
                 os.killpg(worker, signal.SIGKILL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
@@ -307,7 +305,7 @@ def _exit_code(worker: int, control: socket.socket) -> int:
 
 
 class Once(io.TextIOBase):
-    """Writes the output of a target to standard error: each different line once, and at most ``PRINTED`` of them."""
+    """Writes each different line of a target's output once to standard error, at most ``PRINTED`` lines."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
@@ -327,7 +325,7 @@ class Once(io.TextIOBase):
         return open(2, "wb", closefd=False)
 
     def write(self, text: str) -> int:
-        """Keep a text until its line is complete."""
+        """Write the complete lines of a text, and keep the rest."""
         *lines, self._line = (self._line + text[-LONGEST_MESSAGE:])[-LONGEST_MESSAGE:].split("\n")
         for line in lines:
             if line not in self._seen and len(self._seen) <= PRINTED:
@@ -343,12 +341,12 @@ def _work(connection: socket.socket, load: Callable[[], Served]) -> NoReturn:
     """Load the target and answer requests until the connection ends."""
     try:
         os.setsid()
-        # The output of native code must not mix with that of the judging process, and its input must not be read.
+        # Native code must not write to the output of the judging process, or read its input.
         os.dup2(2, 1)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        # The parent reports a crash in one line.
+        # The judging process reports a crash in one line.
         faulthandler.disable()
-        # A garbage collection writes to every object, and thereby copies the memory that is shared with the parent.
+        # Garbage collection writes to every object, which would copy the memory shared with the parent.
         gc.freeze()
         sys.stdout = sys.stderr = Once()
         torch.set_num_threads(1)
@@ -357,7 +355,7 @@ def _work(connection: socket.socket, load: Callable[[], Served]) -> NoReturn:
         requests, owner = connection.makefile("rb"), os.getpid()
         answer: dict[str, Any] = {}
         try:
-            # Autograd with threads for a GPU does not survive a fork.
+            # This fails if autograd started threads for a GPU before the fork.
             torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             answer = {"cannot_fork": described(error)}
@@ -368,7 +366,7 @@ def _work(connection: socket.socket, load: Callable[[], Served]) -> NoReturn:
                 text = " ".join(line.strip() for line in described(error).splitlines())
                 answer = {"error": text, "misused": isinstance(error, TargetMisused)}
         loaded = "facts" in answer
-        # If the target forks and the copy returns here, the copy must not answer.
+        # A copy of this process that the target forked must not answer.
         while os.getpid() == owner:
             connection.sendall(json.dumps(answer | {"warnings": shown}).encode() + b"\n")
             shown.clear()
@@ -385,14 +383,14 @@ def _work(connection: socket.socket, load: Callable[[], Served]) -> NoReturn:
 
 
 def _line(text: object) -> str:
-    """Return the first line of a text of the target, in printable characters."""
+    """Return the first line of a target's text, shortened and in printable characters."""
     first = next(iter(str(text).splitlines()), "")
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in first[: LONGEST_MESSAGE + 1])
     return shown if len(first) <= LONGEST_MESSAGE else f"{shown[:LONGEST_MESSAGE]}..."
 
 
 class IsolatedLoss(External):
-    """The loss of a user, judged as what its user says that it computes (`Claim`), in a child process."""
+    """``External`` in a child process."""
 
     def __init__(self, spec: object, *, device: str = "cpu", **options: Any) -> None:
         """Load a target in a child process; the arguments and errors are those of ``External``.
@@ -407,7 +405,7 @@ class IsolatedLoss(External):
 
             def facts() -> dict[str, Any]:
                 claim = {name: getattr(target.claim, name) for name in ("call", "arrays", "settings")}
-                # None if the temperature is passed in each call; otherwise that of the user, or the built-in one.
+                # None if the temperature is passed in each call.
                 at = None if target.claim.temperature is None else float(target.claim.temperature)
                 claim |= {name: sorted(getattr(target.claim, name)) for name in ("passed", "required")}
                 found: dict[str, Any] = {"claim": claim | {"temperature": at}, "notes": target.notes}
@@ -444,17 +442,12 @@ class IsolatedLoss(External):
         self.child.close()
 
     def evaluate(self, case: Case, dtype: str, usage: str = "") -> Outcome:
-        """Return the value and the gradients of a case.
-
-        Args:
-            case: the case.
-            dtype: dtype of the rows.
-            usage: name of the usage (``usages.py``) under which the target is called; "" for an ordinary call.
+        """Return the value and the gradients of a case; the arguments are those of ``External.evaluate``.
 
         Raises:
             TargetError: the target raised an error, died or was late, or the result is not a loss.
         """
-        # Cases of documents have read-only mappings, which cannot be pickled.
+        # Some cases have read-only mappings, which cannot be pickled.
         mappings: dict[str, Any] = {name: dict(getattr(case, name)) for name in ("arguments", "keywords", "others")}
         request = replace(case, **mappings), dtype, usage
         with self._counting_late(case, usage):
@@ -463,7 +456,7 @@ class IsolatedLoss(External):
 
 
 def _written(outcome: Outcome, case: Case) -> dict[str, Any]:
-    """Return an outcome as JSON data; every float64 keeps its value."""
+    """Return an outcome as JSON data, without rounding."""
     gradients = {} if outcome.gradient is None else {case.first: outcome.gradient, **outcome.other_gradients}
     anchors = None if outcome.anchors is None else list(outcome.anchors.items())
     rows = {name: gradient.tolist() for name, gradient in gradients.items()}
@@ -471,11 +464,7 @@ def _written(outcome: Outcome, case: Case) -> dict[str, Any]:
 
 
 def _read(answer: Any, case: Case) -> Outcome:
-    """Return the outcome that a worker wrote.
-
-    Raises:
-        TargetError: its data is malformed.
-    """
+    """Decode what ``_written`` returned; raise ``TargetError`` for malformed data."""
     try:
         rows = {name: np.array(matrix, dtype=np.float64) for name, matrix in answer["gradients"].items()}
         anchors = answer["anchors"] and {int(row): float(value) for row, value in answer["anchors"]}
@@ -491,7 +480,7 @@ def _read(answer: Any, case: Case) -> Outcome:
 
 
 class IsolatedTarget(Target):
-    """A target that is called in a child process."""
+    """``Target`` in a child process."""
 
     def __init__(
         self,
@@ -501,14 +490,10 @@ class IsolatedTarget(Target):
         limit: float | None = None,
         **options: Any,
     ) -> None:
-        """Load a target in a child process; the arguments and errors are those of ``Target``.
+        """Load a target in a child process.
 
-        Args:
-            thing: the function, the instance or the class, or the text that names it.
-            call: how it is called; guessed if None.
-            arrays: the arrays that it takes; guessed if None.
-            limit: seconds that an answer may take; None for no limit.
-            options: ``init`` and ``result``, as for ``Target``.
+        Arguments and errors are those of ``Target``. ``thing`` may also be a text that names the target. ``limit`` is
+        the time limit of an answer in seconds; None for no limit.
 
         Raises:
             CannotFork: this process cannot be forked.
@@ -580,7 +565,7 @@ def _loaded(thing: Any, call: str | None, arrays: str | None, **options: Any) ->
 
 
 def _settled(settle: Callable[[], None], facts: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Choose the call of a target, and return the facts about it, or the lines of the error if no call fits."""
+    """Find out how to call a target. Return the facts about it, or the lines of the error if no call fits."""
     with Use() as use:
         try:
             settle()

@@ -1,6 +1,6 @@
-"""The functions of the published documents, rewritten with the same operations in the same order.
+"""Losses published in notebooks, tutorials and repositories, rewritten with the same operations in the same order.
 
-``fixtures/worked`` has one file for each document, with its links: ``pair_notebook.json`` for the pair notebook.
+The links are in ``fixtures/worked``, one file per document, such as ``pair_notebook.json``.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ NEGATIVES = (
 
 
 def pair_nt_xent(x: torch.Tensor, temperature: float) -> torch.Tensor:
-    """The pair notebook's NT-Xent: a batch of 8 rows with interleaved partners."""
+    """The pair notebook's NT-Xent, for 8 rows with interleaved partners."""
     cosines = F.cosine_similarity(x[None], x[:, None], dim=-1).fill_diagonal_(float("-inf"))
     return F.cross_entropy(cosines / temperature, torch.tensor(EIGHT, device=x.device))
 
 
 def pair_nt_bxent(x: torch.Tensor, positive_pairs: torch.Tensor, temperature: float) -> torch.Tensor:
-    """The pair notebook's NT-BXent: sigmoid first, then binary cross-entropy with its clamp at -100."""
+    """The pair notebook's NT-BXent: a sigmoid, then binary cross-entropy, which clamps logarithms at -100."""
     n = len(x)
     target = torch.eye(n, dtype=x.dtype, device=x.device)
     target[positive_pairs[:, 0], positive_pairs[:, 1]] = 1
@@ -46,7 +46,7 @@ def pair_nt_bxent(x: torch.Tensor, positive_pairs: torch.Tensor, temperature: fl
 
 
 def stacked_criterion(z_i: torch.Tensor, z_j: torch.Tensor, temperature: float) -> torch.Tensor:
-    """SiT's ContrastiveLoss and the vectorized notebook's Criterion: exponentials without a shift, mean over rows."""
+    """SiT's ContrastiveLoss and the vectorized notebook's Criterion. No maximum is subtracted before exp."""
     rows = torch.cat([F.normalize(z_i, dim=1), F.normalize(z_j, dim=1)])
     n = len(rows)
     matrix = F.cosine_similarity(rows[:, None], rows[None], dim=2)
@@ -57,7 +57,7 @@ def stacked_criterion(z_i: torch.Tensor, z_j: torch.Tensor, temperature: float) 
 
 
 def batch_tutorial(x: torch.Tensor, labels: torch.Tensor, temperature: float) -> torch.Tensor:
-    """The batch tutorial's loss: dot products, the row's maximum detached, epsilon in two places."""
+    """The batch tutorial's loss of dot products, with a detached maximum and an epsilon in two places."""
     logits = F.linear(x, x) / temperature
     maximum = logits.max(dim=1, keepdim=True)[0]
     e = torch.exp(logits - maximum.detach()) + 1e-8
@@ -68,7 +68,7 @@ def batch_tutorial(x: torch.Tensor, labels: torch.Tensor, temperature: float) ->
 
 
 def pair_notebook(case: Case, x: torch.Tensor) -> torch.Tensor:
-    """Evaluate a case with the function of the pair notebook that computes its loss."""
+    """Evaluate a case of nt_xent or nt_bxent with the pair notebook's function."""
     if "partners" in case.arguments:
         return pair_nt_xent(x, case.temperature)
     pairs = torch.tensor(case.arguments["positive_pairs"], dtype=torch.int64, device=x.device).reshape(-1, 2)
@@ -76,10 +76,7 @@ def pair_notebook(case: Case, x: torch.Tensor) -> torch.Tensor:
 
 
 class _Document(TorchImplementation):
-    """A function of the embeddings, their labels or positives and the temperature, without further options."""
-
     def version(self) -> str:
-        """The origin of the code, and the version of torch."""
         return f"as the document prints it, torch {torch.__version__}"
 
 
@@ -95,8 +92,8 @@ CANCELS = "https://github.com/pytorch/pytorch/issues/49844"
 def sigmoid_cancels(case: Case, dtype: str, true: Truth) -> bool:
     """Whether computing the sigmoid first, in this dtype, changes the loss or the gradient by more than its bound.
 
-    1 - sigmoid(s) loses digits as s grows, and all digits once the sigmoid rounds to 1, where the logarithm is clamped
-    at -100: the notebook prints 62.8988 instead of 48.2864.
+    1 - sigmoid(s) loses digits as s grows. Once the sigmoid rounds to 1, the logarithm is clamped at -100: the notebook
+    prints 62.8988 instead of 48.2864.
     """
     number, allowed = np.dtype(dtype).type, bounds(case, true, dtype)
     diagonal = np.eye(case.n, dtype=bool)
@@ -109,8 +106,8 @@ def sigmoid_cancels(case: Case, dtype: str, true: Truth) -> bool:
     proper = np.logaddexp(0, np.where(positive, -s, s).astype(np.float64))
     if abs((np.where(diagonal, 0, taken - proper) / counts).sum() / case.n) > allowed.values[0]:
         return True
-    # The backward pass of binary cross-entropy divides by sigmoid * (1 - sigmoid), clamped at 1e-12: a positive with a
-    # very low logit, or a negative with a very high one, loses its gradient.
+    # The backward pass divides by max(sigmoid * (1 - sigmoid), 1e-12). So positives with very low logits, and negatives
+    # with very high ones, lose their gradients.
     wrong = ~diagonal & np.where(positive, s < 0, s > 0)
     lost = np.where(wrong, 1 - np.minimum((sigmoid * (1 - sigmoid)).astype(np.float64) / 1e-12, 1), 0)
     weights = lost * np.where(positive, -1, 1) / counts / (case.n * case.temperature)
@@ -126,15 +123,15 @@ class PairNotebook(_Document):
     deviations = (base.clamped_norms(1e-8, "cosine_similarity"), sigmoid_cancels)
 
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Evaluate the function of the notebook for this loss."""
+        """Evaluate the notebook's function."""
         return pair_notebook(case, given[case.first])
 
 
 @base.deviation("exponentials overflow", "https://github.com/Sara-Ahmed/SiT", wrong=True)
 def exponentials_overflow(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether the exponential of a logit, or the quotient of a denominator and its numerator, overflows in the dtype.
+    """Whether the exponential of a logit, or a denominator divided by its numerator, overflows in the dtype.
 
-    Exponentials are taken without subtracting a maximum: float32 overflows at temperatures below about 1/88, in the
+    No maximum is subtracted before exp. In float32, the loss overflows at temperatures below about 1/88, and the
     gradient below about 1/44.
     """
     largest = 709.78 if dtype == "float64" else 88.72
@@ -150,7 +147,7 @@ class StackedCriterion(_Document):
     deviations = (base.clamped_norms(1e-12), exponentials_overflow)
 
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Evaluate the criterion on the rows in stacked order."""
+        """Evaluate the criterion on the two views."""
         first, second = base.stacked_views(case, given[case.first])
         return stacked_criterion(first, second, case.temperature)
 

@@ -21,11 +21,11 @@ from ..suite.records import Outcome
 from .base import Implementation, Support, Unavailable, outcome_of
 
 SMALL_TILES_UP_TO = 130
-"""Largest ``Case.size`` for which "tiled" runs with 4 rows per tile; larger cases fill several tiles of 64 rows."""
+"""Largest ``Case.size`` for which the backend "tiled" uses tiles of 4 rows; larger cases use tiles of 64 rows."""
 
 
 BACKENDS = ("fast-dense", "fast-tiled", "fast-exact")
-"""The implementations that select a backend and run on every machine."""
+"""The implementations with a fixed backend that run on every machine."""
 
 
 class Fast(Implementation):
@@ -36,10 +36,10 @@ class Fast(Implementation):
     held_to_plain = True
     dtypes: ClassVar[tuple[str, ...]] = ("float64", "float32", "bfloat16", "float16")
     backend: ClassVar[str | None] = None
-    """The value of the keyword ``backend``; None: the keyword is not passed."""
+    """The value of the keyword ``backend``; None to leave it out."""
 
     def load(self, options: Mapping[str, str]) -> None:
-        """Record whether the default backend uses the kernels: on a CUDA device that meets their requirements."""
+        """Determine ``narrows_weights``: whether the default backend uses the GPU kernels on this device."""
         self.narrows_weights = self.backend is None and kernels.chosen(torch.empty((2, 1), device=self.device))
 
     def version(self) -> str:
@@ -47,7 +47,7 @@ class Fast(Implementation):
         return f"{pairproof.__version__}, torch {torch.__version__}"
 
     def evaluate(self, case: Case, dtype: str) -> Outcome:
-        """Evaluate the value and the gradients, and the values of all anchors, by a second call if necessary."""
+        """Evaluate the value, the gradients and the values of all anchors, with a second call if necessary."""
         leaves = self.tensors(case, dtype)
         given = {**self.keywords(case), **leaves}
         loss, dropped = self.loss(case, given), case.option("no_positive") == "drop"
@@ -64,7 +64,7 @@ class Fast(Implementation):
         given = {**case.keywords, **self.arrays(case)}
         n, partners = case.n, case.arguments.get("partners")
         if partners is not None and not case.others:
-            # If the partners of a case are those of a layout, the helper of that layout provides them.
+            # Use the helpers for the two usual layouts, so that they are tested too.
             if [*partners] == [*range(n // 2, n), *range(n // 2)]:
                 given["partners"] = fast.stacked_partners(n, device=self.device)
             elif [*partners] == [i ^ 1 for i in range(n)]:
@@ -110,13 +110,16 @@ class FastExact(Fast):
 
 
 def products_exceed_float32(case: Case) -> bool:
-    """Whether, under dot similarity, the product of two entries in one column may exceed the range of float32."""
+    """Whether, under dot similarity, the product of two entries may exceed the range of float32."""
     largest = float(np.abs(np.concatenate(list(case.matrices.values()))).max(initial=0.0))
     return case.option("similarity") == "dot" and largest > math.sqrt(np.finfo(np.float32).max)
 
 
 def ignores_without_kernels(case: Case) -> bool:
-    """Whether the kernels refuse the ignored pairs: any mask, and ids in supcon_epsilon or with a mask of positives."""
+    """Whether the kernels refuse the ignored pairs of a case.
+
+    They refuse masks of ignored pairs, and ids in supcon_epsilon or with a mask of positives.
+    """
     ids = "ignored_ids" in case.arguments
     return "ignored" in case.arguments or (ids and ("positives" in case.arguments or case.entry.epsilon != 0))
 
@@ -148,7 +151,7 @@ class FastTriton(Fast):
     backend = "triton"
 
     def load(self, options: Mapping[str, str]) -> None:
-        """Check whether the kernels can run; on the CPU they need the interpreter."""
+        """Check whether the kernels can run. On the CPU, they need the interpreter."""
         refusal = kernels.refusal(torch.empty((2, 1), device=self.device))
         if refusal is not None:
             raise Unavailable(refusal)

@@ -1,7 +1,7 @@
-"""Peers that are installed packages, and peers that are single files, verified by checksum and loaded by path.
+"""Peers that are installed packages, and peers that are single files of a package.
 
-A package with many dependencies is installed without them into its own folder (``make peers``), and only the files that
-the adapter names are executed.
+``make peers`` installs each package of the second kind into its own folder, without its dependencies. The adapter
+verifies the checksums of the files that it needs, and executes only these files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class PackagePeer(TorchImplementation):
     """A peer that is an installed package."""
 
     distribution: ClassVar[str]
-    """Name in the package index."""
+    """Name on PyPI."""
     modules: ClassVar[tuple[str, ...]]
     """The modules to import, all of the same package."""
     extra: ClassVar[str] = "peers"
@@ -52,7 +52,7 @@ class FilePeer(TorchImplementation):
     requirement: ClassVar[str]
     """The requirement for pip, with the version."""
     files: ClassVar[Mapping[str, str]]
-    """The SHA-256 of each file, by its path below the folder of peers; the path starts with the package's folder."""
+    """The SHA-256 of each file, by its path below the folder of peers, such as "setfit/setfit/losses.py"."""
     attribute: ClassVar[str]
     """The name of the loss in the first file."""
 
@@ -101,13 +101,13 @@ def load_file(path: Path) -> Any:
 
 
 def load_from_package(folder: Path, module: str, packages: Iterable[str], empty: Iterable[str] = ()) -> Any:
-    """Import one module of a package by its name without executing any ``__init__.py`` of the package.
+    """Import one module of a package without executing any ``__init__.py`` of the package.
 
     Args:
         folder: the folder that contains the package.
         module: the full name of the module.
         packages: the packages that contain the module and its imports.
-        empty: modules that are imported but not needed; an empty module replaces each of them.
+        empty: modules to replace by empty ones, because they are imported but not needed.
 
     Raises:
         Unavailable: one of its imports is not installed.
@@ -122,12 +122,12 @@ def load_from_package(folder: Path, module: str, packages: Iterable[str], empty:
     except ImportError as error:
         raise Unavailable(f"{module} imports a package that is not installed: {error}") from None
     finally:
-        # A later import of the package must load the whole package, or fail if it is not installed.
+        # Later imports of the package must not find these stubs.
         _unload(module)
         sys.modules.update(before)
 
 
 def _unload(module: str) -> dict[str, ModuleType]:
-    """Remove the modules of the package of a module from ``sys.modules``, and return them."""
+    """Remove the package of a module from ``sys.modules``; return the removed modules."""
     top = module.partition(".")[0]
     return {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] == top}

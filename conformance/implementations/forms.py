@@ -1,7 +1,7 @@
-"""The plausible ways to call a user's loss (a *target*), in the order tried, and a wrapper for a target that none fits.
+"""Forms: the plausible ways to call a user's loss (a *target*), in the order in which they are tried.
 
-A form is chosen by the loss, the names and the number of the parameters, and whether the call raises an error. It is
-never chosen by the value that the target returns, because that would hide a wrong loss.
+A form is chosen by the loss, by the names and the number of the parameters, and by whether the call raises an error. It
+is never chosen by the value that the target returns, because that would hide a wrong loss.
 """
 
 from __future__ import annotations
@@ -35,26 +35,25 @@ _WORDS = (
     ("views", r"(query|queries) (positive_)?keys?( .*)?|q k( .*)?|anchors? positives?( .*)?|embeddings ref_emb( .*)?"),
     ("views", r"(image|images|img|imgs|vision|visual)(_\S+)? (text|texts|txt|caption|captions|language)(_\S+)?( .*)?"),
     ("views", r"(student teacher|(\S+?)_?1? \2_?(2|aug|pos|bar|hat|tilde|prime))( .*)?"),
-    # z_i and z_j, view_a and view_b, hidden1 and hidden2 differ in one character.
+    # Names that differ in one character: z_i and z_j, view_a and view_b.
     ("views", r"(\S*)(\S)(\S*) \1(?!\2)\S\3( .*)?"),
     ("features", r"features?( .*)?"),
     ("stacked", rf"({_ROWS})"),
 )
-"""Calls and the regular expressions that indicate them, in the order in which the calls are tried.
+"""Calls in the order in which they are tried, with regular expressions for the names of parameters, joined by spaces.
 
-Each expression is matched against the names of all parameters, joined by spaces, and then against those of the required
-ones."""
+First the names of all positional parameters are matched, then those of the required ones."""
 
 _WEAK = re.compile(rf"\S \S( .*)?|\S+ (targets?|y|ids)( .*)?|{_ROWS}|features?")
-"""Names that are too general to contradict the loss."""
+"""Names that are too general to cause an error if they do not fit the loss."""
 
 _ORDER = ("labels", "towers", "views", "pairs", "stacked", "features")
-"""The calls that are tried after those that the names indicate, in order, if the number of parameters fits.
+"""Calls that are tried next if the number of parameters fits, whatever the names are.
 
-``similarities`` is tried only if the names indicate it, and ``interleaved`` only if the user passes it."""
+``similarities`` is tried only if the names indicate it, ``interleaved`` only if the user passes it."""
 
 _NUMBER = {"stacked": (1, 1), "features": (1, 2)}
-"""The smallest and the largest number of arrays that a call passes, if they are not both 2."""
+"""Smallest and largest number of arrays that a call passes; (2, 2) for the other calls."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Form:
 
     Attributes:
         call: one of ``CALLS``.
-        words: what it was guessed from; "" if it was given.
+        words: what the call was guessed from; "" if the user gave it.
         labels: how labels are passed: "" for [N], "column" for [N, 1], "one-hot" for [N, C].
         transposed: whether the queue is passed as [D, K].
     """
@@ -75,7 +74,7 @@ class Form:
 
     @property
     def notes(self) -> Iterator[str]:
-        """The guesses of this form."""
+        """What was guessed, in words."""
         if self.words:
             yield f"call: {self.call}, {self.words}; override with --call"
         if self.labels:
@@ -92,13 +91,13 @@ class Form:
 
 
 def plausible_forms(signature: Signature, call: str | None = None, loss: str = "") -> list[Form]:
-    """Return the ways to call a target in the order in which they are tried; the first is the best guess.
+    """Return the ways to call a target, the best guess first.
 
     Args:
         signature: its parameters.
         call: the call that the user gives; guessed if None.
         loss: the loss that it should compute, short name in the catalogue; "" if unknown. Only calls that can express
-            the loss are returned, whatever the names indicate.
+            the loss are returned.
 
     Raises:
         TargetMisused: no call fits the parameters, or their names contradict the loss.
@@ -111,7 +110,7 @@ def plausible_forms(signature: Signature, call: str | None = None, loss: str = "
         for labels in (("", "column", "one-hot") if call in ("labels", "features", "similarities") else ("",))
         for transposed in ((False, True) if queue else (False,))
     ]
-    # Other calls come before other shapes of the arguments, so that no label is reshaped without need.
+    # Try all calls before reshaping labels or the queue.
     return sorted(forms, key=lambda form: (bool(form.labels), form.transposed))
 
 
@@ -149,8 +148,6 @@ def _guessed(signature: Signature, loss: str) -> list[tuple[str, str]]:
     return list(found.items())
 
 
-# A small ordinary batch
-
 _ROWS_OF_TRIAL = np.random.default_rng(20).normal(size=(8, 3)).round(2)
 _MATRICES_OF_TRIAL = {"negatives": 7, "hard_negatives": 8}
 """The number of rows of each optional matrix."""
@@ -158,7 +155,7 @@ _LABELS_OF_TRIAL = [0, 1, 0, 2, 1, 0, 2, 0]
 
 
 def trial_case(loss: str, options: Mapping[str, Any], matrices: Collection[str] = ()) -> Case:
-    """Return a small ordinary batch: eight rows, or four in each of two towers, and every anchor has a positive.
+    """Return a small batch: eight rows, or four in each of two towers. Every anchor has a positive.
 
     Args:
         loss: short name in the catalogue.
@@ -179,8 +176,6 @@ def trial_case(loss: str, options: Mapping[str, Any], matrices: Collection[str] 
     return Case("trial", loss, rows[:half] if entry.two_towers else rows, own, dict(options), others=others)
 
 
-# A wrapper to copy
-
 _OWN = {
     "labels": "embeddings, labels",
     "features": "features, labels",
@@ -194,7 +189,7 @@ _OWN = {
 
 
 def wrapper(spec: object, signature: Signature, call: str) -> list[str]:
-    """Return the lines of a function that calls a target, with ``...`` for the arguments that are not known.
+    """Return the lines of a function that calls a target, with ``...`` for unknown arguments.
 
     Args:
         spec: the target, or the text that names it.

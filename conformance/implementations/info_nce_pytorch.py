@@ -1,7 +1,7 @@
-"""The installed info-nce-pytorch: ``info_nce`` for two towers, one direction per call.
+"""The package info-nce-pytorch: ``info_nce`` for two towers, one direction per call.
 
-Terms: queries are anchors; positive keys are the other tower; negative keys in the mode "unpaired" are the negatives
-that all anchors share.
+Terms: queries are anchors, positive keys are the other tower. Negative keys in the mode "unpaired" are negatives that
+all anchors share.
 """
 
 from __future__ import annotations

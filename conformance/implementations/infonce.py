@@ -1,8 +1,7 @@
-"""The installed infonce: ``InfoNCE`` for NT-Xent of two views, ``SupervisedInfoNCE`` for SupCon inside the logarithm.
+"""The package infonce: ``InfoNCE`` for NT-Xent of two views, ``SupervisedInfoNCE`` for supcon_in.
 
-Terms: features are embeddings; ``target`` is the labels. ``SupervisedInfoNCE`` divides the sum over positives by that
-over negatives under one logarithm. It is judged as supcon_in with the denominator "only_negatives", from which it
-deviates.
+Terms: features are embeddings, ``target`` is the labels. ``SupervisedInfoNCE`` is judged as supcon_in with the
+denominator "only_negatives", from which it deviates (``self_pair_counts``).
 """
 
 from __future__ import annotations
@@ -19,14 +18,13 @@ from .files import PackagePeer
 
 
 def unmasked(rows: torch.Tensor, positive: torch.Tensor, temperature: float) -> torch.Tensor:
-    """What ``SupervisedInfoNCE`` computes: both sums include an extra 1, and the sum over positives is not averaged.
+    """Return the loss of ``SupervisedInfoNCE``: log(1 + sum over negatives) - log(1 + sum over positives), averaged.
 
-    It multiplies the similarities to leave out by 0, and subtracts 1000 from those off the diagonal: the self pair
-    remains in each sum as exp(0).
+    Excluded similarities become -1000, but that of the self pair becomes 0: hence the two extra terms exp(0) = 1.
 
     Args:
         rows: [N, D].
-        positive: [N, N], true for rows of the same class, diagonal included.
+        positive: [N, N], true for rows of the same class, including the diagonal.
         temperature: temperature of the similarities.
     """
     similarity = F.normalize(rows, dim=1) @ F.normalize(rows, dim=1).T / temperature
@@ -43,8 +41,8 @@ def unmasked(rows: torch.Tensor, positive: torch.Tensor, temperature: float) -> 
 def self_pair_counts(case: Case, dtype: str, true: Truth) -> bool:
     """Whether the self pair and the sum over positives change the value or the gradient by more than its bound.
 
-    SupervisedInfoNCE multiplies the similarity of the self pair by 0 but does not mask it, so that it counts as
-    exp(0) = 1 in both sums; it also sums over positives instead of averaging.
+    SupervisedInfoNCE multiplies the similarity of the self pair by 0 but does not mask it. So the self pair counts as
+    exp(0) = 1 in both sums. The package also sums over positives instead of averaging.
     """
     positive = torch.tensor(case.positive_mask())
     return differs(lambda rows: unmasked(rows, positive, case.temperature), case, dtype, true)

@@ -1,8 +1,10 @@
 """lightly's ``NTXentLoss``, ``DCLLoss`` and ``DCLWLoss`` (``lightly/loss/``), loaded without the rest of the package.
 
-Terms: out0 and out1 are the first and the second views, or the two towers; with a memory bank they are the anchors and
-their positives, and the bank holds the negatives. For info_nce there is one call per direction. ``DCLLoss`` is half the
-sum of both views' means, which is supcon with the denominator "only_negatives".
+``NTXentLoss`` computes nt_xent. With a memory bank it computes info_nce, one direction per call. ``DCLLoss`` computes
+supcon with the denominator "only_negatives", ``DCLWLoss`` computes dclw.
+
+Terms: out0 and out1 are the two views. With a memory bank, they are the anchors and their positives, and the bank holds
+the negatives.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from .files import FilePeer, load_from_package
 
 PACKAGES = ("lightly", "lightly.loss", "lightly.models", "lightly.models.modules", "lightly.utils")
 UNUSED = ("lightly.models.utils",)
-"""A module that the memory bank imports only to gather across processes; it needs torchvision."""
+"""A module that needs torchvision; the memory bank imports it only to gather across processes."""
 
 DECOUPLED = "https://github.com/lightly-ai/lightly/blob/v1.6.0/lightly/loss/dcl_loss.py"
 BANK = "https://github.com/lightly-ai/lightly/blob/v1.6.0/lightly/models/modules/memory_bank.py"
@@ -30,11 +32,7 @@ BANK = "https://github.com/lightly-ai/lightly/blob/v1.6.0/lightly/models/modules
 
 @deviation("the bank is detached", BANK)
 def bank_is_detached(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether the true gradient of the negatives is farther from 0 than its bounds allow.
-
-    The memory bank is a buffer, so that the negatives get no gradient. The value and the gradients of both towers are
-    right.
-    """
+    """The memory bank is a buffer, so the negatives get no gradient. The value and the other gradients are right."""
     return gradient_is_missing(case, dtype, true, "negatives")
 
 
@@ -82,17 +80,14 @@ class Lightly(FilePeer):
 
 
 def _two_views(case: Case) -> bool:
-    """Whether every row has one positive, which is mutual, so that the rows are two views of items."""
+    """Whether the rows are pairs of views: each has exactly one positive, and is the positive of that row."""
     positives = case.positives()
     return all(len(p) == 1 and positives[p[0]] == [i] for i, p in enumerate(positives))
 
 
 @deviation("one item", DECOUPLED, wrong=True)
 def one_item(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether there is one item.
-
-    Without negatives, the logarithm of an empty sum is -inf, and so is the loss.
-    """
+    """Without negatives, the logarithm of an empty sum is -inf, and so is the loss."""
     return case.n == 2
 
 
@@ -130,7 +125,7 @@ class LightlyDecoupled(FilePeer):
         return self.module().DCLWLoss
 
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Evaluate ``DCLLoss``, or ``DCLWLoss``, which has weights, on both views."""
+        """Evaluate ``DCLLoss`` or ``DCLWLoss`` on both views."""
         partners = [p for (p,) in case.positives()]
         views = stacked_views(replace(case, arguments={"partners": partners}), given[case.first])
         weighted = case.loss == "dclw"

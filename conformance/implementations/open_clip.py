@@ -1,10 +1,8 @@
-"""open_clip's ``ClipLoss`` and ``SigLipLoss``.
+"""open_clip's ``ClipLoss`` and ``SigLipLoss`` (``open_clip/loss.py``), loaded without the rest of the package.
 
-Their file, ``open_clip/loss.py``, needs only torch, so it is loaded without the package.
+Terms: image features and text features are the two towers. The logit scale is 1 / temperature, the logit bias the bias.
 
-Terms: image features and text features are the two towers; the logit scale is one over the temperature, and the logit
-bias is the bias. Both losses take dot products; under cosine similarity the adapter normalises the rows, as the models
-of open_clip do.
+Both losses take dot products. Under cosine similarity the adapter normalises the rows, as open_clip's models do.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ class OpenClip(FilePeer):
     )
 
     def load(self, options: Mapping[str, str]) -> None:
-        """Load the file, and both losses from it."""
+        """Load both losses from the file."""
         super().load(options)
         self.losses = {"info_nce": self.loss, "sigmoid": self.module().SigLipLoss}
 

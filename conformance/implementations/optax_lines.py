@@ -1,7 +1,7 @@
-"""optax's ``ntxent`` as a command that answers ``pairproof-lines/1`` (see ``subprocess.py``), one request per line.
+"""optax's ``ntxent`` as a command that speaks ``pairproof-lines/1`` (see ``subprocess.py``).
 
-JAX starts threads, which do not survive the forks of ``pairproof verify``, so the adapter runs it in its own
-process. This file imports nothing of pairproof.
+It runs in its own process, because the threads of JAX do not survive the forks of ``pairproof verify``. This file
+imports nothing of pairproof.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import numpy as np
 def main() -> None:
     """Import JAX and optax; answer requests until standard input ends."""
     os.environ["JAX_PLATFORMS"] = "cpu"
-    # Every batch size is compiled and run once, so that the time to compile dominates.
+    # Every batch size is compiled but runs only once, so compilation dominates the time.
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     jax: Any = importlib.import_module("jax")
     losses: Any = importlib.import_module("optax.losses")
 
     def inlined(*given: Any) -> Any:
-        # Otherwise the jitted functions of jax.numpy would be traced and differentiated one by one.
+        # This saves time: the jitted functions of jax.numpy are not traced and differentiated one by one.
         with jax.disable_jit():
             return jax.value_and_grad(losses.ntxent)(*given)
 

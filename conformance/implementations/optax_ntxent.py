@@ -1,7 +1,6 @@
-"""The installed optax's ``ntxent`` on JAX: nt_xent and nt_xent_pairwise, by labels, averaged over positive pairs.
+"""optax's ``ntxent`` on JAX: nt_xent and nt_xent_pairwise by labels, averaged over positive pairs.
 
-It runs in its own process, for the reason in ``optax_lines.py``. That process starts with the first case and ends when
-the adapter is no longer used.
+It runs in its own process (``optax_lines.py``), which starts with the first case and ends with the adapter.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from .subprocess import Lines
 LINK = "https://github.com/google-deepmind/optax/blob/v0.2.8/optax/losses/_self_supervised.py"
 NORM_LINK = "https://github.com/google-deepmind/optax/blob/v0.2.8/optax/losses/_regression.py"
 
-# -P keeps this folder off sys.path, where subprocess.py would shadow the standard library.
+# -P keeps this folder off sys.path, where subprocess.py would shadow the standard library's.
 COMMAND = shlex.join([sys.executable, "-P", str(Path(__file__).with_name("optax_lines.py"))])
 LIMIT = 120.0
-"""Time limit of an answer in seconds, including the import of JAX."""
+"""Time limit of an answer in seconds; the first answer includes the import of JAX."""
 
 
 @deviation("mean over pairs", LINK, losses=("nt_xent_pairwise",))
@@ -48,23 +47,18 @@ def averages_differ(case: Case, dtype: str, true: Truth) -> bool:
 
 @deviation("NaN without positives", LINK, wrong=True)
 def nan_without_positives(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether no anchor has a positive.
-
-    The loss is divided by the number of positive pairs, which is 0.
-    """
+    """The loss is divided by the number of positive pairs, which is 0."""
     return not any(case.positives())
 
 
 @deviation("the denominator underflows", LINK, wrong=True)
 def denominator_underflows(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether all exponentials of some denominator underflow once the row's maximum is subtracted.
+    """Whether the exponentials of all negatives of an anchor underflow once the row's maximum is subtracted.
 
-    optax also takes the logarithm of a denominator for pairs that are not positive. This denominator is the sum over
-    the negatives; if it is 0, the gradient is NaN. In a row without negatives, a mask removes this NaN; there, the loss
-    of a positive far below another positive is infinite.
+    For an anchor without negatives: whether that of its lowest positive underflows.
 
-    The maximum of a row includes its positives: if all negatives lie far below it, their sum is 0 and the gradient is
-    NaN; if a positive also lies far below it, the loss is -inf.
+    The maximum of a row includes its positives. If all negatives lie far below it, their sum is 0 and the gradient is
+    NaN. If a positive also lies far below it, the loss is -inf.
     """
     found, own = logits(case), np.eye(case.n, dtype=bool)
     positive = np.array(case.positive_mask()) & ~own
@@ -78,9 +72,9 @@ def denominator_underflows(case: Case, dtype: str, true: Truth) -> bool:
 
 @deviation("labels have 32 bits", "https://docs.jax.dev/en/latest/default_dtypes.html")
 def labels_wrap(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether converting the labels to int32, which JAX does unless it computes in float64, changes the classes.
+    """Whether converting the labels to int32 changes the classes; checks in float64 keep int64.
 
-    JAX converts integers to 32 bits unless its 64-bit mode is on: labels that differ by a multiple of 2^32 become one
+    JAX converts integers to 32 bits unless its 64-bit mode is on. Labels that differ by a multiple of 2^32 become one
     class.
     """
     labels = np.array(case.arguments.get("labels", ()), dtype=np.int64)
@@ -92,7 +86,7 @@ def labels_wrap(case: Case, dtype: str, true: Truth) -> bool:
 def norms_are_clamped(case: Case, dtype: str, true: Truth) -> bool:
     """Whether the square of some norm is below finfo.eps or out of the dtype's range.
 
-    The square of a norm is clamped at finfo.eps: rows with a norm below 3.5e-4 in float32, or 1.5e-8 in float64, do
+    The square of a norm is clamped at finfo.eps, so rows with a norm below 3.5e-4 in float32, or 1.5e-8 in float64, do
     not get norm 1. The square may also be out of the dtype's range.
     """
     return norms_out_of_range(case, dtype, math.sqrt(np.finfo(dtype).eps))
@@ -111,7 +105,7 @@ class Optax(Implementation):
     deviations = (averages_differ, nan_without_positives, denominator_underflows, labels_wrap, norms_are_clamped)
 
     def load(self, options: Mapping[str, str]) -> None:
-        """Check that JAX and optax are installed; neither is imported into this process."""
+        """Check that JAX and optax are installed, without importing them."""
         for package in ("jax", "optax"):
             if importlib.util.find_spec(package) is None:
                 raise Unavailable(f'{package} is not installed: pip install "pairproof[peers]"')
@@ -123,7 +117,7 @@ class Optax(Implementation):
         return f"{version('optax')}, jax {version('jax')}"
 
     def evaluate(self, case: Case, dtype: str) -> Outcome:
-        """Evaluate the value and the gradient of ``ntxent`` by ``jax.value_and_grad``."""
+        """Evaluate ``ntxent`` and its gradient."""
         rows, (labels, _) = case.embeddings.tolist(), labels_of(case)
         request: dict[str, Any] = {"loss": case.loss, "dtype": dtype, "options": {"temperature": case.temperature}}
         request |= {"matrices": {"embeddings": rows}, "arguments": {"labels": labels}}

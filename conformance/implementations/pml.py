@@ -1,12 +1,7 @@
-"""The installed pytorch-metric-learning: ``SupConLoss`` for supcon; ``NTXentLoss`` for nt_xent and nt_xent_pairwise.
+"""pytorch-metric-learning: ``SupConLoss`` for supcon, ``NTXentLoss`` for nt_xent and nt_xent_pairwise.
 
-Terms: a reducer is a reduction; ``AvgNonZeroReducer`` is a mean over the anchors with a loss above 0;
-``PerAnchorReducer`` first averages over the pairs of each anchor. ``NTXentLoss`` builds a pairs x pairs matrix, so
-cases with too many pairs are skipped for it (its issues 547, 203, 604).
-
-``pml`` is both losses with their default reducers; ``pml-reducers`` is the same with the reducers that correspond to
-our reductions. ``pml-self-supervised`` is the wrapper that adds labels to views (also for info_nce), and
-``pml-cross-batch-memory`` the wrapper that adds references to the batch.
+Terms: a reducer is a reduction. ``AvgNonZeroReducer`` is the mean over the anchors with a loss above 0.
+``PerAnchorReducer`` first averages over the pairs of each anchor.
 """
 
 from __future__ import annotations
@@ -28,7 +23,7 @@ from .base import Deviation, Support, labels_of
 from .files import PackagePeer
 
 LARGEST_PAIRS = 4_000_000
-"""Number of positive pairs times negative pairs above which NTXentLoss needs gigabytes."""
+"""Largest number of positive pairs times negative pairs; NTXentLoss builds this matrix (its issues 547, 203, 604)."""
 
 REPOSITORY = "https://github.com/KevinMusgrave/pytorch-metric-learning"
 SOURCE = f"{REPOSITORY}/blob/v2.9.0/src/pytorch_metric_learning"
@@ -42,17 +37,14 @@ NORMS = base.clamped_norms(1e-12, module="CosineSimilarity")
 
 @base.deviation("anchors without positives are left out of the mean", REDUCER, losses=SUPCON)
 def anchors_without_positives_leave(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether some anchors without positives should count as 0 and some other anchor has a loss above 0.
-
-    SupConLoss averages over the anchors with a loss above 0, which leaves out anchors without positives.
-    """
+    """SupConLoss averages over the anchors with a loss above 0, which leaves out anchors without positives."""
     counted = case.option("no_positive") == "zero" and base.lacks_positives(case)
     return counted and any(case.positives()) and max(true.anchors.values()) > 0
 
 
 @base.deviation("mean over pairs", f"{REPOSITORY}/issues/6", losses=("nt_xent_pairwise",))
 def mean_over_pairs(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether the reduction is "mean", numbers of positives differ, and there are negatives and a loss above 0.
+    """Whether the mean over pairs differs from the mean over anchors.
 
     NTXentLoss averages over all positive pairs, not over the means of the anchors: the two differ for classes of
     different sizes.
@@ -63,7 +55,7 @@ def mean_over_pairs(case: Case, dtype: str, true: Truth) -> bool:
 
 @base.deviation("solved anchors are left out of the mean", REDUCER, losses=SUPCON)
 def solved_anchors_leave(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether leaving out the anchors whose loss rounds to 0 changes the mean, or a gradient, by more than rounding.
+    """Whether leaving out the anchors whose loss rounds to 0 changes the mean or a gradient by more than its bound.
 
     AvgNonZeroReducer leaves out anchors whose loss rounds to 0, which raises the mean.
     """
@@ -72,7 +64,7 @@ def solved_anchors_leave(case: Case, dtype: str, true: Truth) -> bool:
     roundoff = unit_roundoff(dtype)
     left = [value for value in values if value > roundoff]
     if not left and values:
-        # The loss is 0 to rounding, but the gradient of a reference may still exceed its bound.
+        # The loss rounds to 0, but the gradient of a reference may still exceed its bound.
         rows = bounds(case, true, dtype).rows
         return any(base.exceeds(found, rows[name]) for name, found in true.other_gradients.items())
     change = sum(values) / len(left) - sum(values) / len(values) if left else 0.0
@@ -81,22 +73,19 @@ def solved_anchors_leave(case: Case, dtype: str, true: Truth) -> bool:
 
 @base.deviation("the sum overflows", REDUCER, wrong=True, losses=SUPCON)
 def sum_overflows(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether the sum of the anchors' losses is out of the dtype's range.
-
-    The losses of the anchors are summed before they are divided by their number, and the sum overflows.
-    """
+    """The losses of the anchors are summed before the sum is divided by their number, and the sum overflows."""
     return sum(true.anchors.values()) > float(np.finfo(dtype).max)
 
 
 @base.deviation("saturated logarithm", f"{SOURCE}/losses/ntxent_loss.py", wrong=True, losses=NT_XENT)
 def saturated(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether the true loss of some pair is close to, or above, the largest one that NTXentLoss can return.
+    """Whether the true loss of some pair is close to, or above, the largest that NTXentLoss can return.
 
     NTXentLoss adds finfo.tiny inside its logarithm: the loss of a pair is at most 87.34 in float32 and 708.40 in
     float64. At this value, its gradient is 0.
     """
     limit, positives = -math.log(np.finfo(dtype).tiny) - 8, case.positives()
-    # The loss of a pair is at most the anchor's loss, a mean over its pairs, times their number.
+    # An anchor's loss is the mean over its pairs, so no pair exceeds this mean times their number.
     if all(value * max(len(positives[i]), 1) < limit for i, value in true.anchors.items()):
         return False
     pairs = {} if case.size > PROVE_UP_TO else call_reference(case).terms.pairs
@@ -105,38 +94,29 @@ def saturated(case: Case, dtype: str, true: Truth) -> bool:
 
 @base.deviation("0 without negatives", SUPCON_LOSS, losses=SUPCON)
 def no_negatives(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether no anchor has a negative, and some anchor has several positives.
-
-    SupConLoss returns 0 for a batch without negatives, although its loss is positive.
-    """
+    """SupConLoss returns 0 for a batch without negatives, although its loss is positive."""
     return any(len(p) > 1 for p in case.positives()) and _no_negatives(case)
 
 
 @base.deviation("0 for a single pair", f"{SOURCE}/losses/generic_pair_loss.py", wrong=True)
 def one_pair(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether there is one positive pair and one negative pair.
-
-    The package returns 0 for at most one positive pair and one negative pair in all, which occurs only with references.
-    """
+    """The package returns 0 for at most one positive and one negative pair, which occurs only with references."""
     return sum(map(len, case.positives())) == 1 and sum(map(len, case.members())) == 2
 
 
 @base.deviation("a single 0 for all anchors", f"{SOURCE}/losses/base_metric_loss_function.py")
 def one_zero(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether a value per anchor is required of a batch without positives or without negatives.
-
-    Without positive pairs, or without negative pairs, the package returns a single 0 instead of one value per anchor.
-    """
+    """Without positive pairs or without negative pairs, the package returns a single 0, not one value per anchor."""
     values = len(true.values) if case.separate else 1
     return values != 1 and (not any(case.positives()) or _no_negatives(case))
 
 
 @base.deviation("the memory is detached", f"{SOURCE}/losses/cross_batch_memory.py")
 def memory_is_detached(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether the gradient of the rows as positives or negatives of others is too large to be replaced by 0.
+    """Whether the gradient of the rows as positives or negatives of others exceeds its bounds.
 
-    Rows are detached when they enter the memory, the rows of the current batch included: no gradient reaches the rows
-    that an anchor is contrasted with. The value and the gradient of the anchors are right.
+    The memory holds detached rows, also those of the current batch. So no gradient reaches the rows that an anchor is
+    contrasted with. The value and the gradient of the anchors are right.
     """
     if "ref_embeddings" in case.others:
         return base.gradient_is_missing(case, dtype, true, "ref_embeddings")
@@ -150,7 +130,7 @@ def _no_negatives(case: Case) -> bool:
 
 BREAKS = (NORMS, sum_overflows, saturated, no_negatives, one_pair)
 DEVIATIONS = (anchors_without_positives_leave, mean_over_pairs, solved_anchors_leave, *BREAKS)
-"""The deviations of both losses with the default reducers; ``BREAKS`` are those with any reducer."""
+"""The deviations with the default reducers; ``BREAKS`` are those with any reducer."""
 
 
 def _leaves_rows_out(case: Case) -> bool:
@@ -191,7 +171,7 @@ MEANS = {**SUPPORT.options, "reduction": ("mean", "mean_pairs")}
 
 
 class PytorchMetricLearning(PackagePeer):
-    """The two losses of pytorch-metric-learning that the SupCon notebook compares, with their default reducers."""
+    """``SupConLoss`` and ``NTXentLoss`` with their default reducers."""
 
     name = "pml"
     title = "pytorch-metric-learning"
@@ -202,7 +182,7 @@ class PytorchMetricLearning(PackagePeer):
     deviations: ClassVar[tuple[Deviation, ...]] = DEVIATIONS
 
     def loss(self, case: Case, **keywords: Any) -> Any:
-        """The loss of the package, with the temperature and the similarity of a case."""
+        """Return the loss of the package with the temperature and the similarity of a case."""
         distances, losses = self.package.distances, self.package.losses
         dot = distances.DotProductSimilarity(normalize_embeddings=False)
         distance = distances.CosineSimilarity() if case.option("similarity") == "cosine" else dot
@@ -210,7 +190,7 @@ class PytorchMetricLearning(PackagePeer):
         return kind(temperature=case.temperature, distance=distance, **keywords)
 
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> Any:
-        """Evaluate the loss on embeddings and labels, and on the references of the case if it has any."""
+        """Evaluate the loss on embeddings and labels, and on references if the case has any."""
         own, others = labels_of(case)
         more = {} if others is None else {"ref_emb": given["ref_embeddings"], "ref_labels": self.integers(others)}
         return self.loss(case)(given[case.first], self.integers(own), **more)
@@ -219,7 +199,7 @@ class PytorchMetricLearning(PackagePeer):
 class Reducers(PytorchMetricLearning):
     """Both losses with ``MeanReducer``, ``SumReducer`` or ``DoNothingReducer``.
 
-    For ``NTXentLoss``, unless the reduction is over pairs, the reducer is wrapped in ``PerAnchorReducer``.
+    For ``NTXentLoss``, ``PerAnchorReducer`` wraps the reducer if the reduction is over anchors.
     """
 
     name = "pml-reducers"
@@ -232,14 +212,14 @@ class Reducers(PytorchMetricLearning):
     deviations = (*BREAKS, one_zero)
 
     def loss(self, case: Case, **keywords: Any) -> Any:
-        """The loss with the reducer that corresponds to the reduction of a case."""
+        """Return the loss with the reducer that corresponds to the reduction of a case."""
         reducers = self.package.reducers
         kinds = {"sum": reducers.SumReducer, "none": reducers.DoNothingReducer}
         reducer = kinds.get(case.option("reduction").removesuffix("_pairs"), reducers.MeanReducer)()
         return super().loss(case, reducer=reducers.PerAnchorReducer(reducer) if _per_anchor(case) else reducer)
 
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Evaluate the loss, and take the values out of the dictionary that ``DoNothingReducer`` returns."""
+        """Evaluate the loss; ``DoNothingReducer`` returns its values in a dictionary."""
         found = super().value(case, given)
         return torch.as_tensor(found["loss"]["losses"] if isinstance(found, dict) else found, device=self.device)
 
@@ -264,7 +244,7 @@ class SelfSupervised(PytorchMetricLearning):
 
 
 class CrossBatchMemory(PytorchMetricLearning):
-    """``CrossBatchMemory`` around both losses: a memory that holds the references and the rows of the batch."""
+    """``CrossBatchMemory`` around both losses. Its memory holds the references and the rows of the batch."""
 
     name = "pml-cross-batch-memory"
     title = "pytorch-metric-learning's CrossBatchMemory"
@@ -272,7 +252,7 @@ class CrossBatchMemory(PytorchMetricLearning):
     deviations = (memory_is_detached, *DEVIATIONS)
 
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> Any:
-        """Evaluate the step in which the memory holds the rows that the case contrasts its batch with."""
+        """Fill the memory, then evaluate the loss on the batch."""
         rows, references = given[case.first], given.get("ref_embeddings")
         own, others = labels_of(case)
         labels, size, mask = self.integers(own), case.shape[1], None
@@ -289,10 +269,7 @@ class CrossBatchMemory(PytorchMetricLearning):
 
 
 def _rows_before_the_batch(case: Case) -> list[int] | None:
-    """The references that are not rows of the batch, as indices.
-
-    None unless ``self_rows`` names for every row of the batch a different reference with equal entries and label.
-    """
+    """Return the indices of the references that are not rows of the batch; None if the batch is not among them."""
     own = [int(row) for row in case.arguments.get("self_rows", (-1,))]
     labels, ref_labels = labels_of(case)
     if min(own) < 0 or len(set(own)) < len(own) or ref_labels is None or "partners" in case.arguments:

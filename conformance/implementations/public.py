@@ -1,9 +1,11 @@
-"""Public losses that are recorded, not installed: their sources, how to call them, and what ``check`` must report.
+"""Losses in public repositories, with the expected results of ``pairproof check``. Their code is not stored here.
 
-Each loss has two files in ``public/``. ``NAME.toml`` names the repository, the file and its checksum, the options of
-``pairproof check``, and the expected results; it contains no code of the repository. The fields that it lacks are taken
-from the file that it names as ``like``. ``answers/NAME.json`` contains the loss and the gradients that the code
-returned for some golden cases. ``tools/record_public.py`` writes the answers.
+Each loss has two files in ``public/``:
+
+- ``NAME.toml`` names the repository, the file and its checksum, the options of ``pairproof check`` and the expected
+  results. With ``like = "OTHER"``, missing fields are those of ``OTHER.toml``.
+- ``answers/NAME.json`` has the losses and gradients that the code returned for some golden cases.
+  ``tools/record_public.py`` writes it.
 """
 
 from __future__ import annotations
@@ -23,11 +25,10 @@ from .base import Unavailable
 FOLDER = Path(__file__).parent / "public"
 
 WHERE = "PAIRPROOF_PUBLIC"
-"""The environment variable that names a folder with git repositories, each as ``OWNER+NAME``, and with packages of PyPI
-in ``pypi``."""
+"""The environment variable for the folder of sources: git repositories as ``OWNER+NAME``, PyPI packages in ``pypi``."""
 
 SCOPES = (ast.FunctionDef, ast.ClassDef)
-"""Functions and classes: both can be extracted, and can contain definitions that are extracted."""
+"""Definitions that can be extracted, and that can contain others."""
 HEADER = """from __future__ import annotations
 import math
 from types import SimpleNamespace
@@ -37,7 +38,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, einsum, nn
 """
-"""The imports of the module that contains the extracted definitions."""
+"""The first lines of the module with the extracted definitions."""
 
 
 @dataclass(frozen=True)
@@ -50,16 +51,16 @@ class PublicLoss:
         commit: hash of the commit, or version of the package.
         file: path of the file within the repository or the package.
         sha256: checksum of the file.
-        license: name of its license; "none" if the repository has none.
+        license: name of the license; "none" if the repository has none.
         computes: what it computes, in a few words.
         loss: the loss that it is checked as, short name in the catalogue.
-        extracts: the definitions that are loaded, as NAME, CLASS.METHOD or FUNCTION.NAME; without the rest of the file.
+        extracts: the definitions that are loaded from the file, as NAME, CLASS.METHOD or FUNCTION.NAME.
         target: the definition that is checked.
-        level: the highest level at which it conforms; "" if it does not conform at any level.
+        level: the highest level at which it conforms; "" if there is none.
         stubs: code that the definitions need, such as a replacement of a base class.
-        wrapper: code that calls the definitions, for a target that pairproof cannot call directly.
+        wrapper: code that calls the definitions if pairproof cannot call them directly.
         options: further options of ``pairproof check``.
-        says: parts of what ``pairproof check`` reports: reasons for failures, limits, the dtype in which it computes.
+        says: texts that the report of ``pairproof check`` must contain.
         needs: packages that the definitions import.
     """
 
@@ -82,7 +83,7 @@ class PublicLoss:
 
     @property
     def link(self) -> str:
-        """The address of the file."""
+        """The address of the file or of the package."""
         if "/" in self.repository:
             return f"https://github.com/{self.repository}/blob/{self.commit}/{self.file}"
         return f"https://pypi.org/project/{self.repository}/{self.commit}"
@@ -91,7 +92,7 @@ class PublicLoss:
         """Return the text of the file.
 
         Args:
-            folder: folder with the repositories, each as OWNER+NAME, and with the packages of PyPI in ``pypi``.
+            folder: the folder of sources (see ``WHERE``).
 
         Raises:
             Unavailable: the file is missing or has another checksum.
@@ -109,10 +110,10 @@ class PublicLoss:
         return found.decode()
 
     def module(self, folder: Path) -> str:
-        """Return the text of a module: the stubs, the extracted definitions without their decorators, and the wrapper.
+        """Return the text of a module with the stubs, the extracted definitions (undecorated) and the wrapper.
 
         Args:
-            folder: the argument of ``source``.
+            folder: the folder of sources (see ``WHERE``).
 
         Raises:
             Unavailable: the file, or a package that it needs, is missing.
@@ -135,10 +136,10 @@ class PublicLoss:
 
 
 def load_public(names: Sequence[str] = ()) -> list[PublicLoss]:
-    """Return the public losses of these names, in this order; by default all, in alphabetical order.
+    """Return the public losses with these names; by default all, in alphabetical order.
 
     Raises:
-        KeyError: there is no loss of a name.
+        KeyError: a name is unknown.
     """
     found = {path.stem: tomllib.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.toml"))}
     given = {name: found.get(data.pop("like", ""), {}) | data for name, data in found.items()}

@@ -1,7 +1,7 @@
-"""A user's loss (a *target*) in several processes of one group, each with its own rows.
+"""A user's loss (a *target*) in several processes of one ``torch.distributed`` group, each with its own rows.
 
-The group is one of ``torch.distributed`` with the backend gloo. Each process is a ``Child``, a *rank*. The rows are the
-product of inputs and a projection, so that every rank has a gradient with respect to a parameter that all ranks share.
+Each process is a ``Child``, called a *rank*. The backend is gloo. The embeddings are the product of inputs and a
+projection: a parameter that all ranks share, so that each rank computes a gradient of it.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from .signatures import FACTS, Signature
 Tensor = torch.Tensor
 
 PROJECTION = "projection"
-"""The name of the projection among the parameters."""
+"""The name of the projection among the gradients."""
 
 HARD = "hard_negatives"
-"""The keyword for further rows, [items, number, D], that also pass through the projection."""
+"""The keyword for hard negatives, [items, number, D], which are multiplied by the projection too."""
 
 GROUPS = ("group", "process_group")
-"""The names that parameters may have for a process group."""
+"""Names of parameters for a process group."""
 
 GATHERS = re.compile(r"gather|local_loss|distributed|across|cross_(rank|device)|sync")
-"""Names of parameters that may determine what the ranks exchange."""
+"""Names of parameters that may control what the ranks exchange."""
 
 WAITED = re.compile(r"gloo|connection (closed|reset|refused)|timed? ?out|broken pipe", re.IGNORECASE)
-"""Errors of a rank that waits for another one."""
+"""Errors of a rank that waited for another one."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Subject:
         arrays: the arrays that it takes; guessed if None.
         init: values of parameters by name.
         result: the name of the loss among several results; guessed if None.
-        against: the target that is evaluated in a single process; None for the same one.
+        against: the target to evaluate in a single process, if it is another one.
     """
 
     target: object
@@ -67,21 +67,18 @@ class Subject:
     against: object = None
 
 
-# In the process of a rank
-
-
 class Member:
-    """One rank: the target, alone or in a group.
+    """One rank, in its own process: the target, alone or in a group.
 
     Attributes:
         subject: what it loads.
-        thing: the target.
-        target: the target as it is called in the current group, or without a group.
+        thing: the function, class or instance of the user.
+        target: wraps ``thing`` with the arguments of the current group, if there is one.
         parameters: the parameters of the module that was called last, by name.
     """
 
     def __init__(self, subject: Subject, limit: float) -> None:
-        """Load the target; ``limit`` is the number of seconds that a rank waits for the others."""
+        """Load the target. A rank waits for the others for at most ``limit`` seconds."""
         torch.manual_seed(0)
         self.subject, self.limit = subject, limit
         self.thing = find(subject.target) if isinstance(subject.target, str) else subject.target
@@ -94,7 +91,7 @@ class Member:
             self.against = Target(find(spec) if isinstance(spec, str) else spec, spec=spec)
 
     def _target(self, init: Mapping[str, Any]) -> Target:
-        """Return the target with these values of its parameters; its modules are converted to float64."""
+        """Return the target with these values of its parameters, with modules in float64."""
         subject = self.subject
         found = Target(self.thing, subject.call, subject.arrays, init=init, result=subject.result, spec=subject.target)
 
@@ -118,7 +115,7 @@ class Member:
         words = {name: signature.keyword(name) for name in ("temperature", "bias")}
         return {
             "call": target.call,
-            # The hard negatives are passed by keyword, if the target takes them.
+            # Hard negatives are passed by keyword.
             "probed_as": "views" if target.probed_as == "hard" else target.probed_as,
             "choice": target.choice,
             "arrays": target.arrays,
@@ -139,13 +136,13 @@ class Member:
         }
 
     def _passed(self, rank: int, world: int, known: Mapping[str, Any], group: Any = None) -> dict[str, Any]:
-        """The parameters for the rank, the number of ranks and the group, with values; without those in ``init``."""
+        """Return the rank, the number of ranks and the group by the names of the parameters that take them."""
         words = {**dict.fromkeys(FACTS["rank"], rank), **dict.fromkeys(FACTS["world_size"], world)}
         words |= dict.fromkeys(GROUPS, group)
         return {name: value for name, value in words.items() if name in known and name not in self.subject.init}
 
     def __call__(self, what: str, *given: Any) -> Any:
-        """Call a method by name. After an error, leave the group, so that the other ranks do not wait for this one."""
+        """Call a method by name. After an error, leave the group, so that no other rank waits for this one."""
         try:
             return getattr(self, what)(*given)
         except BaseException:
@@ -154,7 +151,7 @@ class Member:
             raise
 
     def settle(self, folder: str) -> dict[str, Any]:
-        """Find out how the target is called, without a group or, if that fails, in a group of one process."""
+        """Find out how the target is called: without a group or, if that fails, in a group of one process."""
         alone = True
         try:
             self.target.settle(limit=self.limit)
@@ -176,13 +173,13 @@ class Member:
         Args:
             rank: this rank.
             world: the number of ranks.
-            store: a new file by which the ranks find each other.
+            store: path of a new file by which the ranks find each other.
             seconds: how long a rank waits for the others.
-            choice: how the target is called, as ``Target.call_as`` takes it.
+            choice: how the target is called: the arguments of ``Target.call_as``.
         """
         self.leave()
         if sys.platform == "linux":
-            # On the loopback interface, the name of the host need not be resolvable.
+            # The loopback interface works even if the name of the host cannot be resolved.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         shared = distributed.FileStore(store, world)  # type: ignore[attr-defined]
         wait = timedelta(seconds=seconds)
@@ -214,7 +211,7 @@ class Member:
         weight: float = 1.0,
         quiet: bool = False,
     ) -> dict[str, Any]:
-        """Evaluate a batch as ``measured`` does; if ``quiet``, native code prints nothing meanwhile."""
+        """Evaluate a batch as ``measured`` does; if ``quiet``, without output to standard error."""
         with _silent() if quiet else nullcontext():
             return self.measured(batch, projection, learned, weight)
 
@@ -225,17 +222,17 @@ class Member:
         learned: Sequence[str],
         weight: float,
     ) -> dict[str, Any]:
-        """Return the mean of the values of a batch, and the gradients of a multiple of it.
+        """Return the mean of the values of a batch, and the gradients of ``weight`` times this mean.
 
         Args:
-            batch: the inputs in place of embeddings, and the other arguments.
-            projection: [D, D]; the embeddings are the product of the inputs and this matrix.
-            learned: the keywords that are passed as tensors with a gradient.
-            weight: the factor of the mean before the backward pass.
+            batch: inputs in place of embeddings, and the other arguments.
+            projection: [D, D]; the embeddings are ``inputs @ projection``.
+            learned: keywords that are passed as tensors with a gradient.
+            weight: factor of the mean before the backward pass.
 
         Returns:
-            ``value``, the number of ``values``, the ``gradients`` by name (None for a parameter without one), and those
-            of the ``rows``.
+            ``value``, the mean; ``values``, their number; ``gradients`` by name, None if a parameter has none;
+            ``rows``, the gradients of the embeddings.
         """
         torch.manual_seed(0)
         keywords, inputs = dict(batch.keywords), batch.embeddings
@@ -264,7 +261,7 @@ class Member:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Discard what this process writes to standard error, such as gloo's report that sizes differ."""
+    """Discard what native code writes to standard error, such as messages of gloo."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:
@@ -275,11 +272,8 @@ def _silent() -> Iterator[None]:
         os.close(nowhere)
 
 
-# In the process that judges
-
-
 class Ranks:
-    """The processes of a target; started when they are needed, and started again after a failure."""
+    """The ranks of a target, seen from the judging process: started when needed, restarted after a failure."""
 
     def __init__(self, subject: Subject, limit: float) -> None:
         self._subject, self._limit = subject, limit
@@ -336,7 +330,7 @@ class Ranks:
         return found
 
     def join(self, world: int, seconds: float = math.inf) -> None:
-        """Form a group of the first ranks. A rank waits for the others for at most ``seconds`` and at most the limit.
+        """Form a group of the first ``world`` ranks. A rank waits for the others for ``seconds``, at most the limit.
 
         Raises:
             TargetError: a rank failed.
@@ -354,7 +348,7 @@ class Ranks:
         return self._ask([("evaluate", *request) for request in requests])
 
     def _ask(self, requests: Sequence[Sequence[Any]]) -> list[Any]:
-        """Send one request to each rank at the same time; end all processes if one fails."""
+        """Send one request to each rank at the same time. If a rank fails, end all processes."""
         with ThreadPoolExecutor(len(requests)) as pool:
             answers = [pool.submit(self._children[rank].ask, *request) for rank, request in enumerate(requests)]
         errors = {rank: error for rank, answer in enumerate(answers) if (error := answer.exception())}
@@ -374,7 +368,7 @@ def blamed(errors: Mapping[int, str], world: int) -> str:
         errors: the errors by rank.
         world: the number of ranks.
     """
-    # The messages of gloo begin with the name of a source file and a line number.
+    # Messages of gloo begin with a source file and a line number.
     errors = {rank: re.sub(r"^RuntimeError: \[[^\]]*\] ", "", error) for rank, error in errors.items()}
     waiting = [rank for rank in errors if WAITED.search(errors[rank])]
     failed = [f"rank {rank}: {errors[rank]}" for rank in errors if rank not in waiting]

@@ -15,18 +15,18 @@ from ..truth.evaluate import PROVE_UP_TO
 from .base import Implementation, Support
 
 STEP = {"cosine": 1e-120, "dot": 1e-200}
-"""The complex step, in units of the largest entry of a row.
+"""The complex step, relative to the largest entry of a row.
 
-The relative truncation error is of the order of its square. Dot products can be large, so they need a smaller step. The
-step of cosines is larger, so that step times gradient does not underflow for gradients down to 1e-160."""
+The relative truncation error is about the square of the step. Dot products can be large, so their step is smaller. With
+the step for cosines, step times gradient does not underflow for gradients down to 1e-160."""
 
 AT_ONCE = 2048
-"""Number of entries with respect to which one run of the loops differentiates, unless one row has more.
+"""Number of entries for which one run of the loops computes the derivatives; more would exceed a core's caches.
 
-Arrays over more entries would exceed a core's caches."""
+If one row has more entries, one run computes those of the whole row."""
 
 LARGEST = 70
-"""Largest ``Case.size``, the square root of the number of similarities, for which the loops run."""
+"""Largest ``Case.size`` for which the loops run; its square is the number of similarities."""
 
 TOO_SLOW = f"its loops take seconds above {LARGEST}² similarities; they run when the fixtures are rebuilt"
 
@@ -46,7 +46,7 @@ class Reference(Implementation):
     def evaluate(self, case: Case, dtype: str) -> Outcome:
         """Run the loops on floats for the values and terms, and on complex numbers for the gradients.
 
-        Gradients are left out if ``case.size`` exceeds ``PROVE_UP_TO``.
+        There are no gradients if ``case.size`` exceeds ``PROVE_UP_TO``.
         """
         result = call_reference(case)
         values = np.ravel(result.loss).astype(float).tolist()
@@ -56,15 +56,15 @@ class Reference(Implementation):
 
 
 def complex_step(case: Case) -> dict[str, npt.NDArray[np.float64]]:
-    """The gradient of the reference with respect to every matrix, by name.
+    """Return the gradient of the reference with respect to every matrix, by name.
 
-    Each entry is the imaginary part of the loss (of the sum of its values for reduction "none") at z + i h e_k, divided
-    by the step h, which is ``STEP`` times the largest entry of the row.
+    Entry k of the gradient is Im(L(z + i h e_k)) / h. L is the loss; for reduction "none", the sum of its values. The
+    step h is ``STEP`` times the largest entry of the row.
     """
     exact = np.concatenate(list(case.matrices.values()))
     largest = np.abs(exact).max(axis=1, keepdims=True)
     steps = np.broadcast_to(np.maximum(STEP[case.option("similarity")] * largest, 1e-300), exact.shape)
-    # A cosine is not differentiable at a row of zeros, whose gradient is 0 by convention: it takes no step.
+    # Cosines are not differentiable at a row of zeros. By convention its gradient is 0, so it takes no step.
     moves = np.broadcast_to((largest > 0) | (case.option("similarity") == "dot"), exact.shape)
     ends = np.cumsum([len(matrix) for matrix in case.matrices.values()])[:-1]
     found = np.empty(exact.shape)
@@ -73,9 +73,8 @@ def complex_step(case: Case) -> dict[str, npt.NDArray[np.float64]]:
         block = exact[start : start + height]
         rows = np.empty(exact.shape, dtype=object)
         for place in np.ndindex(exact.shape):
-            # Each scalar is an array with one element per entry of the block, so that one run of the loops
-            # differentiates with respect to all of them. For the entries of other rows, an array with one element,
-            # which is broadcast, is enough.
+            # Each scalar of the block is an array with one element per entry of the block, so one run of the loops
+            # differentiates with respect to all of them. Other scalars are arrays of one element, which broadcast.
             k = (place[0] - start) * exact.shape[1] + place[1]
             rows[place] = np.full(block.size if 0 <= k < block.size else 1, complex(exact[place]))
             if 0 <= k < block.size and moves[place]:

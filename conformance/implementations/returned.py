@@ -1,4 +1,4 @@
-"""Find the loss in what a user's code returns: a tensor, tuple, mapping or dataclass, or logits with their labels."""
+"""Find the loss in what a user's code returns: a tuple, list, mapping or dataclass, or logits and labels."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 from .sandbox import TargetError
 
 NAMES = ("loss", "total_loss", "total", "contrastive_loss", "losses")
-"""Names of the loss among several results, the most likely first."""
+"""Names of the loss among several results, most likely first."""
 
 LOGITS = "logits and labels"
-"""What ``choose`` returns for a pair of logits and labels, whose cross-entropy is the loss."""
+"""The result of ``choose`` for logits and labels, whose cross-entropy is the loss."""
 
 
 def parts_of(returned: Any) -> dict[str, Any] | None:
@@ -38,7 +38,7 @@ def choose(parts: Mapping[str, Any], size: Callable[[Any], int | None]) -> str:
         size: returns the number of floating-point numbers in a result; None for anything else.
 
     Raises:
-        TargetError: several results may be the loss, or none.
+        TargetError: no result can be the loss, or several can.
     """
     sizes = {name: found for name, value in parts.items() if (found := size(value))}
     lower = {name.lower(): name for name in sizes}
@@ -62,10 +62,10 @@ def choose(parts: Mapping[str, Any], size: Callable[[Any], int | None]) -> str:
 
 
 def take(parts: Mapping[str, Any], name: str) -> Any:
-    """Return the loss among several results, given its name, or the cross-entropy if the name is ``LOGITS``.
+    """Return the result with this name, or the cross-entropy if the name is ``LOGITS``.
 
     Raises:
-        TargetError: there is no such result.
+        TargetError: there is no result with this name.
     """
     if name == LOGITS and _is_logits(parts):
         logits, labels = parts.values()

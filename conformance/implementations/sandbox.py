@@ -1,4 +1,4 @@
-"""The import of users' losses (*targets*), and limits on the time and the memory of a call."""
+"""Import users' losses (*targets*), and limit the time and the memory of their calls."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from types import ModuleType
 from typing import Any
 
 MEMORY_SHARE = 0.85
-"""Share of the free memory that a case may use, so that a loss with a matrix of pairs by pairs cannot exhaust it."""
+"""Share of the free memory that a case may use."""
 
 
 class TargetError(ValueError):
     """A target cannot be loaded or called; the message says why.
 
     Attributes:
-        died: whether its process died, or was killed at its time limit.
+        died: whether its process died or was killed at the time limit.
     """
 
     def __init__(self, message: str, *, died: bool = False) -> None:
@@ -39,23 +39,23 @@ class Overtime(TargetError):
 
 
 class NoCallFits(TargetError):
-    """Every plausible call of a target raises an error; the lines of the message end with a wrapper to copy."""
+    """Every plausible call of a target raises an error. The message ends with a wrapper to copy."""
 
 
 class TargetMisused(TargetError):
-    """An option contradicts the target, or is missing; the message names it."""
+    """An option is missing or contradicts the target; the message names it."""
 
 
 class _OutOfTime(BaseException):
-    """Raised by the alarm; not an Exception, so that a target that catches every Exception does not catch it."""
+    """Raised by the alarm. ``except Exception`` in a target does not catch it."""
 
 
 def find(spec: str) -> Any:
     """Return the object that "package.module:attribute" or "file.py:attribute" names.
 
     Raises:
-        TargetMisused: the text has another form.
-        TargetError: it does not exist, or its module cannot be imported.
+        TargetMisused: ``spec`` has another form.
+        TargetError: the object does not exist, or its module cannot be imported.
     """
     name, _, attribute = spec.rpartition(":")
     if not name or not attribute:
@@ -69,7 +69,7 @@ def find(spec: str) -> Any:
     try:
         module = import_file(path, "pairproof_target") if path else importlib.import_module(name)
     except (Exception, SystemExit) as error:
-        # The message suggests no package to install: a misspelt name may be another package on the index.
+        # The message suggests no package to install: a misspelt name may be another package on PyPI.
         missing = isinstance(error, ModuleNotFoundError)
         where = f" (searched {Path.cwd()} and the installed packages)" if missing else ""
         raise TargetError(f"{name} cannot be imported: {type(error).__name__}: {error}{where}") from None
@@ -84,7 +84,7 @@ def find(spec: str) -> Any:
 
 
 def import_file(path: Path, prefix: str) -> ModuleType:
-    """Import a Python file by its path, as a module whose name begins with a prefix."""
+    """Import a Python file as a module whose name begins with a prefix."""
     name = f"{prefix}_{path.stem}_{abs(hash(str(path)))}"
     spec: Any = importlib.util.spec_from_file_location(name, path)
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
@@ -97,9 +97,9 @@ def import_file(path: Path, prefix: str) -> ModuleType:
 
 
 def described(error: BaseException) -> str:
-    """Return the type and the message of an error, or a fixed text if reading them raises an exception.
+    """Return the type and the message of an error; for a ``TargetError``, only the message.
 
-    The type of a ``TargetError`` is left out.
+    If reading them raises an exception, a fixed text is returned.
     """
     try:
         text = str(error)
@@ -109,7 +109,7 @@ def described(error: BaseException) -> str:
 
 
 def describe(spec: object) -> str:
-    """Return the name of a target: as the user wrote it, or the module and the name of an object."""
+    """Return a target's name as the user wrote it, or ``module:name`` of an object."""
     if isinstance(spec, str):
         return spec
     named: Any = spec if hasattr(spec, "__qualname__") else type(spec)
@@ -117,7 +117,7 @@ def describe(spec: object) -> str:
 
 
 def copy_of(thing: Any) -> str:
-    """Return which copy of a target is used: its file, and the version of its package if it has one."""
+    """Return the file of a target, and the version of its package if it has one."""
     plain = inspect.unwrap(thing) if inspect.isfunction(thing) else thing
     module = inspect.getmodule(plain) or inspect.getmodule(type(plain))
     package = sys.modules.get(module.__name__.partition(".")[0]) if module else None
@@ -127,13 +127,15 @@ def copy_of(thing: Any) -> str:
 
 @contextmanager
 def within(limit: float | None) -> Iterator[None]:
-    """Limit the time of the body in seconds, in the main thread of systems with alarms; elsewhere there is no limit.
+    """Limit the time of the body to ``limit`` seconds.
 
-    An alarm interrupts Python code. It does not interrupt a call into native code that never returns.
+    The limit needs alarm signals, so it applies only in the main thread and not on Windows. An alarm interrupts Python
+    code, but not a native call that never returns.
 
     Raises:
-        TargetError: the body takes too long (``Overtime``), tries to exit the process, or raises a ``BaseException``
-            that is not an ``Exception``; KeyboardInterrupt and GeneratorExit are not changed.
+        Overtime: the body takes too long.
+        TargetError: the body tries to exit the process or raises another BaseException that is not an Exception.
+            KeyboardInterrupt and GeneratorExit are raised unchanged.
     """
     seconds = math.inf if limit is None else limit
     alarmed = math.isfinite(seconds) and hasattr(signal, "setitimer")
@@ -149,7 +151,7 @@ def within(limit: float | None) -> Iterator[None]:
 
     if alarmed:
         handler = signal.signal(signal.SIGALRM, stop)
-        # The alarm repeats every second, in case the body catches the first exception.
+        # The alarm repeats every second, because the body may catch the first exception.
         timer = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
         try:
@@ -169,7 +171,7 @@ def within(limit: float | None) -> Iterator[None]:
 
 @contextmanager
 def within_memory() -> Iterator[None]:
-    """Limit the memory that the body may allocate, on systems that report their free memory (Linux).
+    """Limit the memory that the body may allocate; only on Linux.
 
     Raises:
         TargetError: the body needs more.
@@ -195,7 +197,7 @@ def within_memory() -> Iterator[None]:
 
 
 def _free_memory() -> int | None:
-    """Return the free memory in bytes; None if the system does not report it."""
+    """Return the free memory in bytes, if it is known."""
     info = Path("/proc/meminfo")
     found = re.search(r"MemAvailable:\s*(\d+) kB", info.read_text()) if info.exists() else None
     return int(found[1]) * 1024 if found else None

@@ -1,4 +1,4 @@
-"""``reference/scipy_losses.py``: an independent evaluation on whole arrays with scipy."""
+"""The losses of ``reference/scipy_losses.py``: an independent evaluation on whole arrays with scipy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .base import Implementation
 
 
 class ScipyLosses(Implementation):
-    """Values without gradients, by code that shares nothing with the loops of the reference."""
+    """Values without gradients. The code shares nothing with the loops of the reference."""
 
     name = "scipy"
     title = "pairproof.reference.scipy_losses, whole arrays in float64, values only"
@@ -22,7 +22,7 @@ class ScipyLosses(Implementation):
 
     @property
     def formulas(self) -> Any:
-        """The module, imported when it is used: its parts of scipy take as long to import as all of pairproof."""
+        """The module, imported on first use, because its parts of scipy import slowly."""
         return importlib.import_module("pairproof.reference.scipy_losses")
 
     def version(self) -> str:
@@ -30,11 +30,11 @@ class ScipyLosses(Implementation):
         return f"scipy {scipy.__version__}, numpy {np.__version__}"
 
     def refuses(self, case: Case) -> str | None:
-        """Return the reason to skip a case of a loss that the module does not have."""
+        """Return the reason to skip a case, if the module lacks its loss."""
         return None if hasattr(self.formulas, case.entry.function) else f"has no {case.loss}"
 
     def evaluate(self, case: Case, dtype: str) -> Outcome:
-        """Evaluate the value, and the value of every anchor."""
+        """Evaluate the value of the loss and of every anchor."""
         given: dict[str, Any] = {**case.matrices, **case.arguments, **case.keywords}
         found = getattr(self.formulas, case.entry.function)(**called(given))
         anchors = dict(zip(case.anchors(), found.anchors.tolist(), strict=True))

@@ -1,14 +1,16 @@
-"""sentence-transformers' ranking losses: their files and those of their similarities, without the package.
+"""sentence-transformers' ranking losses, loaded from single files without the package.
 
-Terms: queries are the anchors and documents the other tower; the scale is one over the temperature; "query_to_doc" is
-the direction from a to b, and "doc_to_query" the other. The loss cannot leave out "query_to_doc": for the direction
-from b to a of info_nce, the towers are swapped. Hard negatives are further columns of documents, with one document per
-query in each; they are added to the other documents of the batch, and do not replace them, so the negatives of info_nce
-are not supported.
+Terms:
 
-The cached losses and ``GISTEmbedLoss`` call a model. Here the model returns the rows of the case. ``GISTEmbedLoss``
-also calls a second model, the guide, and leaves out the pairs whose cosine in the guide's embeddings is larger than
-that of the query and its document.
+- Queries are the anchors, documents the other tower. The scale is 1 / temperature.
+- "query_to_doc" is the direction from a to b, "doc_to_query" that from b to a. The loss always includes "query_to_doc",
+  so the adapter swaps the towers for cases of info_nce from b to a.
+- Hard negatives are further columns of documents, each with one document per query. They are added to the other
+  documents of the batch. The negatives of info_nce replace these, so they are not supported.
+
+The cached losses and ``GISTEmbedLoss`` call a model; here, it returns the rows of the case. ``GISTEmbedLoss`` also
+calls a second model, the guide: it leaves out the pairs whose cosine in the guide's embeddings exceeds that of the
+query and its document.
 """
 
 from __future__ import annotations
@@ -39,8 +41,7 @@ UNUSED = (
     *(f"{TOP}.util.{name}" for name in ("all_gather_with_grad", "batch_to_device", "get_rank")),
     *(f"{TOP}.util.{name}" for name in ("cos_sim", "similarity_fct_name")),
 )
-"""What the files import and the adapter does not need: the code that runs the model, the code that gathers across
-processes, and the default similarity, because the adapter passes a similarity explicitly."""
+"""Unneeded imports of the files: they run models, gather across processes, or are the default similarity."""
 
 STUBS: Mapping[str, Mapping[str, Any]] = {
     "sklearn": {},
@@ -54,13 +55,12 @@ STUBS: Mapping[str, Mapping[str, Any]] = {
         "logging": SimpleNamespace(get_logger=logging.getLogger),
     },
 }
-"""What the files import from other packages: for loggers, progress bars, tokenizers, and similarities that are not used
-here."""
+"""Substitutes for the names that the files import from other packages."""
 
 
 @contextmanager
 def _stubbed() -> Iterator[None]:
-    """Replace other packages by modules with the names of ``STUBS``."""
+    """Replace other packages by ``STUBS``."""
     before = {name: sys.modules.get(name) for name in STUBS}
     try:
         for name, attributes in STUBS.items():
@@ -91,12 +91,9 @@ RANKING: Mapping[str, str] = {
 
 
 class _Ranking(FilePeer):
-    """A loss of queries and documents."""
-
     requirement = "sentence-transformers==6.2.0"
 
     def module(self) -> Any:
-        """Import the loss and the similarities without the rest of the package."""
         folder = self.path.parents[3]
         with _stubbed():
             similarity = load_from_package(folder, f"{TOP}.util.similarity", PACKAGES)
@@ -105,7 +102,7 @@ class _Ranking(FilePeer):
         return loaded
 
     def columns(self, case: Case, given: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        """The queries, the documents, and one matrix for each hard negative of a query."""
+        """Return the queries, the documents, and one matrix for each hard negative of a query."""
         queries, documents = given["embeddings_a"], given["embeddings_b"]
         if case.option("direction") == "b_to_a":
             queries, documents = documents, queries
@@ -113,7 +110,6 @@ class _Ranking(FilePeer):
         return [queries, documents, *(() if hard is None else hard.unbind(dim=1))]
 
     def options(self, case: Case) -> dict[str, Any]:
-        """The options of the loss, apart from its model, its scale and its similarity."""
         if case.loss == "info_nce":
             both = {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"}
             return both if case.option("direction") == "both" else {}
@@ -126,7 +122,6 @@ class _Ranking(FilePeer):
         }
 
     def constructed(self, case: Case, model: Any, **options: Any) -> Any:
-        """The loss of a case."""
         return self.loss(model, 1 / case.temperature, self.similarities[case.option("similarity")], **options)
 
 
@@ -152,7 +147,7 @@ class SentenceTransformers(_Ranking):
 
 
 class SymmetricSentenceTransformers(_Ranking):
-    """``MultipleNegativesSymmetricRankingLoss``, which is ``MultipleNegativesRankingLoss`` in two directions."""
+    """``MultipleNegativesSymmetricRankingLoss``: ``MultipleNegativesRankingLoss`` in two directions."""
 
     name = "sentence-transformers-symmetric"
     title = "MultipleNegativesSymmetricRankingLoss"
@@ -185,7 +180,7 @@ class SymmetricSentenceTransformers(_Ranking):
 
 
 class _Model:
-    """A model that returns the rows that it is called with. It has only what the losses use."""
+    """A model that returns its input, with the attributes that the losses use."""
 
     tokenizer = SimpleNamespace(get_vocab=dict)
     max_seq_length = 1
@@ -198,7 +193,7 @@ class _Model:
 
 
 class _Cached(torch.autograd.Function):
-    """Let ``torch.autograd.grad`` differentiate a loss whose backward pass writes to ``grad``."""
+    """Make ``torch.autograd.grad`` work for a loss whose backward pass writes to the attribute ``grad``."""
 
     @staticmethod
     def forward(ctx: Any, loss: Callable[[list[torch.Tensor]], Any], *columns: torch.Tensor) -> torch.Tensor:
@@ -215,11 +210,11 @@ class _Cached(torch.autograd.Function):
 
 
 class CachedSentenceTransformers(_Ranking):
-    """``CachedMultipleNegativesRankingLoss``, which embeds and contrasts mini-batches: here at most three."""
+    """``CachedMultipleNegativesRankingLoss``, with at most three mini-batches."""
 
     name = "sentence-transformers-cached"
     title = "CachedMultipleNegativesRankingLoss"
-    dtypes = ("float64",)  # one dtype suffices: the formula is that of the loss without mini-batches
+    dtypes = ("float64",)  # one dtype suffices, because the formula is that of the loss without mini-batches
     files: ClassVar[Mapping[str, str]] = {
         f"{FOLDER}/sentence_transformer/losses/cached_multiple_negatives_ranking.py": (
             "13bb849c271d2e9fa2e91e996747e6952f73200bc621e2eaa69caf31bf6c0d49"
@@ -251,10 +246,10 @@ class CachedSentenceTransformers(_Ranking):
 
 
 class GistSentenceTransformers(FilePeer):
-    """``GISTEmbedLoss``, with guides that leave out the ignored pairs of a case, and every self pair.
+    """``GISTEmbedLoss``, with guides that leave out the ignored pairs of a case and all self pairs.
 
     If the guide's embeddings of a query and its document are equal, the loss contrasts rows with themselves. The guides
-    that are passed here never have equal embeddings; tests/test_ranking.py tests a guide that has.
+    here have no equal embeddings; tests/test_ranking.py tests a guide that has.
     """
 
     name = "sentence-transformers-gist"
@@ -293,14 +288,14 @@ class GistSentenceTransformers(FilePeer):
     )
 
     def module(self) -> Any:
-        """Import the loss without the rest of the package."""
+        """Import the module of the loss, and make it call the models directly."""
         with _stubbed():
             loaded = load_from_package(self.path.parents[3], f"{LOSSES}.{self.path.stem}", PACKAGES, UNUSED)
         loaded.embed_columns = lambda model, columns: [model(rows)["sentence_embedding"] for rows in columns]
         return loaded
 
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Evaluate the loss with a model that returns the embeddings, and a guide that returns those of ``_guides``."""
+        """Evaluate the loss with a model that returns the embeddings, and a guide that gives the ignored pairs."""
         hard = called(given).get("hard_negatives")
         columns = [given["embeddings_a"], given["embeddings_b"], *(() if hard is None else hard.unbind(dim=1))]
         further = case.option("directions")
@@ -317,7 +312,7 @@ class GistSentenceTransformers(FilePeer):
 
 
 class CachedGistSentenceTransformers(GistSentenceTransformers):
-    """``CachedGISTEmbedLoss``, which embeds and contrasts mini-batches: here at most three."""
+    """``CachedGISTEmbedLoss``, with at most three mini-batches."""
 
     name = "sentence-transformers-cached-gist"
     title = "CachedGISTEmbedLoss"
@@ -348,7 +343,7 @@ class CachedGistSentenceTransformers(GistSentenceTransformers):
 
 
 def _features(columns: Iterable[torch.Tensor], guides: Iterable[torch.Tensor]) -> list[dict[str, torch.Tensor]]:
-    """What a loss with a guide is called with: the matrices that the model and the guide return."""
+    """Return the input of a loss with a guide: what the model and the guide return."""
     return [{"rows": rows, "guide": guide} for rows, guide in zip(columns, guides, strict=True)]
 
 
@@ -361,7 +356,7 @@ def _hard(case: Case) -> Any:
 
 
 def _ignored(case: Case) -> dict[str, Mask]:
-    """The mask of a case's ignored pairs, split into blocks of columns by name; all False without ``ignored``."""
+    """Return the mask of ignored pairs, split into named blocks of columns; all False without ``ignored``."""
     n, hard, further = case.n, len(_hard(case)), case.option("directions").split("+")[1:]
     widths = {"query_to_doc": n, "hard": hard, **dict.fromkeys(further, n)}
     widths |= {"doc_to_hard": hard} if "doc_to_doc" in further and hard else {}
@@ -371,7 +366,7 @@ def _ignored(case: Case) -> dict[str, Mask]:
 
 
 def _within(case: Case) -> list[Mask]:
-    """The masks of pairs of two queries, and of two documents."""
+    """Return the masks of pairs of two queries and of two documents."""
     return [mask for name, mask in _ignored(case).items() if name in ("query_to_query", "doc_to_doc")]
 
 
@@ -380,10 +375,9 @@ def _symmetric(mask: Mask) -> bool:
 
 
 def _guides(case: Case) -> list[torch.Tensor]:
-    """The guide's embeddings of queries, documents and hard negatives, which give the mask of a case.
+    """Return guide embeddings of queries, documents and hard negatives that give the mask of a case.
 
-    The cosine of a query and its document is a small number, that of an ignored pair twice this number, and that of any
-    other pair 0.
+    The cosines are c for a query and its document, 2c for an ignored pair, and 0 for other pairs, with a small c.
     """
     n, ignored = case.n, _ignored(case)
     number = 3 if len(_hard(case)) else 2

@@ -1,8 +1,7 @@
-"""setfit's copy of the original SupCon code, ``setfit/losses.py``. The file needs only torch and is loaded by its path.
+"""setfit's copy of the original SupCon code (``setfit/losses.py``), loaded by path because it needs only torch.
 
-Terms: it takes a model in place of features, so the adapter's model returns the embeddings unchanged; ``mask`` is
-``positives``. It normalises, and takes one view of every sentence: without labels no anchor has a positive, so it does
-not compute NT-Xent.
+The loss calls a model and normalises its output; the adapter's model returns the embeddings. Each sentence has only one
+view, so the loss cannot compute NT-Xent. Terms: ``mask`` is ``positives``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Read from the signature of a target how it is called, with which arrays and options.
+"""Read from the signature of a user's loss (a *target*) how to call it, with which arrays and options.
 
-A ``Claim`` describes what the target, a user's loss, computes. Whatever the signature does not state is guessed from
-the names of its parameters. Every guess is noted in words.
+A ``Claim`` describes what the target computes. What the signature does not state is guessed from the names of the
+parameters, and every guess is reported.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from .sandbox import TargetError, TargetMisused
 CALLS = ("labels", "features", "views", "towers", "stacked", "interleaved", "similarities", "pairs", "command")
 ARRAYS = ("torch", "numpy", "jax")
 EVERY = "*"
-"""The value of a claimed option that the target takes by keyword."""
+"""The claimed value of an option that the target takes by keyword."""
 
 TEMPERATURES = ("temperature", "tau", "temp", "T", "t")
 INVERSES = ("logit_scale", "scale", "inv_temperature", "inverse_temperature", "inv_temp", "inv_tau")
-"""Names of one over the temperature."""
+"""Names of 1 / temperature."""
 LOGARITHMS = ("log_temperature", "log_temp", "log_tau", *(f"log_{name}" for name in INVERSES))
-"""Names of the logarithm of the temperature or, for ``log_scale`` and the like, of one over the temperature."""
+"""Names of log(temperature) or, for ``log_scale`` and the like, of log(1 / temperature)."""
 
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "temperature": (*TEMPERATURES, *INVERSES, *LOGARITHMS),
@@ -50,7 +50,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
         *("neg_keys", "queue_features", "queue_feats"),
     ),
 }
-"""The names that parameters may have for an argument of the catalogue; other arguments have only their own name."""
+"""Names of parameters for arguments of the catalogue; other arguments have only their own name."""
 
 FACTS: Mapping[str, tuple[str, ...]] = {
     "batch_size": ("batch_size", "batchsize", "bs", "bsz"),
@@ -60,13 +60,13 @@ FACTS: Mapping[str, tuple[str, ...]] = {
     "world_size": ("world_size", "num_replicas", "n_gpus", "num_gpus"),
     "rank": ("rank", "local_rank"),
 }
-"""The names that parameters may have for facts about a batch and the process."""
+"""Names of parameters for facts about the batch and the process."""
 
 ONLY_REQUIRED = ("dim", "world_size", "rank")
-"""The facts that are passed only to a parameter without a default."""
+"""Facts that are passed only to parameters without a default."""
 
 _DOUBTFUL = ("t", "scale", "similarity")
-"""Names of options that may also be names of arrays, if they are the first or the second parameter."""
+"""Names of options that may be arrays if they are the first or second parameter."""
 
 _MARKS = {"torch": ("torch", "Tensor"), "jax": ("jax", "jnp"), "numpy": ("numpy", "np.", "npt.")}
 """Words in annotations that show which arrays a target takes."""
@@ -80,12 +80,12 @@ class Signature:
 
     Attributes:
         thing: the callable.
-        init: the values of parameters that the user gives, by name.
-        constructs: whether it is a class, constructed with the options that its constructor takes.
+        init: the values that the user gives to parameters, by name.
+        constructs: whether it is a class.
         call: the parameters of the call, without self; empty if they cannot be read.
         constructor: the parameters of the constructor; empty unless it is a class.
         named: the parameters of the call, without ``*args`` and ``**keywords``.
-        keys: the keys that the call reads from its only required parameter, a mapping; they replace it in ``call``.
+        keys: if the call takes a single mapping: the keys that it reads. In ``call``, they replace the mapping.
         takes_anything: whether the call or the constructor has ``**keywords``.
     """
 
@@ -94,7 +94,7 @@ class Signature:
 
         Raises:
             TargetError: it cannot be called.
-            TargetMisused: it has no parameter of a name in ``init``.
+            TargetMisused: ``init`` names an unknown parameter.
         """
         if not callable(thing):
             raise TargetError(f"it is {kind_of(thing)}, which cannot be called")
@@ -112,7 +112,7 @@ class Signature:
                 raise TargetMisused(f"--init {name}: the target has no such parameter; it has {', '.join(known)}")
 
     def _read_keys(self) -> list[str]:
-        """Replace the only required parameter by the keys that the source reads from it, and return the keys."""
+        """Replace a single required mapping by the keys that the source reads from it; return these keys."""
         required = [p for p in self.call.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
         if len(required) != 1 or required[0] is not next(iter(self.call.values())):
             return []
@@ -127,20 +127,20 @@ class Signature:
         return keys
 
     def keyword(self, name: str) -> inspect.Parameter | None:
-        """Return the parameter for an option of the catalogue; None without one, or if the user gives its value."""
+        """Return the parameter for an option of the catalogue; None if there is none or the user gives its value."""
         words = ALIASES.get(name, (name,))
         found = (own[word] for own, word in product((self.constructor, self.call), words) if word in own)
         usable = (p for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
         return next((p for p in usable if p.name not in self.init and not self._doubtful(p)), None)
 
     def _doubtful(self, parameter: inspect.Parameter) -> bool:
-        """Whether a parameter is required, is one of the first two of the call, and may be an array by its name."""
+        """Whether a parameter with the name of an option may be an array: it is required, and first or second."""
         required = parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
         return parameter.name in _DOUBTFUL and required and any(parameter is p for p in self.named[:2])
 
     @cached_property
     def places(self) -> list[inspect.Parameter]:
-        """The parameters of the call for embeddings, labels and the like: those that no option or fact takes."""
+        """The parameters for embeddings, labels and the like: those that are no option and no fact."""
         taken = [self.keyword(name) for name in ("temperature", *SCALARS)]
         names = {*self.init, *(p.name for p in taken if p), *chain(*FACTS.values())}
         names |= {*ALIASES["negatives"], *ALIASES["hard_negatives"]}
@@ -148,17 +148,17 @@ class Signature:
 
     @property
     def labels_first(self) -> bool:
-        """Whether the labels are the first argument, according to the names of the first two."""
+        """Whether the names show that the labels come before the embeddings."""
         named = [p.name.lower() in (*ALIASES["labels"], "partners") for p in self.places[:2]]
         return named == [True, False]
 
     def requires(self, name: str) -> bool:
-        """Whether it has a parameter without a default for an option of the catalogue."""
+        """Whether the target has a required parameter for an option of the catalogue."""
         found = self.keyword(name)
         return found is not None and found.default is found.empty
 
     def bind(self, positional: Sequence[Any], keywords: Mapping[str, Any], facts: Mapping[str, Any] = {}) -> Bound:
-        """Translate the catalogue's arguments.
+        """Translate the catalogue's arguments to those of the target.
 
         Args:
             positional: in the order of the call; None for an argument that is not given.
@@ -166,7 +166,7 @@ class Signature:
             facts: facts about the batch, by their names in ``FACTS``.
 
         Returns:
-            The keywords of the constructor, the positional arguments of the call, and its keywords.
+            The keywords of the constructor, the positional arguments of the call, and the keywords of the call.
         """
         constructor: dict[str, Any] = {}
         call: dict[str, Any] = {}
@@ -191,7 +191,7 @@ class Signature:
             if name == "temperature":
                 value = self._temperature(found.name, value)
             if name == "base_temperature" and value is None and isinstance(found.default, (int, float)):
-                # No base temperature is the same as one that equals the temperature.
+                # A base temperature of None means the temperature.
                 value = keywords.get("temperature")
             (constructor if found.name in self.constructor else call)[found.name] = value
         given: list[Any] = []
@@ -211,14 +211,14 @@ class Signature:
         return constructor, given, call
 
     def _temperature(self, word: str, temperature: Any) -> Any:
-        """Return the value of a parameter for the temperature, according to its name and to the source."""
+        """Convert the temperature to the value of a parameter, such as a logarithm or an inverse."""
         logarithm = self.is_logarithm(word)
         value = 1 / temperature if self.inverted(word) else temperature
         return torch.as_tensor(value, dtype=torch.float64).log() if logarithm else value
 
     @property
     def fixed_temperature(self) -> float | None:
-        """The temperature that the user gives as an argument of the target; None if there is none."""
+        """The temperature that the user gives in ``init``, or None."""
         word = next((word for word in ALIASES["temperature"] if word in self.init), "")
         value = self.init.get(word)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -227,11 +227,11 @@ class Signature:
         return 1 / number if self.inverted(word) else number
 
     def inverted(self, word: str) -> bool:
-        """Whether a parameter stands for one over the temperature, or for the logarithm of one over the temperature."""
+        """Whether a parameter is 1 / temperature or log(1 / temperature)."""
         return word.removeprefix("log_") not in TEMPERATURES or (word == "t" and self.is_logarithm(word))
 
     def is_logarithm(self, word: str) -> bool:
-        """Whether a parameter is a logarithm of the temperature or of its inverse: by name, or by exp in the source."""
+        """Whether a parameter is a logarithm of the temperature or its inverse, by its name or by exp in the source."""
         if word in LOGARITHMS:
             return True
         if word not in (*INVERSES, "t"):
@@ -241,7 +241,7 @@ class Signature:
 
     @cached_property
     def _source(self) -> str:
-        """The source of a function, or of the class of an instance; "" if it cannot be read."""
+        """The source of the function or the class; "" if it cannot be read."""
         plain = inspect.unwrap(getattr(self.thing, "func", self.thing))
         with suppress(OSError, TypeError):
             return inspect.getsource(plain if inspect.isroutine(plain) or isinstance(plain, type) else type(plain))
@@ -249,11 +249,11 @@ class Signature:
 
 
 SCALARS = (*NUMBERS, *CHOICES)
-"""The options of the catalogue whose values are not arrays, except the temperature."""
+"""The options of the catalogue that are not arrays, without the temperature."""
 
 
 def is_module(thing: Any) -> bool:
-    """Return whether something is a torch module or a class of modules."""
+    """Return whether something is a torch module or a subclass of ``torch.nn.Module``."""
     return issubclass(thing if isinstance(thing, type) else type(thing), torch.nn.Module)
 
 
@@ -264,11 +264,7 @@ def kind_of(value: object) -> str:
 
 
 def _called(thing: Any) -> Any:
-    """Return the function that runs when something, or an instance of it, is called.
-
-    Raises:
-        TargetError: it is a class without ``__call__`` and ``forward``.
-    """
+    """Return the function that runs when a callable, or an instance of a class, is called."""
     if is_module(thing):
         return thing.forward
     if not isinstance(thing, type):
@@ -290,7 +286,7 @@ def _takes_anything(parameters: Mapping[str, inspect.Parameter]) -> bool:
 
 
 def guess_arrays(thing: Any) -> tuple[str, str]:
-    """Guess which arrays a target takes from its annotations, or else from the imports of its module.
+    """Guess which arrays a target takes, from its annotations or else from the imports of its module.
 
     Returns:
         One of ``ARRAYS``, and what it was guessed from.
@@ -325,7 +321,7 @@ def _check_name(what: str, given: str, known: Collection[str]) -> None:
 
 
 def check_call(call: str | None, arrays: str | None) -> None:
-    """Check the names of a call and of a kind of arrays, if they are given.
+    """Check the name of a call and the name of a kind of arrays; None is allowed.
 
     Raises:
         TargetMisused: a name is unknown.
@@ -344,10 +340,10 @@ class Claim:
         call: how it is called, one of ``CALLS``.
         arrays: the arrays that it takes, one of ``ARRAYS``.
         temperature: the built-in temperature; None if it is passed by keyword.
-        normalised: whether the harness normalises rows under cosine before the call.
+        normalised: whether pairproof normalises rows under cosine similarity before the call.
         settings: the values of options that the user claims, or sets in the target; a tuple if several are claimed.
-        passed: the keywords of the catalogue that are passed, so that all their values are judged.
-        required: the arrays among them that the target requires, so that only cases with them are judged.
+        passed: the keywords of the catalogue that are passed. All their values are judged.
+        required: the passed arrays that the target requires. Only cases with these arrays are judged.
     """
 
     loss: str
@@ -374,12 +370,12 @@ class Claim:
 
     @property
     def reduced_here(self) -> bool:
-        """Whether the target returns one value per anchor, which the harness reduces as a case requires."""
+        """Whether the target returns one value per anchor, and pairproof reduces them."""
         return "reduction" not in self.passed and self.settings.get("reduction") == "none"
 
     @property
     def directed_here(self) -> bool:
-        """Whether the target computes one direction only, so that the harness swaps the towers if a case requires."""
+        """Whether the target computes only one direction, and pairproof swaps the towers for the other."""
         one = self.settings.get("direction") in ("a_to_b", "b_to_a")
         towers = self.call in ("views", "towers", "similarities")
         return towers and "direction" not in self.passed and one
@@ -403,11 +399,11 @@ class Claim:
         options = {option: values for option, values in judged.items() if values is not None}
         if self.temperature is not None:
             options = {"temperature": (self.temperature,), **options}
-        # Arrays for which the call has no parameters.
+        # The arrays that this call cannot pass.
         by_partners = entry.targets == "partners" and "partners" not in self.passed and self.call != "command"
         without = {"ref_embeddings"} if by_partners or self.call == "features" else set()
         without |= {"anchors"} if by_partners and self.call != "labels" else set()
-        # The harness changes the order of the rows for other calls, and swaps the towers for the other direction.
+        # For other calls, pairproof reorders the rows or swaps the towers, so weights and ignored pairs would not fit.
         in_order = self.call in ("labels", "pairs", "towers", "command") or (self.call == "views" and entry.two_towers)
         in_order = in_order and not self.directed_here
         without |= set() if in_order else {*IGNORED, *WEIGHTS, "direction_weights"}
@@ -422,14 +418,14 @@ def _without(name: str) -> Callable[[Case], bool]:
 
 
 def complete(claim: Claim, signature: Signature | None) -> tuple[Claim, list[str]]:
-    """Complete a claim about a target from the target's signature.
+    """Complete a claim from the signature of the target.
 
     Args:
-        claim: the claim of the user; the value ``EVERY`` of a setting means that the option is taken by keyword.
+        claim: the user's claim; a setting with the value ``EVERY`` is taken by keyword.
         signature: signature of the target; None for a command.
 
     Returns:
-        The claim, and the guesses that were made.
+        The claim, and what was guessed, in words.
 
     Raises:
         TargetMisused: the claim contradicts the signature, or is incomplete.
@@ -468,7 +464,7 @@ def complete(claim: Claim, signature: Signature | None) -> tuple[Claim, list[str
 
 
 def _from_init(claim: Claim, signature: Signature, settings: dict[str, object], notes: list[str]) -> None:
-    """Claim the options of the catalogue that the user sets as arguments of the target."""
+    """Claim the options that the user sets with ``init``."""
     entry = LOSSES[claim.loss]
     for name in entry.scalars:
         value = next((signature.init[word] for word in ALIASES.get(name, (name,)) if word in signature.init), EVERY)
@@ -479,7 +475,7 @@ def _from_init(claim: Claim, signature: Signature, settings: dict[str, object], 
 
 
 def _keywords(claim: Claim, claimed: set[str], signature: Signature, notes: list[str]) -> set[str]:
-    """Return the options that are passed by keyword: those that are claimed, and those in the signature."""
+    """Return the options to pass by keyword: the claimed ones and those in the signature."""
     entry, passed = LOSSES[claim.loss], set(claimed)
     of_towers = TOWER_TARGETS if entry.two_towers else {}
     rows_with_labels = "labels" if entry.two_towers else "ref_embeddings"
@@ -488,7 +484,7 @@ def _keywords(claim: Claim, claimed: set[str], signature: Signature, notes: list
         usable = name not in ("ref_labels", "self_rows") or rows_with_labels in passed
         usable = usable and (name != "ref_ignored_ids" or entry.two_towers or "ref_embeddings" in passed)
         if name in of_towers:
-            # Other calls pass something else as labels. An alias may be the name of another array.
+            # Other calls pass something else as labels, and an alias may be the name of another array.
             usable = usable and claim.call in ("views", "towers") and found is not None and found.name == name
         if found is None or name not in entry.keywords or name in passed or not usable:
             continue
@@ -511,7 +507,7 @@ def _keywords(claim: Claim, claimed: set[str], signature: Signature, notes: list
 
 
 def _temperature(claim: Claim, signature: Signature, notes: list[str]) -> float | None:
-    """Return the built-in temperature, or None if the temperature is passed."""
+    """Return the built-in temperature; None if the temperature is passed."""
     own, claimed = signature.keyword("temperature"), claim.temperature
     if claimed is None and (fixed := signature.fixed_temperature) is not None:
         notes.append(f"temperature: {fixed:g} is built in, because --init sets it")

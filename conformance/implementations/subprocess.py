@@ -1,31 +1,36 @@
 """A loss in any language: a command that answers requests, one JSON object per line.
 
-The command is started once and kept running. It reads one request per line from standard input:
+The command keeps running. It reads one request per line from standard input:
 
     {"protocol": "pairproof-lines/1", "id": 7, "loss": "supcon", "dtype": "float64",
      "matrices": {"embeddings": [[0.5, -1.25], ...]},
      "arguments": {"labels": [0, 0, 1]},
      "options": {"temperature": 0.1, "base_temperature": null, "similarity": "cosine", "reduction": "mean", ...}}
 
-``matrices`` holds the float matrices by their names in the catalogue, row by row, with entries representable in
-``dtype``. ``arguments`` holds integers, booleans and weights: labels, partners, positive_pairs, positives, anchors,
-ref_labels, self_rows, ignored, ignored_ids, ref_ignored_ids, positive_weights, negative_weights, anchor_weights.
-``options`` holds every option of the loss. For each request the command writes one line to standard output, and flushes
-it:
+- ``matrices``: the float matrices by their names in the catalogue, as lists of rows, exact in ``dtype``
+- ``arguments``: the other arrays, if the case has them: labels, partners, positive_pairs, positives, anchors,
+  ref_labels, self_rows, ignored, ignored_ids, ref_ignored_ids, positive_weights, negative_weights, anchor_weights.
+  Masks consist of booleans.
+- ``options``: every option of the loss
+
+For each request, the command writes one line to standard output and flushes it. Any of these is an answer:
 
     {"id": 7, "value": 1.25}
     {"id": 7, "value": 1.25, "gradients": {"embeddings": [[0.01, -0.02], ...]}}
     {"id": 7, "values": [0.5, 2.0, 1.25]}
     {"id": 7, "error": "what went wrong"}
 
-``value`` is the loss; ``values`` are the values of the anchors in the order of their rows, for reduction "none", or of
-the pairs, ordered by anchor, then by column, for "none_pairs". ``gradients`` are those of the value, or of the sum of
-the values: one matrix for every matrix of the request, by the same name and of the same shape, or no ``gradients`` at
-all. A value that is not finite is written NaN, Infinity, -Infinity or null (NaN), never as a string. Standard error is
-free for messages. The command exits when its standard input ends.
+- ``value``: the loss
+- ``values``: for reduction "none", one value per anchor in the order of the rows; for "none_pairs", one value per pair,
+  ordered by anchor, then by column
+- ``gradients``: the gradients of the value, or of the sum of the values, with the names and shapes of ``matrices``. An
+  answer has all of them or none, and so do all answers of one command.
 
-If the command exits, or its answer is late, is not a JSON object or has another id, the request fails and the process
-is killed. The next request starts it again, at most ``RESTARTS`` times in all.
+Numbers that are not finite are NaN, Infinity, -Infinity or null (for NaN), without quotes. Standard error is free for
+messages. The command must exit when its standard input ends.
+
+A request fails if the command exits, if the answer is late, or if it is not a JSON object with the id of the request.
+The process is then killed. The next request starts it again, at most ``RESTARTS`` times in all.
 """
 
 from __future__ import annotations
@@ -50,7 +55,7 @@ LONGEST_LINE = 2**28
 """Maximum length of one answer, in bytes."""
 
 PATIENCE = 2.0
-"""Seconds that a command may take to exit after its input has ended."""
+"""Seconds that a command may take to exit after the end of its input."""
 
 BRIEFLY = 0.2
 """Seconds to wait for the exit code of a command that stopped answering."""
@@ -61,7 +66,7 @@ class _Broken(Exception):
 
 
 class Lines:
-    """A command and its process; after a fork, the parent and the child each have their own process.
+    """A command and its process. After a fork, parent and child each start their own process.
 
     Attributes:
         command: the shell command line.
@@ -82,11 +87,11 @@ class Lines:
             limit: time limit of the answer in seconds; None for no limit.
 
         Returns:
-            The values, and the gradients by the name of the matrix, empty if there are none.
+            The values, and the gradients by the name of the matrix; {} without gradients.
 
         Raises:
-            TargetError: the command did not answer in time, reported an error, gave an invalid answer, or was already
-                started ``RESTARTS`` + 1 times.
+            TargetError: the command did not answer in time, reported an error, gave an invalid answer, or cannot be
+                started again.
         """
         self._id += 1
         process = self._start()
@@ -108,7 +113,7 @@ class Lines:
         return values, _gradients(answer.get("gradients"), request["matrices"])
 
     def close(self) -> None:
-        """Close the input of the process; kill the process if it does not exit then."""
+        """Close the input of the process. If it does not exit, kill it."""
         if self._owner == os.getpid() and self._process is not None and self._process.stdin is not None:
             with suppress(OSError):
                 self._process.stdin.close()
@@ -127,12 +132,12 @@ class Lines:
         self.started += 1
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the process ends
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
-        # Its own session, so that the processes that the shell starts are killed with it.
+        # In its own session, the processes that the shell starts are killed with it.
         self._process = subprocess.Popen(self.command, shell=True, start_new_session=True, **pipes)  # type: ignore[call-overload]
         return self._process
 
     def _end(self, patience: float, message: str = "") -> str:
-        """Kill the process if it does not exit in time; return the message with its exit code and last error line."""
+        """Kill the process if it does not exit in time; add its exit code and last line of stderr to the message."""
         process, self._process = self._process, None
         assert process is not None
         with suppress(subprocess.TimeoutExpired):
@@ -151,7 +156,7 @@ class Lines:
 
 
 def _exchange(process: Any, request: bytes, limit: float | None) -> bytes:
-    """Write a request and return the answer; in a thread, because reads of pipes have no time limit."""
+    """Write a request and return the answer. A thread does this, because reads of pipes have no time limit."""
     found: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def exchange() -> None:
@@ -202,7 +207,7 @@ def _gradients(given: Any, matrices: Mapping[str, Sequence[Any]]) -> dict[str, l
 
 
 def _numbers(given: Any, where: str, shape: tuple[int, ...] = ()) -> Any:
-    """Check the shape of nested lists of numbers; null becomes NaN."""
+    """Check the shape of nested lists of numbers, and convert null to NaN."""
     if shape:
         if not isinstance(given, list) or len(given) != shape[0]:
             raise TargetError(f"{where}: expected {' rows of '.join(map(str, shape))} numbers, got {_shown(given)}")

@@ -1,12 +1,12 @@
 """The original SupCon code (HobbitLong/SupContrast, ``losses.py``), in two revisions.
 
-``supcontrast`` is the revision that the SupCon notebook shows, before pull request 142. The PyPI package bioencoder
-1.0.5 contains the same statements in one file, which is loaded by path after its checksum is verified.
-``supcontrast-today`` is commit 66a8fe5: its code is called if the user passes a path (*live*); otherwise, its recorded
-values are used.
+- ``supcontrast``: the revision in the SupCon notebook, before pull request 142. A file of the PyPI package bioencoder
+  1.0.5 has the same statements; this file is loaded.
+- ``supcontrast-today``: commit 66a8fe5. The code runs (*live*) if the user passes its path. Otherwise, recorded results
+  are used.
 
-Terms: features [batch, views, dim] are embeddings; ``mask`` is ``positives``; with ``contrast_mode="one"`` only the
-rows of the first view are anchors. The code does not normalise: under cosine similarity the adapter does.
+Terms: features [batch, views, dim] are embeddings, and ``mask`` is ``positives``. With ``contrast_mode="one"``, only
+the first views are anchors. The code does not normalise; under cosine similarity, the adapter does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TODAY_COMMIT = "66a8fe53880d6a1084b2e4e0db0a019024d6d41a"
 TODAY_SHA256 = "a432e24bdff118aa0ab3013a4c85a4b099871ebef554177054d91fe6fca616db"
 RECORDED = "recorded/supcontrast-today.json"
 LARGEST_RECORDED = 40
-"""Largest number of rows of a recorded case, which keeps the file of recorded gradients small."""
+"""Largest number of rows of a recorded case."""
 
 RECORDED_FORMAT = "pairproof-recorded/1"
 
@@ -43,8 +43,8 @@ RECORDED_FORMAT = "pairproof-recorded/1"
 def row_underflows(case: Case, dtype: str, true: Truth) -> bool:
     """Whether the exponentials of all other logits of some anchor underflow next to its self pair.
 
-    The maximum of a row includes the self pair: if all other logits lie far below it, their exponentials are 0, and the
-    logarithm of 0 is taken.
+    The maximum of a row includes the self pair. If all other logits lie far below it, their exponentials are 0, and the
+    loss contains the logarithm of 0.
     """
     deepest = -math.log(np.finfo(dtype).tiny)
     found, positives = base.logits(case), case.positives()
@@ -58,15 +58,12 @@ PULL_142 = "https://github.com/HobbitLong/SupContrast/pull/142"
 
 @base.deviation("NaN for an anchor without positives", PULL_142, wrong=True, losses=("supcon",))
 def nan_without_positives(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether some anchor without positives should count as 0.
-
-    The sum over positives is divided by their number, which is 0 for a class with one member: the loss is NaN.
-    """
+    """The sum over positives is divided by their number. For a class with one member, this is 0 / 0 = NaN."""
     return base.lacks_positives(case) and case.option("no_positive") == "zero"
 
 
 def _one_of_each(case: Case) -> list[tuple[int, ...]] | None:
-    """The anchors and their partners if one row of each pair of nt_xent is an anchor, else None."""
+    """Return (anchor, partner) pairs if exactly one row of each pair of nt_xent is an anchor, else None."""
     if case.loss != "nt_xent" or case.option("anchors") is None:
         return None
     items = [(i, int(case.arguments["partners"][i])) for i in case.anchors()]
@@ -86,7 +83,7 @@ SUPPORT = Support(
 
 
 def temperatures(case: Case) -> dict[str, float]:
-    """The temperature and the base temperature of a case, which is the temperature by default."""
+    """Return the temperature and the base temperature, which is by default the temperature."""
     found = {name: case.option(name) for name in ("temperature", "base_temperature")}
     return {name: case.temperature if value is None else value for name, value in found.items()}
 
@@ -148,7 +145,7 @@ class SupContrastToday(_SupConCode):
             self.records[record["case"], record["dtype"]] = Outcome(values.tolist(), gradient)
 
     def version(self) -> str:
-        """Whether it is live or recorded, and the checksum."""
+        """Return whether the results are live or recorded, and the checksum."""
         if self.path is None:
             return f"recorded with torch {self.torch}, losses.py SHA-256 {TODAY_SHA256[:12]}"
         found = sha256(self.path)
@@ -156,7 +153,7 @@ class SupContrastToday(_SupConCode):
         return f"from a file, SHA-256 {found[:12]}, {same}"
 
     def refuses(self, case: Case) -> str | None:
-        """Return the reason to skip a case: it is not supported, or not recorded; None otherwise."""
+        """Return the reason to skip a case that is not supported or not recorded; None otherwise."""
         recorded = self.path is not None or any((case.id, dtype) in self.records for dtype in self.dtypes)
         return super().refuses(case) or (None if recorded else "this case is not recorded")
 
@@ -166,7 +163,7 @@ class SupContrastToday(_SupConCode):
 
 
 def _shortest(values: Any, dtype: str) -> Any:
-    """Numbers of a dtype as JSON, each as the shortest decimal that restores it; non-finite numbers as strings."""
+    """Convert numbers to JSON: the shortest decimals that restore them in their dtype; non-finite ones as strings."""
     if np.ndim(values):
         return [_shortest(v, dtype) for v in values]
     return float(str(np.dtype(dtype).type(values))) if math.isfinite(values) else str(float(values))
@@ -174,7 +171,7 @@ def _shortest(values: Any, dtype: str) -> Any:
 
 @base.one_thread()
 def record(cases: Sequence[Case], path: str) -> dict[str, Any]:
-    """Run a revision live on every case that it computes, and record what it returns.
+    """Run a revision on every case that it computes, and record the results.
 
     Args:
         cases: the cases to run.
@@ -182,7 +179,7 @@ def record(cases: Sequence[Case], path: str) -> dict[str, Any]:
 
     Returns:
         The JSON object of ``fixtures/recorded/supcontrast-today.json``. Its ``sha256`` is the checksum of the file that
-        ran; its ``commit`` is None if the checksum is not that of the known revision.
+        ran. Its ``commit`` is None if this is not the checksum of commit 66a8fe5.
 
     Raises:
         Unavailable: the file does not exist, cannot be loaded, or fails on a case.

@@ -1,8 +1,12 @@
-"""Usages: other ways to call a loss that must not change its result, and the side effects of a call.
+"""Usages: other ways to call a loss that must not change its result. Also the side effects of calls.
 
-A usage changes the arguments of a call (other dtypes of labels, other layouts of rows), the call (another thread, a
-second call of one instance) or what surrounds it (autocast, no gradients). ``USAGES`` lists them. ``Use`` is one
-evaluation under a usage: it changes the call, and records the side effects of every evaluation.
+A usage changes one of:
+
+- the arguments, such as the dtype of labels or the layout of rows
+- the call, such as another thread or a second call of one instance
+- its surroundings, such as autocast or ``torch.no_grad``
+
+``USAGES`` lists all usages. ``Use`` is one evaluation under a usage, and records the side effects.
 """
 
 from __future__ import annotations
@@ -40,27 +44,26 @@ class Usage:
         name: short name; the check is called "usage/NAME".
         words: what is changed, for messages.
         level: the level of its check.
-        case: returns the case on which it is judged, given an ordinary case; None if the usage does not apply to it.
+        case: turns an ordinary case into the one that is judged; returns None if the usage does not apply.
         arguments: changes the arguments of the call.
-        around: a context manager around the call, given the device type.
+        around: returns a context manager for the call, given the device type.
         call: calls the target.
         arrays: the kinds of arrays to which it applies.
         dtype: the dtype of the rows; "" for that of the check.
-        rounds: the dtype to which intermediate results may be rounded; "" for the dtype of sums:
-            float32 unless the rows are float64.
-        refusable: the errors with which a target may refuse it: "any", or "named" for those that mention a dtype or a
+        rounds: the dtype to which intermediate results may be rounded; "" for float64 if the rows are float64, else
+            float32.
+        refusable: errors with which a target may refuse the usage: "any"; "named" for errors that mention a dtype or a
             layout; "" for none.
         modules: whether it applies to torch modules only.
-        frozen: which matrices have no gradient: 0 for the first, 1 for all others; None if all have one.
-        joined: whether the gradient of the first matrix contains that of the second one.
+        frozen: the matrices without gradient: 0 for the first, 1 for all others; None if all have one.
+        joined: whether the gradient of the first matrix includes that of the second.
         differentiable: whether gradients are judged.
-        upstream: returns the upstream gradients of the values, given their number; None for their weights in the
-            reduction.
+        upstream: returns the upstream gradients for a number of values; None for the weights of the reduction.
         scale: factor of the loss, as in mixed-precision training.
-        temperature: whether the gradient with respect to the temperature is judged: of a "tensor" that is passed, or
-            of a "learned" parameter; "" if it is not.
+        temperature: the temperature whose gradient is judged: "tensor" for an argument, "learned" for a parameter, ""
+            for none.
         bias: the same for the bias.
-        expects: "the truth", "the truth or an error", or "NaN" for a result that is not finite or an error.
+        expects: "the truth"; "the truth or an error"; or "NaN", for a result that is not finite or an error.
         reveals: the kinds of side effects that are failures of this usage.
     """
 
@@ -93,14 +96,14 @@ class Usage:
 
     @property
     def scalar(self) -> str:
-        """The number whose gradient is judged: "temperature" or "bias"; "" if there is none."""
+        """The scalar whose gradient is judged: "temperature", "bias" or ""."""
         return "temperature" if self.temperature else "bias" if self.bias else ""
 
 
 def upstream_of(count: int) -> list[float]:
-    """Return an upstream gradient for each value of a loss: drawn multiples of 1/16 in [-1, 1], exact in every dtype.
+    """Return random upstream gradients for a number of values; the same number always gets the same gradients.
 
-    The last of three or more is 0. The same number of values always gets the same gradients.
+    They are multiples of 1/16 in [-1, 1], which are exact in every dtype. The last of three or more is 0.
     """
     drawn = random.Random(count)
     found = [drawn.choice((-1, 1)) * drawn.randint(1, 16) / 16 for _ in range(count)]
@@ -112,7 +115,6 @@ def _is_rows(value: Any) -> bool:
 
 
 def _with_rows(change: Callable[[Tensor], Tensor]) -> Callable[..., Arguments]:
-    """Change every matrix of rows."""
 
     def arguments(positional: list[Any], keywords: dict[str, Any]) -> Arguments:
         named = {name: change(x) if name in MATRICES and _is_rows(x) else x for name, x in keywords.items()}
@@ -122,7 +124,6 @@ def _with_rows(change: Callable[[Tensor], Tensor]) -> Callable[..., Arguments]:
 
 
 def _with_labels(change: Callable[[Tensor], Tensor]) -> Callable[..., Arguments]:
-    """Change the labels of the rows and of the references."""
 
     def arguments(positional: list[Any], keywords: dict[str, Any]) -> Arguments:
         def changed(x: Any) -> Any:
@@ -139,7 +140,7 @@ def _by_columns(x: Tensor) -> Tensor:
 
 
 def _within_a_larger(x: Tensor) -> Tensor:
-    """Return a view into a larger tensor whose other entries are NaN; for labels, 77 and 78."""
+    """Return a view into a larger tensor. Its other entries are NaN, or 77 and 78 for labels."""
     if x.dim() == 1:
         return torch.stack([x.new_full(x.shape, 77), x, x.new_full(x.shape, 78)], dim=1)[:, 1]
     padded = torch.nn.functional.pad(x, (1, 1) * x.dim(), value=math.nan)
@@ -151,7 +152,7 @@ def _strided(positional: list[Any], keywords: dict[str, Any]) -> Arguments:
 
 
 def _frozen(place: int) -> Callable[..., Arguments]:
-    """Detach the first matrix, or all others."""
+    """Detach the first matrix (place 0) or all others (place 1)."""
 
     def arguments(positional: list[Any], keywords: dict[str, Any]) -> Arguments:
         first, *others = positional
@@ -176,7 +177,7 @@ def _shared(positional: list[Any], keywords: dict[str, Any]) -> Arguments:
 
 
 def _of_the_first(positional: list[Any], keywords: dict[str, Any]) -> Arguments:
-    """Pass the first matrix as the second one, or as the references."""
+    """Pass the first matrix also as the second one or as the references."""
     if "ref_embeddings" in keywords:
         return positional, keywords | {"ref_embeddings": positional[0]}
     return [positional[0], positional[0], *positional[2:]], keywords
@@ -187,7 +188,7 @@ def _detached(positional: list[Any], keywords: dict[str, Any]) -> Arguments:
 
 
 def _again(called: Callable[..., Any], positional: list[Any], keywords: dict[str, Any]) -> Any:
-    """First call it with fewer rows and with the rows in another order, then as usual."""
+    """Call it with fewer rows and with rows in another order, and only then as usual."""
     changes: tuple[Callable[[Tensor], Tensor], ...] = (lambda x: x[:-2], lambda x: x.roll(1, 0))
     for change in changes:
         with suppress(Exception):
@@ -227,7 +228,6 @@ def _of_labels(case: Case, claim: Claim) -> Case | None:
 
 
 def _labels_as(dtype: torch.dtype) -> Usage:
-    """The usage of labels in another dtype."""
     name = str(dtype).removeprefix("torch.")
 
     def chosen(case: Case, claim: Claim) -> Case | None:
@@ -251,19 +251,19 @@ def _of_two_matrices(case: Case, claim: Claim) -> Case | None:
     own = claim.settings.get("direction")
     if not claim.directed_here or case.option("direction") == own:
         return case
-    # In any other direction, the target would get the towers in the other order.
+    # In another direction, pairproof would swap the towers.
     return replace(case, id=f"{case.id}, direction {own}", keywords={**case.keywords, "direction": own})
 
 
 def _of_each(case: Case, claim: Claim) -> Case | None:
-    """The case with one value per anchor."""
+    """Return the case with reduction "none"."""
     if claim.values_of("reduction") not in (None, ("none",)) and "none" not in (claim.values_of("reduction") or ()):
         return None
     return replace(case, id=f"{case.id}, reduction none", keywords={**case.keywords, "reduction": "none"})
 
 
 def _of_each_that_counts(case: Case, claim: Claim) -> Case | None:
-    """The case with one value per anchor that has positives, where the first row has none."""
+    """Return the case with reduction "none" and no_positive "drop", where the first row has no positives."""
     policies = claim.values_of("no_positive") if "no_positive" in case.entry.choices else ()
     if (policies is not None and "drop" not in policies) or case.others or "labels" not in case.arguments:
         return None
@@ -273,7 +273,7 @@ def _of_each_that_counts(case: Case, claim: Claim) -> Case | None:
 
 
 def _of_one_anchor(case: Case, claim: Claim) -> Case | None:
-    """The case with one value per anchor and one anchor."""
+    """Return the case with reduction "none" and only the first row as anchor."""
     if "anchors" not in claim.passed or "anchors" not in case.entry.keywords:
         return None
     anchors = [i == 0 for i in range(case.n)]
@@ -281,7 +281,7 @@ def _of_one_anchor(case: Case, claim: Claim) -> Case | None:
 
 
 def _of_a_repeated_row(case: Case, claim: Claim) -> Case | None:
-    """The case with its first row in place of the second one."""
+    """Return the case with its first row also as the second one."""
     rows = np.concatenate([case.embeddings[:1], case.embeddings[:1], case.embeddings[2:]])
     changed = replace(case, id=f"{case.id}, the first row twice", embeddings=rows)
     # The derivative of a tied maximum is not defined.
@@ -289,7 +289,7 @@ def _of_a_repeated_row(case: Case, claim: Claim) -> Case | None:
 
 
 def _of_the_same_tensor(case: Case, claim: Claim) -> Case | None:
-    """The case with its embeddings as the second tower, or as the references."""
+    """Return the case with its embeddings also as the second tower or as the references."""
     arguments = {name: value for name, value in case.arguments.items() if name != "self_rows"}
     if case.entry.two_towers:
         if len(case.others["embeddings_b"]) != case.n:
@@ -305,10 +305,7 @@ def _of_the_same_tensor(case: Case, claim: Claim) -> Case | None:
 
 
 def _wider(copies: int) -> Callable[[Case, Claim], Case | None]:
-    """A small case with more columns: copies of each row, scaled so that no similarity changes, and a column of zeros.
-
-    Larger cases are left out.
-    """
+    """Repeat the columns of small cases and add a column of zeros; a scale factor preserves the similarities."""
 
     def widened(case: Case, claim: Claim) -> Case | None:
         def wide(rows: Any) -> Any:
@@ -323,7 +320,6 @@ def _wider(copies: int) -> Callable[[Case, Claim], Case | None]:
 
 
 def _with_first_row(value: float) -> Callable[[Case, Claim], Case | None]:
-    """The case with a first row of this value."""
 
     def changed(case: Case, claim: Claim) -> Case | None:
         if not math.isnan(value) and (claim.normalised or case.option("similarity") != "cosine"):
@@ -337,7 +333,7 @@ def _with_first_row(value: float) -> Callable[[Case, Claim], Case | None]:
 
 
 def _with_long_rows(case: Case, claim: Claim) -> Case | None:
-    """The case with rows of norm 512 or more, whose squares exceed the range of float16."""
+    """Scale the rows to norms of 512 or more, whose squares exceed the range of float16."""
     norms = np.concatenate([row_norms(rows) for rows in case.matrices.values()])
     factor = 2.0 ** math.ceil(math.log2(512 / norms.min()))
     if claim.normalised or case.option("similarity") != "cosine" or factor * norms.max() > 2**14:
@@ -348,12 +344,12 @@ def _with_long_rows(case: Case, claim: Claim) -> Case | None:
 
 
 def _at_temperature(**keywords: float) -> Callable[[Case, Claim], Case | None]:
-    """The case at a temperature that is passed, and with other options that are passed."""
+    """Change the temperature and other options, if they are passed to the target."""
 
     def changed(case: Case, claim: Claim) -> Case | None:
         if claim.temperature is not None or not {*keywords} <= {*claim.passed}:
             return None
-        # Rounding this temperature to a few decimals changes it.
+        # Rounding changes this temperature.
         given = {"temperature": 0.37109375, **keywords}
         words = ", ".join(f"{name} {value:g}" for name, value in given.items())
         return replace(case, id=f"{case.id}, {words}", keywords={**case.keywords, **given})
@@ -362,10 +358,10 @@ def _at_temperature(**keywords: float) -> Callable[[Case, Claim], Case | None]:
 
 
 def _at_bias(case: Case, claim: Claim) -> Case | None:
-    """The case with a bias that is passed."""
+    """Change the bias, if it is passed to the target."""
     if "bias" not in claim.passed or "bias" in claim.settings:
         return None
-    # Rounding this bias to a few decimals changes it.
+    # Rounding changes this bias.
     return replace(case, id=f"{case.id}, bias -2.37109375", keywords={**case.keywords, "bias": -2.37109375})
 
 
@@ -380,7 +376,7 @@ def _of_any_temperature(case: Case, claim: Claim) -> Case | None:
 
 def _in_dtype(dtype: str) -> Callable[[Case, Claim], Case | None]:
     def chosen(case: Case, claim: Claim) -> Case | None:
-        # Exponentials of logits must not overflow in float16 if no maximum is subtracted.
+        # The exponentials of logits must fit into float16, even without subtracting a maximum.
         fits = dtype != "float16" or case.temperature >= 0.2 or claim.temperature is not None
         return case if case.holds_in(dtype) and not claim.normalised and fits else None
 
@@ -520,12 +516,12 @@ USAGES: tuple[Usage, ...] = (
     Usage("nan-row", "a row of NaN", case=_with_first_row(math.nan), arrays=EVERY_ARRAY, expects="NaN"),
     Usage("zero-row", "a row of zeros", Level.RANGE, case=_with_first_row(0.0), arrays=EVERY_ARRAY, expects="NaN"),
 )
-"""Every usage, in the order in which they are judged."""
+"""All usages, in the order in which they are judged."""
 
 BY_NAME: Mapping[str, Usage] = {usage.name: usage for usage in (PLAIN, *USAGES)}
 
 _PARAMETERS = {"temperature": ("temperature", "temp", "tau", "scale", "log_t", "logit_t"), "bias": ("bias",)}
-"""Parts of the names of parameters that may be a learned temperature or bias."""
+"""Parts of parameter names that suggest a learned temperature or bias."""
 
 Slope = tuple[Callable[[float], float], Callable[[float], float]]
 
@@ -539,7 +535,7 @@ SLOPES: Mapping[str, tuple[Slope, ...]] = {
     ),
     "bias": (_ITSELF,),
 }
-"""The functions of a temperature or of a bias that parameters store, each with its derivative."""
+"""Functions of the temperature or the bias that a parameter may store, with their derivatives."""
 
 
 class NotApplicable(Exception):
@@ -547,7 +543,7 @@ class NotApplicable(Exception):
 
 
 def _state() -> dict[str, Any]:
-    """Return what a loss must not change in its process, by the kind of side effect."""
+    """Return the state that a loss must not change, by the kind of side effect."""
     numpy_state: Any = np.random.get_state(legacy=False)  # noqa: NPY002 (the global generator)
     return {
         "default-dtype": torch.get_default_dtype(),
@@ -582,15 +578,14 @@ SIDE_EFFECTS = {
     "result-shape": "returns a result of another shape",
     "result-dtype": "returns a wider dtype than that of the rows",
 }
-"""Every side effect, with what it does in words; a check of one is called "side-effects/KIND"."""
+"""The kinds of side effects, in words. Their checks are called "side-effects/KIND"."""
 
 
 GRAD = 3.0
-"""The value of every entry of ``grad`` before the call, as if the caller had accumulated a gradient."""
+"""The entries of ``grad`` before the call, as if the caller had accumulated gradients."""
 
 
 def _with_grad(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Set the attribute grad of a tensor, and return both."""
     x.grad = torch.full_like(x.detach(), GRAD)
     return x, x.grad
 
@@ -607,7 +602,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 class _Scalar(Tensor):
-    """A temperature or a bias that records the functions that read it as a number."""
+    """A temperature or bias that records which functions convert it to a number."""
 
     reads: list[str]
 
@@ -622,7 +617,7 @@ class _Scalar(Tensor):
 
 @dataclass(eq=False)
 class Use:
-    """One evaluation of a target under a usage; a context manager that records the side effects of its body.
+    """One evaluation of a target under a usage, as a context manager that records side effects.
 
     Attributes:
         usage: the usage.
@@ -630,12 +625,11 @@ class Use:
         temperature: the temperature of the case.
         bias: the bias of the case.
         each: whether one value per anchor or per pair is expected; None to accept any shape.
-        slopes: further tensors that are differentiated, each with its derivative with respect to the temperature or the
-            bias.
-        seen: the side effects, by kind; each in words.
+        slopes: tensors that store the temperature or the bias, each with its derivative with respect to that scalar.
+        seen: the side effects in words, by kind.
         notes: what cannot be judged, in words.
-        reads: the functions that convert the temperature or the bias to a number, if it is passed as a tensor.
-        documented: whether the signature says that it may be a tensor.
+        reads: functions with which the target converts the temperature or bias tensor to a number.
+        documented: whether the signature says that the temperature or the bias may be a tensor.
     """
 
     usage: Usage = PLAIN
@@ -656,13 +650,12 @@ class Use:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Record what the body has changed."""
+        """Record the side effects of the body."""
         now = _state()
         self.seen |= {kind: SIDE_EFFECTS[kind] for kind, value in self._before.items() if now[kind] != value}
         self._compare_grads(self._grads)
 
     def _compare_grads(self, grads: list[tuple[Tensor, Tensor]]) -> None:
-        """Compare the attribute grad of tensors with what it was."""
         with warnings.catch_warnings():
             # Reading the attribute of a copy warns.
             warnings.filterwarnings("ignore", "The .grad attribute")
@@ -702,12 +695,11 @@ class Use:
         copies = list(map(_copy, given))
         device = next((x.device.type for x in given if isinstance(x, Tensor)), "cpu")
         differentiable = [isinstance(x, Tensor) and x.requires_grad for x in given]
-        # This includes frozen rows: a caller may have accumulated gradients in leaf tensors, and only frozen rows are
-        # leaves here.
+        # This includes frozen rows: they are leaf tensors, in which a caller may have accumulated gradients.
         grads = [_with_grad(x) for x in given if isinstance(x, Tensor) and _is_rows(x)]
         with warnings.catch_warnings() if self.usage.scalar else nullcontext(), self.usage.around(device):
             if self.usage.scalar:
-                # A target may read a learned temperature or bias as a number: the missing gradient reveals it.
+                # If the target reads the scalar as a number, the missing gradient reveals it.
                 warnings.filterwarnings("ignore", "Converting a tensor with requires_grad")
             found = self.usage.call(called, positional, keywords)
         if not all(map(_equal, given, copies)):
@@ -718,7 +710,7 @@ class Use:
         return found
 
     def result(self, loss: Tensor, arrays: str) -> Tensor:
-        """Return a result; record its shape or its dtype if it is not the expected one."""
+        """Record a wrong shape or dtype of a result; return the result."""
         if self.each is not None and loss.dim() != self.each:
             expected = "[K], one value per anchor or per pair," if self.each else "[]"
             self.seen["result-shape"] = f"returns a result of shape {list(loss.shape)} where {expected} is expected"
@@ -728,7 +720,7 @@ class Use:
         return loss
 
     def gradients(self, loss: Tensor, shares: Tensor) -> dict[str, Tensor]:
-        """Return the gradients with respect to the rows, and to the further tensors that are differentiated.
+        """Return the gradients with respect to ``rows`` and ``slopes``.
 
         Args:
             loss: the values.
@@ -741,7 +733,7 @@ class Use:
         return {name: gradient / self.usage.scale for name, gradient in found.items()}
 
     def observed(self, gradients: dict[str, Tensor]) -> dict[str, Any]:
-        """Return what was observed, as JSON data; remove the gradients of the scalar from ``gradients``."""
+        """Return the observations as JSON data; remove the gradients of ``slopes`` from ``gradients``."""
         found: dict[str, Any] = {"seen": self.seen, "notes": self.notes}
         slopes = [gradients.pop(f"slope {k}", None) for k in range(len(self.slopes))]
         if slopes and None not in slopes:
@@ -754,11 +746,7 @@ class Use:
         return found
 
     def _find_parameters(self, called: Any) -> None:
-        """Find the parameters of a target that store its temperature or its bias.
-
-        Raises:
-            NotApplicable: it has no such parameter.
-        """
+        """Add the parameters that store the temperature or the bias to ``slopes``."""
         owned = called.named_parameters() if is_module(called) else getattr(called, "__dict__", {}).items()
         learned = {n: x for n, x in owned if isinstance(x, Tensor) and x.requires_grad and x.numel() == 1}
         named = {
@@ -780,7 +768,7 @@ class Use:
 
 
 def read_observed(written: Any) -> dict[str, Any]:
-    """Return the observations from data that the process of the target wrote, without other fields.
+    """Return the observations that the process of the target wrote, without unknown fields.
 
     Raises:
         ValueError: the data is malformed.

@@ -1,1 +1,1 @@
-"""Verdicts on the implementations and on a user's loss."""
+"""Judge the implementations and a user's loss."""

@@ -1,8 +1,11 @@
-"""Judge a user's loss on the cases of the loss that it claims to compute: :func:`check_loss`, ``pairproof check``.
+"""Judge a user's loss: :func:`check_loss` and ``pairproof check``.
 
-The cases, the true values and the derived bounds are those by which ``pairproof verify`` judges peers. In addition,
-cases are adapted to the claim (``proofs.py``), random batches are drawn (``fresh.py``), and a result beyond its bound
-is compared with wider bounds (``levels.py``).
+The user's loss is the *target*. Its *claim* states which loss it computes, and with which options. Cases, true values
+and error bounds are those of ``pairproof verify``. In addition:
+
+- Cases are adapted to the claim (``proofs.py``).
+- Random batches are drawn (``fresh.py``).
+- A result beyond its bound is compared with wider bounds (``levels.py``).
 """
 
 from __future__ import annotations
@@ -49,22 +52,21 @@ from .usages import names as usage_names
 from .verify import Report, check_names, judge_case, load_cases, truth_of
 
 SHOWN = 3
-"""Default number of failing cases that are shown, the smallest ones."""
+"""Default number of failing cases to show. The smallest ones are shown."""
 
 EXPLAINED = 10
-"""Largest number of failures that one process of pytest explains."""
+"""Maximum number of failures that one pytest process explains."""
 
 ROUNDED = (
     "the error has the size of rounding errors: it is at most 4 times the error of a straightforward implementation, or"
     " at most the effect of changing every similarity by 16 units in the last place"
 )
-"""The explanation of a failure at the level digits that is within the bounds of the lower levels."""
+"""The explanation of a failure that is only a rounding error."""
 
 SAME = "with the claimed options, the same as another case"
-"""The reason for leaving out a case."""
 
 _OWN_ERROR = re.compile(r"\A(TargetError|Overtime): ")
-"""Names of exceptions of this package at the start of a message, which are left out."""
+"""Names of exceptions that are removed from the start of messages."""
 
 CONFORMS, DOES_NOT, COULD_NOT = "conforms", "does not conform", "could not run"
 EXIT_CODES = {CONFORMS: 0, DOES_NOT: 1, COULD_NOT: 3}
@@ -75,9 +77,9 @@ class Failing:
     """A failing case.
 
     Attributes:
-        case: the case as it was judged, with the claimed options.
+        case: the case with the claimed options.
         truth: its true results.
-        outcomes: what the target returned, by dtype; a dtype in which it raised an error is missing.
+        outcomes: the results of the target by dtype. A dtype in which it raised an error is missing.
     """
 
     case: Case
@@ -93,26 +95,26 @@ class CheckResult:
         request: the target, the loss that it claims to compute, and the options.
         claim: what the target computes, according to the request and its signature.
         notes: messages about the target, such as the inferred way to call it.
-        report: all checks, as a report like that of ``pairproof verify``.
-        cases: number of cases of the loss that were selected.
+        report: all checks, in the format of ``pairproof verify``.
+        cases: number of selected cases, without random batches.
         gradients_judged: whether the target gives gradients.
         left_out: number of cases that were not judged, by reason.
         diagnoses: explanations of failures, by case and dtype.
         diagnosis: the fewest reasons that explain the failures.
         advice: options to try if the verdict is unexpected.
         declared: the declared deviations for this loss and this target.
-        unused: one message for each of these deviations that matches no check.
+        unused: one message for each deviation in ``declared`` that matches no check.
         aside: the declared deviations for this loss but another target.
-        sizes: the size of every case that fails or ends in an error, and a description of its shape, by its id.
-        failing: these cases with their true results and what the target returned, by id.
-        explained: number of failing cases that are shown; None for all, also those above the required level.
-        fresh: the random batches, which are not counted in ``cases``.
-        limits: the temperatures, norms or logits at which the target starts to break; empty if cases were selected,
-            or if the target does not support the batch of ``ranges.py`` or is wrong on it.
-        untried: what no judged case tried: claimed options and their values, random batches that were skipped, and
-            cases that need ``thorough``.
-        shrunk: the smallest failing batch that was found, if a random batch fails and no stored case of its level or a
-            lower one does.
+        sizes: the size and a description of the shape of each failing or errored case, by id.
+        failing: the failing and errored cases with their results, by id.
+        explained: number of failing cases to show. None shows all, also those above the required level.
+        fresh: the random batches.
+        limits: the temperatures, norms or logits at which the target starts to break. Empty if only some cases were
+            selected, or if the target cannot compute the ordinary batch of ``ranges.py``.
+        untried: what no judged case tried: claimed options and values, skipped random batches, and cases that need
+            ``thorough``.
+        shrunk: the smallest failing random batch that was found. Set only if no stored case of its level or a lower one
+            fails.
     """
 
     request: Request
@@ -178,7 +180,7 @@ class CheckResult:
 
     @property
     def not_tried(self) -> list[str]:
-        """What no judged case tried (``untried``), and the usages that were not judged, with the reason."""
+        """``untried``, and the usages that were not judged, with the reason."""
         usages = [check for check in self.checks if check.kind == "usage" and check.case.startswith("usage/")]
         if not usages and not self.request.cases:
             why = "not possible for a command" if self.claim.call == "command" else "no ordinary case passes"
@@ -188,14 +190,15 @@ class CheckResult:
 
     @property
     def levels(self) -> dict[Level, Counter[Status]]:
-        """Number of judged checks with each status, for every level."""
+        """Number of judged checks by level and status."""
         return {level: counted(check for check in self.judged if check.level is level) for level in Level}
 
     def verdict_at(self, level: Level) -> str:
         """Return the verdict at a level.
 
-        ``COULD_NOT`` if no case at this level or below has a result; ``DOES_NOT`` if a check at this level or below
-        fails or ends in an error, or if a declaration matches no check; otherwise ``CONFORMS``.
+        - ``COULD_NOT``: no case at this level or below has a result.
+        - ``DOES_NOT``: a check at this level or below fails or ends in an error, or a declaration matches no check.
+        - ``CONFORMS``: otherwise.
         """
         cases = (check for check in self._results if level_of(check.flags) <= level)
         if all(check.status is Status.ERRORED for check in cases):
@@ -210,12 +213,12 @@ class CheckResult:
 
     @property
     def exit_code(self) -> int:
-        """0 conforms, 1 does not, 3 could not run."""
+        """0: conforms; 1: does not conform; 3: could not run."""
         return EXIT_CODES[self.verdict]
 
     @property
     def summary(self) -> str:
-        """The verdict with the number of checks of each status, in one line."""
+        """The verdict and the number of checks of each status, in one line."""
         loss, counts = self.request.loss, counted(self.judged)
         cases = self._results
         if not cases:
@@ -236,12 +239,12 @@ class CheckResult:
         return f"{start}{values}: {why}{', '.join(ends)}{idle}"
 
     def worst(self) -> dict[str, float]:
-        """Return the worst error in units of its bound, by dtype."""
+        """Return the largest error of each dtype, in units of its bound."""
         ratios = grouped((check.dtype, check.ratio) for check in self.judged if check.ratio is not None)
         return {dtype: max(found) for dtype, found in ratios.items()}
 
     def flags(self) -> dict[str, Counter[Status]]:
-        """Return the number of checks with each status by flag; flags with the most failures first."""
+        """Return the number of checks by flag and status. Flags with the most failures come first."""
         statuses = grouped((flag, check.status) for check in self.judged for flag in check.flags)
         found = {flag: Counter(statuses[flag]) for flag in sorted(statuses)}
         return dict(sorted(found.items(), key=lambda item: -sum(item[1][status] for status in BAD)))
@@ -250,7 +253,7 @@ class CheckResult:
 def is_above(check: Check, level: Level) -> bool:
     """Return whether a failure is above a level, so that it does not affect the verdict at that level.
 
-    A declared deviation that does not occur is never above it, because the declaration is wrong.
+    A declared deviation that does not occur affects the verdict at every level, because the declaration is wrong.
     """
     stale = check.status is Status.FAILED and bool(check.declared)
     return check.level is not None and check.level > level and not stale
@@ -260,8 +263,7 @@ def is_above(check: Check, level: Level) -> bool:
 def check_loss(*target: Any, **options: Any) -> CheckResult:
     """Judge a loss: ``check_loss(MyLoss, "supcon", temperature=0.1)``.
 
-    The keywords are the options of ``pairproof check``, as :class:`~pairproof.conformance.judge.options.Request` lists
-    them.
+    The keywords are the options of ``pairproof check``; see :class:`~pairproof.conformance.judge.options.Request`.
 
     Returns:
         All checks with their status, the counts, the verdict and a summary.
@@ -279,9 +281,9 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
     """Judge a target on the selected cases of the loss that it claims to compute.
 
     Args:
-        request: the target, the loss that it claims to compute, and the options.
+        request: the target, the loss and the options.
         progress: called at each step.
-        explain: number of failing cases that are shown; None for all, also those above the required level.
+        explain: number of failing cases to show. None shows all, also those above the required level.
 
     Returns:
         The result of the check.
@@ -377,16 +379,9 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
 def inputs_of(
     chosen: Case | FreshBatch, stored: Mapping[Case, GoldenCase | None], claim: Claim, request: Request
 ) -> tuple[Case, GoldenCase | None]:
-    """Return the case to judge: a stored case with the claimed options, or a random batch.
+    """Return the case to judge, and its golden entry with the proved results.
 
-    Args:
-        chosen: the stored case, or the name of the batch.
-        stored: the golden entry of each case, if it has one.
-        claim: what the target computes.
-        request: the request of the check.
-
-    Returns:
-        The case, and its golden entry with its proved results; None for a worked example.
+    The case is a stored case with the claimed options, or a random batch. The entry is None for a worked example.
     """
     if isinstance(chosen, FreshBatch):
         golden = chosen.proved(claim)
@@ -395,7 +390,7 @@ def inputs_of(
 
 
 def probes(stored: Mapping[Case, GoldenCase | None], claim: Claim) -> Iterator[Case]:
-    """Yield the golden cases of the level formula, with the built-in temperature and claimed options of a target."""
+    """Yield the golden cases of the level formula, with the claimed temperature and options of a target."""
     for case, golden in stored.items():
         if golden and level_of_case(case, golden) is Level.FORMULA:
             yield case_as_claimed(case, claim)
@@ -417,7 +412,7 @@ def judge_target(
         case: the case.
         golden: its golden entry, if it has one.
         dtypes: the dtypes of the inputs.
-        ordinary: cases that show whether the target computes in float32 for float64 inputs.
+        ordinary: cases that show whether the target computes in float32 when its inputs are float64.
 
     Yields:
         The checks, with their levels and the commands that repeat them.
@@ -435,7 +430,9 @@ def judge_target(
 
 
 def chosen_cases(request: Request, stored: Iterable[Case]) -> list[Case]:
-    """Validate the options of a request that do not depend on the target, and return the cases that it selects.
+    """Return the cases that a request selects, after validating its options.
+
+    Options that depend on the target are validated by ``load_target``.
 
     Raises:
         UsageError: a loss, dtype, level or number is wrong, or a pattern matches no case.
@@ -458,11 +455,7 @@ def chosen_cases(request: Request, stored: Iterable[Case]) -> list[Case]:
 
 
 def load_target(request: Request, declared: Sequence[Deviation]) -> External:
-    """Load the target of a request.
-
-    Args:
-        request: the request of the check.
-        declared: the declared deviations for any loss and target.
+    """Load the target of a request. ``declared`` may contain deviations of other losses and targets.
 
     Raises:
         UsageError: an option is wrong or missing.
@@ -481,20 +474,13 @@ def load_target(request: Request, declared: Sequence[Deviation]) -> External:
 
 
 def explanation(check: Check, case: Case, golden: GoldenCase | None, outcome: Outcome | None = None) -> str:
-    """Explain one failure.
+    """Explain one failure in a sentence; "" if no explanation is found.
 
-    Args:
-        check: the check that failed.
-        case: its case.
-        golden: the golden entry of the case, if it has one.
-        outcome: the result of the target. If None, the only possible explanation is a rounding error.
-
-    Returns:
-        A sentence, or "" if no explanation is found.
+    If the outcome of the target is None, only rounding errors are recognised.
     """
     ratio = math.inf if check.ratio is None else check.ratio
     if ratio <= 1:
-        # The result is within its bound: the check fails only because a declared deviation did not occur.
+        # Within its bound: the check fails only because a declared deviation did not occur.
         return ""
     if check.rounding:
         return ROUNDED
@@ -507,7 +493,6 @@ def explanation(check: Check, case: Case, golden: GoldenCase | None, outcome: Ou
 
 
 def _identified(request: Request, target: External) -> Match | None:
-    """Return the match that identification finds; None if it finds none or fails, or if the target is a command."""
     from ..diagnose.identify import identify
 
     if target.claim.call == "command":
@@ -521,7 +506,6 @@ def _identified(request: Request, target: External) -> Match | None:
 
 
 def _advice(target: External, failing: Sequence[tuple[Case, Outcome]]) -> Iterator[str]:
-    """Yield suggestions of options to try, based on the failed cases and on the target's results."""
     claim = target.claim
     given = {*claim.settings, *claim.passed}
     if "reduction" not in given and any(len(o.values) == len(case.counted()) > 1 for case, o in failing):
@@ -533,8 +517,8 @@ def _advice(target: External, failing: Sequence[tuple[Case, Outcome]]) -> Iterat
 
 
 def _depends_on_norms(target: External, case: Case) -> bool:
-    """Return whether scaling the embeddings changes the value; False if the target raises an error."""
-    # Entries are doubled, or halved if the magnitude of one is 1 or more, so that no product overflows.
+    """Return whether scaling the embeddings changes the loss. False if the target raises an error."""
+    # Large entries are halved instead of doubled, so that no product overflows.
     factor = 2.0 if max(np.abs(rows).max() for rows in case.matrices.values()) < 1 else 0.5
     scaled = replace(case, embeddings=factor * case.embeddings, others={k: factor * z for k, z in case.others.items()})
     try:

@@ -1,4 +1,4 @@
-"""What ``pairproof parity`` reports, and the constants of its tolerances, which :mod:`.parity` explains."""
+"""The results of ``pairproof parity``, and the constants of its tolerances, which :mod:`.parity` explains."""
 
 from __future__ import annotations
 
@@ -19,35 +19,40 @@ PASSED, DIFFERS, ERRORED = "passed", "differs", "errored"
 MEASURED, NOT_APPLICABLE = "measured", "not applicable"
 
 COMPARISONS = ("repetition", "permutation", "chunks", "float32", "bfloat16", "autocast", "compile", "memory")
-"""The names of all comparisons, in their order."""
+"""The comparisons in one process, in their order."""
 
 PARTS = ("loss", "gradient", "uneven")
-"""The names of the comparisons of several processes with one, in their order."""
+"""The comparisons of several processes with one, in their order."""
 
 WIDTH = 16
-"""The number of columns of the batches."""
+"""Number of columns of the batches."""
 
 TEMPERATURE, LOWER = 0.1, 0.05
-"""The temperature that is passed, if the target takes one, and a second one for batches of nearly equal positives."""
+"""The temperatures that are passed to the target. Only batches of nearly equal positives also use ``LOWER``."""
 
 ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8}
 """Unit roundoff of each dtype."""
 
 NOISE = 2.0**-20
-"""The relative change e by which slopes are measured; larger than the rounding errors of float32."""
+"""Size e of the random relative changes that measure the effect of rounding; above the rounding errors of float32."""
 
 TRIALS = 4
-"""Number of random changes per slope; the largest effect counts."""
+"""Number of random changes per measurement. The largest effect counts."""
 
 FACTOR, UNITS = 8.0, 16.0
-"""The allowed difference is the sum of three terms: ``FACTOR`` times the measured effect of rounding, ``UNITS`` unit
-roundoffs of the result, and ``UNITS`` unit roundoffs of the largest result on the random batches, because fused
-operations, such as a cross-entropy, round numbers of that size. In bfloat16, the second term is divided by four, and
-the third has the unit roundoff of float32. With several processes, the last two terms are replaced by ``UNITS`` unit
-roundoffs of the largest of the loss and the gradients."""
+"""The allowed difference is a sum of three terms:
+
+- ``FACTOR`` times the measured effect of rounding,
+- ``UNITS`` unit roundoffs of the result,
+- ``UNITS`` unit roundoffs of the largest result on the random batches, because fused operations, such as a
+  cross-entropy, round numbers of that size.
+
+In bfloat16, the second term is divided by 4, and the third term uses the unit roundoff of float32. With several
+processes, ``UNITS`` unit roundoffs of the largest of the loss and the gradients replace the last two terms.
+"""
 
 LEAST = 1e-300
-"""A difference that is always allowed, so that no allowed difference is 0."""
+"""Added to every allowed difference, so that none is 0."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +63,12 @@ class Comparison:
         name: what was varied, such as "permutation" or "chunk_size=3".
         status: "passed", "differs", "errored", "measured" (no limit applies) or "not applicable".
         message: numbers, or the reason.
-        difference: the relative difference of the loss or of the gradient, whichever is larger in units of its allowed
-            difference; None if nothing was compared.
-        allowed: the allowed relative difference of the same quantity.
-        batch: the batch of this difference, or of the error.
-        mistake: the name of the mistake of a loss that differs in several processes; "" if none was found.
+        difference: the relative difference of the loss or of the gradient, whichever is the larger multiple of its
+            allowed difference. None if nothing was compared.
+        allowed: the allowed value of ``difference``.
+        batch: the batch with this difference, or with the error.
+        mistake: the name of the mistake that explains a difference between several processes and one; "" if none was
+            found.
     """
 
     name: str
@@ -100,9 +106,9 @@ class ParityResult:
 
     @property
     def exit_code(self) -> int:
-        """3 if no comparison has a result; otherwise 1 if one differs or ended in an error, and 0 if not.
+        """3 if no comparison has a result; otherwise 1 if one differs or ended in an error, else 0.
 
-        With several processes, an error is a result, because a wrong loss can make one rank wait for another.
+        With several processes, an error counts as a result, because a wrong loss can make one rank wait for another.
         """
         statuses = {one.status for one in self.comparisons}
         if not statuses & {PASSED, DIFFERS, MEASURED, *((ERRORED,) if self.request.world_size else ())}:
@@ -111,7 +117,7 @@ class ParityResult:
 
     @property
     def summary(self) -> str:
-        """The verdict with the number of comparisons of each status, in one line."""
+        """The verdict and the number of comparisons of each status, in one line."""
         names = [one.status for one in self.comparisons]
         ends = ", ".join(f"{names.count(status)} {status}" for status in dict.fromkeys(names))
         verdict = {0: "agrees with itself", 1: "does not agree with itself"}.get(self.exit_code, "could not run")
@@ -127,7 +133,7 @@ class ParityResult:
 
     @property
     def mistakes(self) -> dict[str, list[str]]:
-        """The mistakes of a loss in several processes, each with the sizes at which it was found ("world size 2")."""
+        """The mistakes of a loss in several processes, each with where it was found, such as "world size 2"."""
         found: dict[str, list[str]] = {}
         for one in self.comparisons:
             where = re.split("[:,]", one.name)[0]
@@ -162,6 +168,6 @@ def _plain(value: Any) -> Any:
 
 
 def signs(like: Tensor, chance: torch.Generator) -> Tensor:
-    """A tensor of the same shape whose entries are 1 + NOISE or 1 - NOISE at random."""
+    """Return a tensor of the same shape whose entries are 1 + NOISE or 1 - NOISE at random."""
     bits = torch.randint(0, 2, like.shape, generator=chance)
     return (1 + NOISE * (2 * bits - 1)).to(like.device, like.dtype)

@@ -1,7 +1,7 @@
-"""Declared deviations: a project states where its loss is meant to differ, with a reason; each must occur.
+"""Declared deviations: where a project's loss is meant to differ, and why.
 
-They are in ``pyproject.toml``, or in another TOML file, under ``[[tool.pairproof.deviations]]``. In a file that
-contains only declarations, the table may also be called ``[[deviations]]``::
+They are tables in ``pyproject.toml`` or in another TOML file. In a file that contains only declarations, the table may
+also be called ``[[deviations]]``::
 
     [[tool.pairproof.deviations]]
     loss = "supcon"                                      # optional: only this loss
@@ -11,9 +11,13 @@ contains only declarations, the table may also be called ``[[deviations]]``::
     reason = "anchors without positives are not counted"
     link = "https://example.org/mylib/issues/7"
 
-A declaration is strict: every check that it names must fail, and a complete run on its target, loss and dtype must
-contain at least one of these checks. A run on another target, loss or dtype ignores the declaration. If the target
-raises an error, the check is an error, not a deviation.
+A declaration is strict:
+
+- Every check that it names must fail.
+- A complete run on its target, loss and dtype must contain at least one of these checks.
+- If the target raises an error, the check is an error, not a deviation.
+
+Runs on other targets, losses or dtypes ignore the declaration.
 """
 
 from __future__ import annotations
@@ -34,17 +38,16 @@ from .results import Status
 
 PROJECT = "pyproject.toml"
 DECLARED = ". Declared: "
-"""The text between the term that differs and the reasons, in the message of a check that deviates."""
+"""The text before the reasons, in the message of a check that deviates."""
 _LISTS = ("case", "flag", "dtype")
 _TEXTS = ("loss", "target", "reason", "link")
 
 
 class DeclarationError(UsageError):
-    """A file of declarations is malformed or names something unknown; the message names the file and the entry."""
+    """A file of declarations is malformed or names something unknown. The message names the file and the entry."""
 
 
 def _require(met: bool, place: str, message: str) -> None:
-    """Raise a DeclarationError with the place unless a condition is met."""
     if not met:
         raise DeclarationError(f"{place}: {message}")
 
@@ -66,9 +69,9 @@ def verdict(difference: str, declared: Sequence[Deviation]) -> tuple[Status, str
 
 
 def project_file(start: Path) -> Path | None:
-    """Return the nearest ``pyproject.toml`` in a folder or its parents, if it has a table for pairproof.
+    """Return the nearest ``pyproject.toml``, or None if it has no table for pairproof.
 
-    This is the table ``tool.pairproof`` or ``deviations``.
+    The file is searched in the folder ``start`` and its parents. The table is ``tool.pairproof`` or ``deviations``.
 
     Raises:
         DeclarationError: the file cannot be read, or is malformed.
@@ -80,7 +83,7 @@ def project_file(start: Path) -> Path | None:
 def _table(path: Path) -> tuple[dict[str, Any] | None, str]:
     """Return the table that may contain ``deviations``, and the prefix of its keys.
 
-    The table is None if a ``pyproject.toml`` has neither ``tool.pairproof`` nor ``deviations``.
+    The table is None if a ``pyproject.toml`` has no table for pairproof.
     """
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -108,16 +111,15 @@ def read_declarations(path: Path) -> dict[str, dict[str, Any]]:
     """Read and validate the entries of a TOML file.
 
     Args:
-        path: a TOML file. Its entries are in the table ``tool.pairproof.deviations`` or in the table ``deviations``. A
-            file other than ``pyproject.toml`` that has no table ``tool.pairproof`` may contain only ``deviations``.
+        path: a TOML file with a table ``tool.pairproof.deviations`` or ``deviations``. A file with ``deviations`` may
+            contain nothing else, unless it is a ``pyproject.toml``.
 
     Returns:
-        The entries in their order, by place, such as "pyproject.toml, tool.pairproof.deviations 1". Each has the keys
-        of the file; the values of ``case``, ``flag`` and ``dtype`` are tuples. Empty if a ``pyproject.toml`` has
-        neither table.
+        The entries in the order of the file, by place, such as "pyproject.toml, tool.pairproof.deviations 1". The
+        values of ``case``, ``flag`` and ``dtype`` are tuples. Empty if the file has no entries.
 
     Raises:
-        DeclarationError: the file is missing or malformed, or an entry lacks a key, or has an unknown or wrong one.
+        DeclarationError: the file is missing or malformed, or a key of an entry is missing, unknown or wrong.
     """
     table, prefix = _table(path)
     for name in table or ():
@@ -147,10 +149,7 @@ def _entry(entry: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 @cache
 def _nearest(name: str, names: tuple[str, ...]) -> list[str]:
-    """Return a list of the most similar name; empty if none is similar.
-
-    Cached, because the plugin repeats the slow search often.
-    """
+    """Return the most similar name in a list; empty if none is similar. Cached, because the search is slow."""
     return difflib.get_close_matches(name, names, 1)
 
 

@@ -1,11 +1,12 @@
 """Random batches, drawn anew for every check, so that a target cannot pass by recognising the golden cases.
 
-A batch is determined by its seed, its number and the claim about the target. The values of options and the structures
-of a batch (references, masks, subsets of anchors and so on) are combined so that every three of them soon occur
-together: of several candidates, the batch with the most new triples is chosen. Packages for covering arrays are not
-used, because a triple counts only if the batch shows its effect: a policy for anchors without positives needs such
-anchors, and a result of NaN hides all other effects. Entries have at most 8 significant bits, so they are exactly
-representable in every dtype, unless scaling for dot products moves them out of the range of a dtype.
+A batch is determined by its seed, its number and the claim about the target. It combines values of options with
+structures, such as references, masks and subsets of anchors. Several candidates are drawn for each batch. The one with
+the most new combinations of three choices is taken, so that every three choices soon occur together. A combination
+counts only if the batch shows its effect: a policy for anchors without positives needs such an anchor.
+
+Entries have at most 8 significant bits, so they are exactly representable in every dtype. Only the scaling for dot
+products can move them out of the range of a dtype.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ from .options import Request, Selection
 from .proofs import prove, scaled_to_logits
 
 CANDIDATES = 40
-"""Least number of random plans, of which one is chosen for the next batch."""
+"""Minimum number of candidates for each batch."""
 
 ROWS = (*((2, 5), (3, 7), (6, 9), (7, 10)) * 3, (11, 15), (16, 16), (17, 17), (18, 24))
 """Ranges of the number of rows; each entry of the tuple is drawn equally often."""
 
 COLUMNS = ((2, 3), (4, 8), (9, 16), (17, 40), None, None)
-"""Ranges of the embedding dimension, which equals the number of rows for None; each entry is drawn equally often."""
+"""Ranges of the embedding dimension; None stands for the number of rows. Each entry is drawn equally often."""
 
 LARGE = 80
-"""One of this many batches has a large class, if the loss takes labels and a closed form can prove the batch."""
+"""One in this many batches has a large class, if the loss takes labels and a closed form can prove the batch."""
 
 LARGE_BATCH: Mapping[str, Any] = {
     "rows": (259, 259),
@@ -51,28 +52,38 @@ LARGE_BATCH: Mapping[str, Any] = {
     "common": "large",
     "labels": "small",
 }
-"""The choices of a batch with a large class of 257 rows: each has 256 positives, which overflows to 0 in uint8."""
+"""The choices of a batch with a class of 257 rows. Each of them has 256 positives, and 256 overflows to 0 in uint8."""
 
 PLAIN = 4
-"""One of this many batches is plain: each row is an anchor with a positive and a negative, except that directed pairs
-can leave a row without a positive; there are no references, weights or ignored pairs."""
+"""One in this many batches is plain: no references, weights or ignored pairs, and every row is an anchor with a
+positive and a negative. Directed pairs can still leave a row without a positive."""
 
 LABELS = ("small",) * 7 + ("extreme",)
 """Kinds of labels; each entry is drawn equally often."""
 
 EXTREME = (-(2**63), 2**63 - 1, 0, -(2**62), -1, 2**62)
-"""Extreme labels. K classes use the first K; differences of the first three overflow int64 in both directions."""
+"""Extreme labels. K classes use the first K. Differences of the first three overflow int64 in both directions."""
 
 CLASSES = ("common", "common", "single", "one", "distinct")
-"""Class structures: in "common" every row has a positive and a negative; "single" has one class of one row, besides
-larger ones; "one" has one class; "distinct" has only classes of one row."""
+"""Class structures:
+
+- "common": every row has a positive and a negative.
+- "single": one class has one row, the others have more.
+- "one": all rows have the same class.
+- "distinct": every class has one row.
+"""
 
 COMMON_CLASSES = ("unbalanced", "balanced", "views", "large")
-"""Kinds of the structure "common": classes of unequal sizes, of equal sizes if possible, of even sizes, and two classes
-of which one has two rows."""
+"""Kinds of the structure "common":
+
+- "unbalanced": classes of usually unequal sizes.
+- "balanced": classes of equal sizes, if possible.
+- "views": classes of even sizes.
+- "large": two classes, one of which has two rows.
+"""
 
 TEMPERATURES = {"low": (0.024, 0.1), "usual": (0.1, 1.0), "high": (1.0, 8.0)}
-"""Ranges of the temperature if it can be passed."""
+"""Ranges of the temperature, if the target takes one."""
 
 DRAWN = {
     "bias": (-12.0, 2.0),
@@ -81,40 +92,39 @@ DRAWN = {
     "sigma": (0.1, 2.0),
     "hardness_strength": (0.5, 9.0),
 }
-"""Ranges of the other options that are numbers; unless they are in ``NEVER_ZERO``, 0 is also drawn."""
+"""Ranges of the other numeric options. 0 is also drawn, except for those in ``NEVER_ZERO``."""
 
 NEVER_ZERO = ("sigma",)
-"""The options of ``DRAWN`` that cannot be 0."""
 
 SPREAD = 0.4
-"""Distance of trained-like rows from the centre of their class, relative to the distance of the centre from 0."""
+"""Distance of trained-like rows from the centre of their class, relative to the norm of the centre."""
 
 SIGNIFICANT = 255
-"""Largest integer of 8 bits."""
+"""The largest integer of 8 bits."""
 
 MASKED = 0.4
-"""Probability that an entry of a mask is a positive."""
+"""Probability that a random mask marks a positive."""
 
 IGNORED_SHARE = 0.25
-"""Probability that a mask of ignored pairs leaves out a pair."""
+"""Probability that a random mask ignores a pair."""
 
 WEIGHTED_SHARE = 0.25
-"""For each argument for weights that a target takes, the share of the batches that have it."""
+"""Probability that a batch has weights, for each kind of weights that the target takes."""
 
 WEIGHTS_DRAWN = (0.125, 0.25, 0.5, 0.75, 1.0, 2.0, 3.0)
-"""The weights of pairs and anchors; each is drawn equally often."""
+"""The weights of pairs and anchors, drawn equally often."""
 
 OF_TARGETS = ("inside_reduction", "no_positive")
-"""Options of two towers that have an effect only if the positives are given, so they are drawn together with them."""
+"""Options of two-tower losses that matter only if positives are given. They are drawn with the positives."""
 
 STRUCTURES = ("classes", "anchors", "references")
 """The structures that have their first value in a plain batch."""
 
 FEW, MANY = (1, 8), (17, 40)
-"""Ranges of the number of rows of a short and of a long queue, and of random references."""
+"""Ranges of the number of rows of a short and of a long queue. Random references use the same ranges."""
 
 NOT_SHOWN = {"self-similarity-dominates", "low-temperature", "high-temperature"}
-"""Flags that random batches do not get: they mark extreme values, but ordinary batches can meet their conditions."""
+"""Flags that random batches do not get. They mark extreme values, but ordinary batches can meet their conditions."""
 
 ONLY_WITH = {
     "asymmetric-mask": "positives",
@@ -123,19 +133,19 @@ ONLY_WITH = {
     "own-copy": "ref_embeddings",
     "own-key-in-queue": "negatives",
 }
-"""Flags about an argument. A batch without it does not get them, even if it meets their conditions."""
+"""Flags about an argument. Batches without this argument do not get them."""
 
 COPIES = {"duplicate-embeddings", "own-copy"}
-"""Flags of equal rows; with ``self_rows``, the rows of the batch are among the references, so they always hold."""
+"""Flags of equal rows. Batches with ``self_rows`` do not get them: their references always contain the batch."""
 
 
 Triple: TypeAlias = tuple[int, int, int]
-"""Three choices of a batch, by their numbers."""
+"""The numbers of three choices."""
 
 
 @dataclass(frozen=True)
 class FreshBatch:
-    """The name of a batch that is not drawn yet.
+    """A random batch that is not drawn yet.
 
     Attributes:
         loss: short name in the catalogue.
@@ -153,20 +163,12 @@ class FreshBatch:
         return f"fresh-{self.seed}-{self.number}"
 
     def proved(self, claim: Claim) -> GoldenCase:
-        """Draw the batch and prove its results.
-
-        Args:
-            claim: what the target computes.
-        """
+        """Draw the batch for a claim, and prove its results."""
         return with_proof(draw(claim, self.seed, self.number))
 
 
 def fresh_batches(request: Request) -> list[FreshBatch]:
-    """Return the batches that a request selects.
-
-    Args:
-        request: the request of the check, with a seed.
-    """
+    """Return the random batches that a request selects. The request must have a seed."""
     batches = [FreshBatch(request.loss, request.seed or 0, number) for number in range(request.fuzz)]
     return [batch for batch in batches if Selection(cases=request.cases).takes_case(batch.id)]
 
@@ -189,16 +191,7 @@ def with_proof(case: Case) -> GoldenCase:
 
 
 def draw(claim: Claim, seed: int, number: int) -> Case:
-    """Draw a batch.
-
-    Args:
-        claim: what the target computes.
-        seed: the seed of the check.
-        number: the number of the batch.
-
-    Returns:
-        The case, with options and arguments that the claim accepts.
-    """
+    """Draw a batch whose options and arguments the claim accepts. ``seed`` is that of the check."""
     name, factors, entry = f"fresh-{seed}-{number}", _factors(claim), LOSSES[claim.loss]
     chance = random.Random(f"batch {seed} {number}")
     if number % LARGE == LARGE - 1 and entry.targets == "labels":
@@ -216,10 +209,7 @@ def draw(claim: Claim, seed: int, number: int) -> Case:
 
 
 def _with_weights(case: Case, claim: Claim, chance: random.Random) -> Case:
-    """Add weights to some batches, if the target takes them; all are positive numbers with few bits.
-
-    Weights are drawn after the batch, so that the batches of other targets do not depend on them.
-    """
+    """Add weights to some batches. They are drawn last, so that targets without weights get the same batches."""
     names = [name for name in WEIGHTS if name in claim.passed and name not in claim.support.lacks]
     names = [name for name in names if chance.random() < WEIGHTED_SHARE]
     if len(case.others.get("embeddings_b", case.embeddings)) != case.n and case.option("direction") != "a_to_b":
@@ -240,10 +230,9 @@ def _with_weights(case: Case, claim: Claim, chance: random.Random) -> Case:
 
 
 def _with_targets(case: Case, claim: Claim, chance: random.Random) -> Case:
-    """Add given positives to some batches of two towers, and weights of the directions to some.
+    """Add given positives, and weights of the directions, to some batches of two towers.
 
-    They are drawn after the batch, so that the batches of other targets do not depend on them. With given positives,
-    the second tower may have more or fewer rows. Additional rows repeat its rows, first with reversed entries.
+    With given positives, the towers can have different lengths.
     """
     if not case.entry.two_towers or "negatives" in case.others:
         return case
@@ -275,10 +264,9 @@ def _with_targets(case: Case, claim: Claim, chance: random.Random) -> Case:
 
 
 def _with_ignored(case: Case, claim: Claim, chance: random.Random) -> Case:
-    """Add ignored pairs, as a mask or as ids, to some batches, if the target takes them.
+    """Add ignored pairs to some batches, as a mask or as ids.
 
-    They are drawn after the batch, so that the batches of other targets do not depend on them. The mask keeps at least
-    one positive and one negative of every row that has them.
+    A mask keeps at least one positive and one negative of every row that has them.
     """
     ways = [name for name in ("ignored", "ignored_ids") if name in claim.passed and name not in claim.support.lacks]
     way = chance.choice(("none", "none", *ways))
@@ -309,10 +297,9 @@ def _with_ignored(case: Case, claim: Claim, chance: random.Random) -> Case:
 
 
 def _factors(claim: Claim) -> dict[str, tuple[Any, ...]]:
-    """The options and structures that are combined, and the values that the claim accepts.
+    """Return the options and structures to combine, with the values that the claim accepts.
 
-    Values that are drawn more often are repeated. For an option that is a number, True stands for a number that is
-    drawn later.
+    Values that are drawn more often are repeated. True stands for a number that is drawn later.
     """
     entry, support = LOSSES[claim.loss], claim.support
 
@@ -346,7 +333,7 @@ def _factors(claim: Claim) -> dict[str, tuple[Any, ...]]:
 
 
 def _drawn_options(entry: Loss) -> list[str]:
-    """The options whose values are names, except those that are drawn later or not at all."""
+    """Return the options whose values are names, except those that are drawn later or not at all."""
     later = ("weights_divisor", "zero_row", *(OF_TARGETS if entry.two_towers else ()))
     return [name for name in entry.choices if name not in later]
 
@@ -357,17 +344,11 @@ def _plans(factors: tuple[tuple[str, tuple[Any, ...]], ...], denominator: str | 
 
 
 class _Plans:
-    """The choices of each batch of a check, by its number.
-
-    Args:
-        factors: the values of each option and structure.
-        denominator: the denominator of a loss that has no such option.
-        seed: the seed of the check.
-    """
+    """The choices of each batch of a check, by its number. ``denominator`` is None if the loss has such an option."""
 
     def __init__(self, factors: Mapping[str, tuple[Any, ...]], denominator: str | None, seed: int) -> None:
         self.factors, self.denominator, self.chance = factors, denominator, random.Random(f"plans {seed}")
-        # Options with many values have many combinations; a small number of plans would miss most of them.
+        # If two options have many values, a small number of plans would miss most combinations.
         self.candidates = max(CANDIDATES, 2 * math.prod(sorted(map(len, factors.values()))[-2:]))
         evenly: Mapping[str, Sequence[Any]] = {
             "rows": ROWS,
@@ -402,10 +383,10 @@ class _Plans:
             yield from self.chance.sample(values, len(values))
 
     def triples(self, plan: Mapping[str, Any]) -> list[Triple]:
-        """The combinations of three choices that a batch shows.
+        """Return the combinations of three choices that a batch shows.
 
-        A policy that affects the result adds one more choice. If the result is NaN or constant, the batch shows only
-        combinations with the choice that makes it so.
+        A policy that has an effect is an additional choice. A choice that makes the result NaN or constant hides the
+        others: then only combinations with this choice count.
         """
         denominator = plan.get("denominator", self.denominator)
         lacking = "no_positive" in plan and plan["classes"] in ("single", "distinct")
@@ -432,18 +413,12 @@ class _Plans:
 
 
 class _Drawing:
-    """One batch that is being drawn.
-
-    Args:
-        claim: what the target computes.
-        plan: the choices of ``_Plans``.
-        chance: the random generator.
-    """
+    """One batch that is being drawn, with the choices ``plan`` of ``_Plans``."""
 
     def __init__(self, claim: Claim, plan: Mapping[str, Any], chance: random.Random) -> None:
         self.claim, self.plan, self.chance, self.entry = claim, plan, chance, LOSSES[claim.loss]
         self.kind = plan["common"] if plan["classes"] == "common" else plan["classes"]
-        # "single" needs a pair besides the class of one row; "common" needs two classes of two rows.
+        # "single" needs one row and a pair; "common" needs two pairs.
         least = {"one": 2, "distinct": 2, "single": 3}.get(self.kind, 4 if self.entry.targets else 2)
         n = max(least, chance.randint(*plan["rows"]))
         self.n = (
@@ -453,7 +428,6 @@ class _Drawing:
         self.centres: dict[int, list[float]] = {}
 
     def case(self, name: str) -> Case:
-        """Draw the classes, the rows and the options."""
         classes = self._classes()
         arguments, further = self._arguments(classes)
         rows = {self.entry.embeddings[0]: self._rows(classes)}
@@ -491,7 +465,6 @@ class _Drawing:
         return (scaled_to_logits(case) or case) if case.option("similarity") == "dot" else case
 
     def _sizes(self) -> list[int]:
-        """The sizes of the classes; at least 2, except for the classes of one row in "single" and "distinct"."""
         n, chance = self.n, self.chance
         if self.kind == "one":
             return [n]
@@ -510,7 +483,7 @@ class _Drawing:
         return self._unequal(n)
 
     def _unequal(self, n: int, least: int = 2) -> list[int]:
-        """Divide rows into at least two classes, if that is possible, of usually unequal sizes."""
+        """Divide rows into classes of usually unequal sizes; into at least two classes, if possible."""
         fewest = 2 if n >= 2 * least else 1
         count = self.chance.randint(fewest, max(fewest, n // (2 * least)))
         sizes = [least] * count
@@ -519,11 +492,11 @@ class _Drawing:
         return sizes
 
     def _classes(self) -> list[int]:
-        """The class of every row, in the layout of the batch."""
+        """Return the class of every row."""
         if self.entry.two_towers:
             return list(range(self.n))
         sizes = [2] * (self.n // 2) if self.entry.positives_by == "partners" else self._sizes()
-        # The first of two numbers is the place in the class, the second is the class.
+        # (place in the class, class)
         members = [(place, k) for k, size in enumerate(sizes) for place in range(size)]
         if self.plan["layout"] == "stacked":
             members.sort()
@@ -532,7 +505,7 @@ class _Drawing:
         return [k for _, k in members]
 
     def _arguments(self, classes: Sequence[int]) -> tuple[dict[str, Any], list[int] | None]:
-        """The arguments that give the positives, and the classes of the references if there are any."""
+        """Return the arguments that give the positives, and the classes of the references if there are any."""
         chance, n = self.chance, self.n
         if self.entry.positives_by == "towers":
             return {}, None
@@ -543,13 +516,12 @@ class _Drawing:
         arguments: dict[str, Any] = {}
         further: list[int] | None = None
         if self.plan["references"] != "none":
-            # Further rows have the classes of the batch, except a class of one row. If every class has one row, they
-            # have other classes.
+            # A reference must not have the class of a row without positives.
             first, last = min(classes) + (self.kind == "single"), max(classes)
             others = range(last + 1, last + 4) if self.kind == "distinct" else range(first, last + 1)
             count = chance.randint(*(chance.choice((FEW, FEW, MANY))))
         if self.plan["references"] == "own":
-            # The references are the rows of the batch and further rows, in random order.
+            # The rows of the batch and further rows, in random order.
             own = chance.sample(range(n + count), n)
             further = [chance.choice(others) for _ in range(n + count)]
             for row, place in enumerate(own):
@@ -578,7 +550,7 @@ class _Drawing:
         return arguments, further
 
     def _shared(self, own: list[int], classes: Sequence[int]) -> None:
-        """Draw two rows; if they have the same class, the first may get the self row of the second, or none."""
+        """Sometimes give a row the self row of another row of its class, or no self row (-1)."""
         row, other = self.chance.sample(range(self.n), 2)
         if classes[row] == classes[other] and self.kind != "single":
             own[row] = self.chance.choice((own[row], own[other], -1))
@@ -586,7 +558,7 @@ class _Drawing:
     def _mask(
         self, classes: Sequence[int], own: Sequence[int] | None, further: Sequence[int] | None
     ) -> list[list[bool]]:
-        """A random mask; its rows have positives and negatives as the structure of the classes requires."""
+        """Return a random mask whose rows have positives and negatives as the class structure requires."""
         chance, n = self.chance, self.n
         m = n if further is None else len(further)
         selves = own if own is not None else range(n) if further is None else [-1] * n
@@ -601,7 +573,6 @@ class _Drawing:
                 if i == without:
                     mask[i] = [False] * m
                 elif others:
-                    # A positive and a negative.
                     mask[i][first], mask[i][others[0]] = True, False
                 else:
                     mask[i][first] = True
@@ -612,13 +583,13 @@ class _Drawing:
         return mask
 
     def _anchors(self, classes: Sequence[int]) -> list[bool]:
-        """A random subset of the rows. It includes the row without positives if the structure has exactly one."""
+        """Return a random subset of the rows. With the structure "single", it includes the row without positives."""
         chosen = [self.chance.random() < 0.6 for _ in range(self.n)]
         chosen[classes.index(0) if self.kind == "single" else self.chance.randrange(self.n)] = True
         return chosen
 
     def _rows(self, classes: Sequence[int]) -> list[list[float]]:
-        """Gaussian rows, or rows near the centre of their class."""
+        """Return Gaussian rows, or rows near the centre of their class."""
         return [self._row(k) for k in classes]
 
     def _row(self, k: int) -> list[float]:
@@ -630,7 +601,7 @@ class _Drawing:
         return [centre + SPREAD * x for centre, x in zip(self.centres[k], noise, strict=True)]
 
     def _exact(self, rows: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, Matrix]:
-        """Round rows to integers of 8 bits times a power of two, which under cosine can differ between rows."""
+        """Round entries to integers of 8 bits times a power of two. With cosine, the power can differ between rows."""
         largest = max(abs(x) for matrix in rows.values() for row in matrix for x in row)
         return {name: np.array(list(map(list, self._integers(matrix, largest)))) for name, matrix in rows.items()}
 

@@ -1,9 +1,13 @@
-"""Levels in the results of ``check``: the level of a case, the level of a failure, and targets that compute in float32.
+"""Levels in the results of ``check``: the level of a case, and the level at which a result fails.
 
-A result within the derived bounds passes at every level, and so does one with at most the error of the straightforward
-implementation. A result beyond these, but within ``tolerances.formula_bounds``, fails at the level "digits". A result
-that a tiny epsilon inside a logarithm explains fails at the level "range". Any other result fails at the level of its
-case.
+A result passes if it is within the derived bounds, or if its error is at most that of the straightforward
+implementation. Any other result fails:
+
+- at the level "digits" if it is within ``tolerances.formula_bounds``, which are wider,
+- at the level "range" if a tiny epsilon inside a logarithm explains it,
+- at the level of its case otherwise.
+
+A target that computes in float32 is judged by the bounds of float32.
 """
 
 from __future__ import annotations
@@ -39,23 +43,23 @@ ROUNDS_TEMPERATURE = (
 )
 
 POLICIES = ("lonely-anchors", "rows-without-negatives")
-"""Flags that raise the level of every case in which their conditions hold, whether the case has the flag or not."""
+"""Flags that raise the level of every case that meets their conditions, even if the case does not have the flag."""
 
 COMPUTED = (*POLICIES, "duplicate-embeddings", "low-temperature", "tiny-norms", "huge-norms")
-"""Flags whose conditions determine the level of a case that has no flags, such as a worked example."""
+"""Flags that determine the level of a case without flags, such as a worked example."""
 
 PROBES, TRIED = 3, 20
-"""Number of cases that must show that a target computes in float32, and largest number of cases that are tried."""
+"""Number of cases that must show that a target computes in float32, and largest number of cases to try."""
 
 NEAR = 0.01
-"""A failure is attributed to a tiny epsilon only if no value x is wrong by more than this times (1 + abs(x))."""
+"""A tiny epsilon explains a failure only if every value x has an error of at most NEAR * (1 + abs(x))."""
 
 ROUNDED = 2.0**-20
 """Largest relative change of a temperature if it, or its logarithm, is stored in float32."""
 
 
 def level_of(flags: Iterable[str]) -> Level:
-    """Return the highest level among the flags of a case; ``Level.FORMULA`` if it has none.
+    """Return the highest level among flags; ``Level.FORMULA`` if there are none.
 
     Args:
         flags: names of flags of ``fixtures/golden/flags.json``.
@@ -69,11 +73,7 @@ def level_of(flags: Iterable[str]) -> Level:
 def level_of_case(case: Case, golden: GoldenCase | None) -> Level:
     """Return the level of a case: the highest level of its own flags and of the computed flags that hold for it.
 
-    The computed flags are ``POLICIES`` for a golden case and ``COMPUTED`` for another case.
-
-    Args:
-        case: the case.
-        golden: its golden entry, or None for a case without flags.
+    The computed flags are ``POLICIES`` for a golden case, and ``COMPUTED`` for another case.
     """
     flags, computed = (golden.flags, POLICIES) if golden else ((), COMPUTED)
     return level_of((*flags, *(flag for flag in computed if first_untrue(case, (flag,)) is None)))
@@ -87,12 +87,12 @@ def _known() -> Mapping[str, Flag]:
 def reviewed(
     check: Check, case: Case, level: Level, true: Truth, outcome: Outcome, target: External, probes: Iterable[Case]
 ) -> Check:
-    """Return a check with its level, after comparing a result beyond the derived bounds with the wider ones.
+    """Compare a result beyond the derived bounds with wider bounds, and return its check with the level.
 
     Args:
-        check: the check, as ``judge_case`` judges it by the derived bounds.
+        check: the check, judged by the derived bounds.
         case: the case.
-        level: the level of the case, which the check gets unless its failure is attributed to another level.
+        level: the level of the case.
         true: the true results.
         outcome: the results of the target.
         target: the target.
@@ -110,7 +110,7 @@ def reviewed(
         return check
     allowed, plain = bounds(case, true, dtype), plain_outcome(case, dtype)
     wider = formula_bounds(allowed, true, plain)
-    # No wider bound is larger than this multiple of the derived one.
+    # The wider bounds are at most this multiple of the derived ones.
     if (check.ratio or 0) <= FORMULA_TIMES * ROUNDING_WITHIN:
         if (ratio := compare(case, true, outcome, widened(allowed, true, plain), dtype).ratio) <= 1:
             return _judged(check, ratio, "", declared)
@@ -126,17 +126,9 @@ def reviewed(
 
 
 def _tiny_epsilon(case: Case, true: Truth, outcome: Outcome, allowed: Bounds, dtype: str) -> str:
-    """Return the tiny epsilon (a *guard* in ``diagnose/variants.py``) that explains a result at extreme logits.
+    """Return the tiny epsilon (a *guard* in ``diagnose/variants.py``) that explains a result; "" if none does.
 
-    Args:
-        case: the case.
-        true: the true results.
-        outcome: the results of the target.
-        allowed: the bounds on the errors that remain without the epsilon.
-        dtype: the dtype of the bounds.
-
-    Returns:
-        The name of the guard; "" if none explains the result.
+    Without the epsilon, the result must be within the bounds ``allowed``.
     """
     if not is_explained(case):
         return ""
@@ -158,12 +150,7 @@ def _judged(check: Check, ratio: float, difference: str, declared: Sequence[Devi
 def _in_float32(target: External, outcome: Outcome, probes: Iterable[Case]) -> bool:
     """Return whether a result for float64 inputs is judged as float32.
 
-    The first call for a target evaluates the probes, and stores the reason or "" in ``target.in_float32``.
-
-    Args:
-        target: the target.
-        outcome: the result.
-        probes: cases, of which the first ones that the target supports are evaluated.
+    The first call for a target evaluates the probes and stores the reason, or "", in ``target.in_float32``.
     """
     if target.in_float32 is None:
         kept = dict(target.outcomes)
@@ -182,9 +169,8 @@ def _in_float32(target: External, outcome: Outcome, probes: Iterable[Case]) -> b
 def _computes_in_float32(target: External, probes: Iterable[Case]) -> bool:
     """Return whether the finite values of ``PROBES`` cases are all representable in float32.
 
-    A case in which every value has at most 8 significant bits is not counted, because such values can be representable
-    by chance. The gradient is not tested: if a loss computes similarities in float64 and then rounds them to float32,
-    its gradient has the precision of float64.
+    A case does not count if all its values have at most 8 significant bits, because such values are often representable
+    by chance. The gradient is not tested: it stays in float64 if a loss only rounds its similarities to float32.
     """
     found = 0
     for case in probes:
@@ -199,10 +185,9 @@ def _computes_in_float32(target: External, probes: Iterable[Case]) -> bool:
 
 
 def _rounds_temperature(target: External, probes: Iterable[Case]) -> bool:
-    """Return whether the values of ``PROBES`` cases stay the same if their temperature is rounded to float32.
+    """Return whether rounding the temperature to float32 leaves the values of ``PROBES`` cases unchanged.
 
-    A case is not counted if its temperature is a float32 number, or if its values also stay the same at a temperature
-    1 % higher.
+    A case does not count if its temperature is a float32 number, or if a temperature 1 % higher also changes nothing.
     """
     found = 0
     for case in probes:
@@ -222,8 +207,8 @@ def _rounds_temperature(target: External, probes: Iterable[Case]) -> bool:
 def _rounds_built_in(target: External, probes: Iterable[Case]) -> bool:
     """Return whether one temperature close to the claimed one explains the values of ``PROBES`` cases.
 
-    That temperature is computed from the first case. Its relative difference from the claimed one must be at most
-    ``ROUNDED``, and it must explain 99 % of the largest error of each case.
+    The temperature is computed from the first case. Its relative difference from the claimed one may be at most
+    ``ROUNDED``. It must explain 99 % of the largest error of each case.
     """
     used, found = 0.0, 0
     for case in probes:
@@ -249,13 +234,12 @@ def _rounds_built_in(target: External, probes: Iterable[Case]) -> bool:
 
 
 def _plain(case: Case, temperature: float) -> Matrix:
-    """The values of the straightforward implementation in float64, at another temperature."""
+    """Return the values of the straightforward implementation in float64 at another temperature."""
     changed = replace(case, keywords={**case.keywords, "temperature": temperature})
     return np.array(plain_outcome(changed, "float64").values)
 
 
 def _evaluated(target: External, case: Case) -> Outcome | None:
-    """Return the result of a target in float64, or None if it raises an error."""
     try:
         return target.evaluate(case, "float64")
     except Exception:  # external code may raise anything
@@ -263,7 +247,7 @@ def _evaluated(target: External, case: Case) -> Outcome | None:
 
 
 def _finite(target: External, outcome: Outcome) -> Matrix:
-    """The finite values that a target returned: one per anchor if the harness reduces them."""
+    """Return the finite values that a target returned: one per anchor if the harness reduces them."""
     returned = outcome.anchors.values() if outcome.anchors and target.claim.reduced_here else outcome.values
     values = np.array([*returned])
     return np.asarray(values[np.isfinite(values)])
@@ -271,6 +255,5 @@ def _finite(target: External, outcome: Outcome) -> Matrix:
 
 @np.errstate(over="ignore")
 def _fits_float32(target: External, outcome: Outcome) -> bool:
-    """Whether every finite value that a target returned is representable in float32."""
     values = _finite(target, outcome)
     return bool((values.astype(np.float32) == values).all())

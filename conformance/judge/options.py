@@ -1,8 +1,12 @@
 """The options of the Python functions, of the command line and of the pytest plugin, each defined once.
 
-A dataclass ("table") lists the options of one command. Each field is a keyword of the Python function. The metadata of
-the field contains the flag of the command line, and the docstring of the dataclass contains the help text. In pytest,
-the flags of a ``Request`` have the prefix ``--pairproof-``.
+A dataclass, called a table, lists the options of one command:
+
+- Each field is a keyword of the Python function.
+- The metadata of the field contains the flag of the command line.
+- The docstring of the dataclass contains the help text.
+
+In pytest, the flags of a ``Request`` have the prefix ``--pairproof-``.
 """
 
 from __future__ import annotations
@@ -40,17 +44,17 @@ class UsageError(ValueError):
 
 
 def meant(name: str, known: Collection[str]) -> str:
-    """Return a suggestion of the most similar known name, to end a message with; "" if no known name is similar."""
+    """Return the end of a message that suggests the most similar known name; "" if none is similar."""
     return "".join(f"; did you mean {near!r}?" for near in get_close_matches(name, known, 1))
 
 
 def unknown(what: str, name: str, known: Collection[str]) -> UsageError:
-    """Return the error for a name that does not exist."""
+    """Return the error for an unknown name."""
     return UsageError(f"unknown {what} {name!r}; known: {', '.join(known)}{meant(name, known)}")
 
 
 def loss_named(name: str) -> str:
-    """Return the catalogue's name of a loss from another spelling (``supcon_loss``, ``nt-xent``, ``NTXentLoss``).
+    """Return the catalogue's name of a loss from another spelling, such as ``nt-xent`` or ``NTXentLoss``.
 
     Args:
         name: a spelling of the name. If it matches no loss, it is returned unchanged.
@@ -62,11 +66,11 @@ def loss_named(name: str) -> str:
 
 
 class CouldNotRun(RuntimeError):
-    """A requirement is not installed or not available; the message explains how to install it."""
+    """A run is not possible, for example because a package or a device is missing. The message gives the reason."""
 
 
 class CannotBeCalled(CouldNotRun):
-    """Every plausible call of the target raises an error; the message ends with a wrapper to copy."""
+    """Every plausible call of the target raises an error. The message ends with a wrapper to copy."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ class Option:
         default: the default of the field.
         flags: the flags, the long one first; empty for a positional argument.
         metavar: the placeholder for the value in help texts.
-        read: converts all texts of a repeatable option to the value of the field; None if it is not repeatable.
+        read: converts the texts of a repeatable option to the value of the field; None if it is not repeatable.
         required: whether it is mandatory on the command line.
     """
 
@@ -97,7 +101,7 @@ class Option:
         """Return the value of the field for the arguments of a command line.
 
         Args:
-            given: the parsed value; for a repeatable option, its texts.
+            given: the parsed value, or the texts of a repeatable option.
             flag: the name of the option in error messages.
 
         Raises:
@@ -111,7 +115,7 @@ class Option:
 
 @cache
 def options_of(kind: type) -> dict[str, Option]:
-    """Return the options of a table by keyword, in the order of its fields."""
+    """Return the options of a table by keyword, in the order of the fields."""
     helps: dict[str, str] = defaultdict(str)
     for base in reversed(kind.__mro__):
         helps |= re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", inspect.cleandoc(base.__doc__ or ""), re.MULTILINE)
@@ -125,7 +129,7 @@ def options_of(kind: type) -> dict[str, Option]:
 
 
 def takes(table: Callable[P, object]) -> Callable[[Callable[..., R]], Callable[P, R]]:
-    """Return a decorator that gives a function with ``*args, **kwargs`` the signature of a table."""
+    """Return a decorator that replaces the signature ``*args, **kwargs`` of a function by that of a table."""
 
     def decorate(function: Callable[..., R]) -> Callable[P, R]:
         signature = inspect.signature(table)
@@ -137,7 +141,7 @@ def takes(table: Callable[P, object]) -> Callable[[Callable[..., R]], Callable[P
 
 
 def read_commas(texts: Iterable[str]) -> tuple[str, ...]:
-    """Split each text at its commas, and return all parts."""
+    """Split texts at their commas, and return all parts."""
     return tuple(part for text in texts for part in text.split(",") if part)
 
 
@@ -164,7 +168,7 @@ read_choices = partial(read_pairs, form=KEY_VALUE)
 
 
 def read_settings(texts: Iterable[str]) -> dict[str, object]:
-    """Convert texts of the form ``KEY=VALUE`` to a mapping; the value of a repeated key is a tuple.
+    """Convert texts of the form ``KEY=VALUE`` to a mapping. The values of a repeated key become a tuple.
 
     Raises:
         ValueError: a text does not have this form.
@@ -177,7 +181,7 @@ def read_settings(texts: Iterable[str]) -> dict[str, object]:
 
 
 def read_literal(text: str) -> object:
-    """Convert a text to the Python literal that it is, such as a number or True; other texts stay texts."""
+    """Convert a text to a Python literal, such as a number or True. Other texts are returned unchanged."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -197,7 +201,7 @@ def option(default: Any, *flags: str, **more: Any) -> Any:
     """Return a dataclass field that is also an option of the command line.
 
     Args:
-        default: the default of the field; for an empty mapping, each object gets its own.
+        default: the default of the field. If it is an empty mapping, each object gets its own.
         flags: the flags, the long one first; none for a positional argument.
         more: ``metavar``, ``read`` and ``required`` of :class:`Option`.
     """
@@ -208,7 +212,7 @@ def option(default: Any, *flags: str, **more: Any) -> Any:
 
 
 def command_options(values: object, table: type) -> list[str]:
-    """Return the arguments of the command line that set these values; defaults are omitted.
+    """Return the arguments of the command line that set these values. Defaults are omitted.
 
     Args:
         values: an instance of the table, or of a subclass.
@@ -233,12 +237,12 @@ def command_options(values: object, table: type) -> list[str]:
 
 
 DEFAULT_DTYPES = ("float64", "float32")
-"""The dtypes of a run that selects none and is not thorough."""
+"""The dtypes that run by default."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What ``pairproof verify`` runs. An empty option selects everything, except what only ``thorough`` selects.
+    """What ``pairproof verify`` runs. By default, everything except what needs ``thorough``.
 
     Attributes:
         losses: Only this loss (repeatable or comma-separated).
@@ -248,16 +252,16 @@ class Selection:
         device: The torch device on which the torch implementations run.
         required: Exit with 3 if this implementation is missing (repeatable or comma-separated).
         peers: supcontrast=PATH also runs the current SupContrast code; PATH is its repository or its losses.py.
-            folder=PATH is the folder with the files of the peers (public implementations); by default that of the
-            environment variable PAIRPROOF_PEERS, or .peers if it is not set.
-        processes: Number of processes. Default: one per core, at most 8. Fewer than 50 cases, accelerators, and systems
-            other than Linux use one process.
-        covering: Run only a small fixed subset of the selected cases, which still reaches every flag, every value of
-            every option and every kernel.
-        thorough: Also run bfloat16, float16 and the cases of more than 258 rows; without this option, they run only
-            if --case, --dtype or --covering selects them. Run fast-dense, fast-tiled and fast-exact on every case. By
-            default, each case runs with only one of them, in one dtype; --loss, --case, --dtype, --covering and --impl
-            also lift this restriction.
+            folder=PATH is the folder with the files of the peers (public implementations). Default: the environment
+            variable PAIRPROOF_PEERS, or .peers if it is not set.
+        processes: Number of processes. Default: one per core, at most 8. Runs of fewer than 50 cases, on accelerators,
+            or on systems other than Linux use one process.
+        covering: Run only a small fixed subset of the selected cases. The subset still reaches every flag, every value
+            of every option and every kernel.
+        thorough: Also run bfloat16, float16 and the cases of more than 258 rows, as --case and --covering do. By
+            default, each case runs with only one of fast-dense, fast-tiled and fast-exact, in one dtype. With
+            --thorough, or if --loss, --case, --dtype, --covering or --impl selects a part, it runs with all three, in
+            each dtype of the run.
     """
 
     losses: Sequence[str] = option((), "--loss", "-l", metavar="LOSS", read=read_commas)
@@ -276,7 +280,7 @@ class Selection:
 
     @property
     def whole(self) -> bool:
-        """Whether no loss, case or dtype is filtered out, so that the counts can be compared with the expected ones."""
+        """Whether no loss, case or dtype is left out. Only then are the counts compared with the expected ones."""
         return not (self.losses or self.cases or self.dtypes or self.covering)
 
     def command(self) -> str:
@@ -293,12 +297,12 @@ class Selection:
 
     @property
     def alternates(self) -> bool:
-        """Whether only one of several similar implementations is judged on each case, in one dtype."""
+        """Whether each case runs with only one of several similar implementations, in one dtype."""
         return self.whole and not (self.complete or self.implementations)
 
     @property
     def complete(self) -> bool:
-        """Whether large cases, bfloat16 and float16 are run without being named."""
+        """Whether large cases, bfloat16 and float16 are included by default."""
         return bool(self.thorough or self.cases or self.covering)
 
     def takes_case(self, case: str) -> bool:
@@ -315,7 +319,7 @@ class Printing:
         json: Also write the report as JSON to this file.
         junit: Also write the report as JUnit XML to this file.
         summary: Also write a summary as Markdown to this file, for example for GitHub's step summary.
-        badge: Also write the verdict to this file, as the JSON that shields.io reads from an endpoint.
+        badge: Also write the verdict as JSON to this file, for an endpoint badge of shields.io.
     """
 
     quiet: bool = option(False, "--quiet", "-q")
@@ -330,8 +334,8 @@ class CheckPrinting(Printing):
     """What ``pairproof check`` prints and writes.
 
     Attributes:
-        save: If only random batches fail, write the arrays of the smallest failing one to this folder, so that
-            pairproof fixtures add can read them.
+        save: If only random batches fail, write the arrays of the smallest failing one to this folder. pairproof
+            fixtures add can read them.
         html: Also write the verdict, the diagnosis and the failing cases as one HTML page to this file.
     """
 
@@ -360,45 +364,43 @@ class Request:
     """The target of ``pairproof check``, the loss that it claims to compute, and the cases to run.
 
     Attributes:
-        target: package.module:attribute or file.py:attribute: a function, an instance, or a class, which is
-            constructed with the options that its constructor takes. With --call command, a shell command line.
-        loss: The loss that the target should compute; pairproof list prints the names.
-        call: The arguments of the target. labels: (embeddings, labels), or (embeddings, partners). features: (features,
-            labels=None, mask=None), with features of shape [items, views, dim]; an item has two
-            views if the size of every class is even, else three if every size is divisible by three, else one.
-            views: (view_a, view_b). towers: the same, for two encoders. stacked: (embeddings), all first views, then
-            all second views. interleaved: (embeddings), the views of an item in neighbouring rows. similarities:
-            (matrix) or (matrix, labels), a matrix of all similarities. pairs: (embeddings, positive_pairs). A queue is
-            passed to a parameter named negatives or queue. By default inferred from the parameter names, tried on a
-            small batch, and reported. With --call command, the target is a program that reads and writes JSON lines.
+        target: package.module:attribute or file.py:attribute. The attribute is a function, an instance, or a class,
+            which is constructed with the options that its constructor takes. With --call command, a shell command line.
+        loss: The loss that the target should compute; see: pairproof list.
+        call: The arguments of the target. By default, they are inferred from the parameter names, tried on a small
+            batch, and reported. labels: (embeddings, labels), or (embeddings, partners). features: (features,
+            labels=None, mask=None), with features of shape [items, views, dim]; there are two views if all classes have
+            even sizes, else three if all sizes are divisible by three, else one. views: (view_a, view_b). towers: the
+            same, for two encoders. stacked: (embeddings), all first views, then all second views. interleaved:
+            (embeddings), the views of an item in neighbouring rows. similarities: (matrix) or (matrix, labels), a
+            matrix of all similarities. pairs: (embeddings, positive_pairs). A queue is passed to a parameter named
+            negatives or queue. With --call command, the target is a program that reads and writes JSON lines.
         arrays: Kind of arrays passed to the target: torch, numpy or jax. By default inferred from the imports of the
             target, and reported.
-        temperature: The temperature that is built into the target. Not needed if the target has a parameter for it.
-            temperature, tau, temp and T get the temperature; scale and logit_scale get 1/temperature, or
-            log(1/temperature) if the target applies exp to it; log_scale gets log(1/temperature).
+        temperature: The temperature that is built into the target, if no parameter takes it. Parameters named
+            temperature, tau, temp and T get the temperature. scale and logit_scale get 1/temperature, or
+            log(1/temperature) if the target applies exp to it. log_scale gets log(1/temperature).
         normalised: In cases with cosine similarity, pass rows of norm 1, for a target that does not normalise. Default:
             raw.
         settings: An option of the loss that is built into the target, such as no_positive=drop (repeatable). KEY=*
             means that the target takes the option as a keyword, for example through **kwargs.
-        init: Pass VALUE to the parameter KEY of the function, or of the constructor of the class
-            (repeatable). The value is read as a Python literal if it is one. Batch size, number of views, device, world
-            size and rank are passed automatically.
-        result: The name or position of the loss, if the target returns several results. By default, the result with
-            the name loss, total_loss or similar is used, or else the only plausible result, such as a single number;
-            the choice is reported.
+        init: Pass VALUE to the parameter KEY of the function, or of the constructor of the class (repeatable). The
+            value is read as a Python literal if possible. Batch size, number of views, device, world size and rank are
+            passed automatically.
+        result: The name or position of the loss, if the target returns several results. Default: the result with the
+            name loss, total_loss or similar, or else the only plausible one, such as a single number. The choice is
+            reported.
         device: The torch device on which the target runs.
         limit: Maximum time of one evaluation, in seconds.
-        deviations: TOML file that declares known, intended differences (deviations) with their reasons; a check that
+        deviations: TOML file of declared deviations: known, intended differences with their reasons. A check that
             differs as declared does not fail. Default: tool.pairproof in the nearest pyproject.toml.
         cases: Only this case, random batch (fresh-SEED-NUMBER) or usage (usage/NAME); * and ? are wildcards
             (repeatable).
         dtypes: float64, float32, bfloat16 or float16 (repeatable or comma-separated). Default: float64 and float32.
-        fuzz: Number of random batches, drawn in addition to the stored cases. They vary sizes, classes, layouts and
-            every option that the target takes.
-        seed: The seed of the random batches. By default it is random, and reported; in pytest it is 0.
-        thorough: Also run the cases whose proof takes long, mostly those of more than 40 rows. This matters only if a
-            temperature or an option is built into the target: the expected results are then proved again for its value.
-            Proofs are stored, so that the next run is fast.
+        fuzz: Number of random batches, in addition to the stored cases.
+        seed: The seed of the random batches. By default random, and reported; in pytest 0.
+        thorough: Also run the cases that take long to prove, mostly those of more than 40 rows. Only a target with a
+            built-in temperature or option needs new proofs. They are stored for the next run.
         level: The highest level at which the target must pass: formula (ordinary batches), policies (also batches
             without positives or negatives, duplicates and the like; the default), range (also extreme temperatures,
             norms and logits) or digits (also rounding errors). Failures above it are reported, but do not change the
@@ -435,18 +437,18 @@ class Request:
 
     @property
     def name(self) -> str:
-        """The name of the target: the text that was given, or its module and name."""
+        """The name of the target: the given text, or its module and name."""
         from ..implementations.sandbox import describe
 
         return describe(self.target)
 
     @property
     def whole(self) -> bool:
-        """Whether no case or dtype is filtered out, so that every declared deviation must match a check."""
+        """Whether no case or dtype is left out. Only then must every declared deviation match a check."""
         return not self.cases and not self.dtypes
 
     def with_seed(self, seed: int) -> Self:
-        """Return the request with a seed: its own, else that of a random batch in ``cases``, else the given one."""
+        """Return the request with a seed: its own, else that of a random batch in ``cases``, else ``seed``."""
         named = (re.match(r"fresh-(\d+)-", name) for name in self.cases)
         given = (int(match[1]) for match in named if match)
         return replace(self, seed=next(given, seed)) if self.seed is None else self
@@ -457,7 +459,7 @@ class Request:
         return DEFAULT_LEVEL if self.level is None else Level(self.level)
 
     def repeat(self, case: str, dtype: str, level: Level = Level.FORMULA) -> str:
-        """Return the command that repeats one check, at its level if that is above the required one."""
+        """Return the command that repeats one check. Its ``--level`` includes the level of the check."""
         fuzz, seed = (self.fuzz, self.seed) if case.startswith("fresh-") else (RANDOM_BATCHES, None)
         above = level > self.required
         asked = level.value if above else self.level
@@ -498,28 +500,28 @@ class ParityRequest:
 
     Attributes:
         target: package.module:attribute or file.py:attribute: a function, an instance, or a class.
-        call: The arguments of the target, as in pairproof check, except command. By default inferred from the
-            parameter names, and reported.
+        call: The arguments of the target, as in pairproof check, except command. By default inferred from the parameter
+            names, and reported.
         arrays: Kind of arrays passed to the target: torch, numpy or jax. By default inferred, and reported.
-        init: Pass VALUE to the parameter KEY of the function, or of the constructor of the class
-            (repeatable). The value is read as a Python literal if it is one.
+        init: Pass VALUE to the parameter KEY of the function, or of the constructor of the class (repeatable). The
+            value is read as a Python literal if possible.
         result: The name or position of the loss, if the target returns several results. By default inferred, and
             reported.
-        vary: An argument whose values should all give the same results, such as chunk_size=0,4 (repeatable). By
-            default, arguments that are named like a chunk size.
-        temperature: The temperature to pass, if the target takes one. Default: 0.1; batches whose positive pairs
-            are nearly equal are evaluated at 0.1 and at 0.05.
+        vary: An argument whose values should all give the same results, such as chunk_size=0,4 (repeatable). Default:
+            arguments with a name like chunk_size.
+        temperature: The temperature to pass, if the target takes one. Default: 0.1; batches of nearly equal positives
+            are also evaluated at 0.05.
         linear_memory: Require that memory grows linearly with the batch size.
-        rows: Memory is measured at this batch size, at twice and at four times this size.
-        only: Only this comparison: repetition, permutation, chunks, float32, bfloat16, autocast, compile or memory;
-            with --world-size: loss, gradient or uneven, which means ranks with different numbers of rows (repeatable or
+        rows: Memory is measured at this batch size, and at two and four times this size.
+        only: Only this comparison: repetition, permutation, chunks, float32, bfloat16, autocast, compile or memory.
+            With --world-size: loss, gradient or uneven, which means ranks with different numbers of rows (repeatable or
             comma-separated).
-        world_size: Instead of these comparisons, run the loss in these numbers of processes (torch.distributed, gloo),
-            and compare the loss and the gradients of parameters, averaged over the ranks, with those of one process
-            (comma-separated, such as 1,2,3,4).
-        against: With --world-size: another loss, in the format of TARGET, which is evaluated in the single process. By
-            default the target itself.
-        seed: The seed of the random batches. By default it is random, and reported.
+        world_size: Run the loss in these numbers of processes (torch.distributed, gloo), such as 1,2,3,4, instead of
+            the other comparisons. The loss and the gradients of parameters, averaged over the ranks, are compared with
+            those of one process.
+        against: With --world-size: another loss, in the format of TARGET, to evaluate in the single process. Default:
+            the target itself.
+        seed: The seed of the random batches. By default random, and reported.
         device: The torch device on which the target runs.
         limit: Maximum time of one evaluation, in seconds. Ranks wait for each other up to this time.
         json: Also write the result as JSON to this file.
@@ -552,7 +554,7 @@ class ParityRequest:
 
     @property
     def name(self) -> str:
-        """The name of the target: the text that was given, or its module and name."""
+        """The name of the target: the given text, or its module and name."""
         from ..implementations.sandbox import describe
 
         return describe(self.target)
@@ -569,14 +571,14 @@ class Batch:
         labels: File with [N] integers. A loss needs labels or positives, partners, positive pairs, or a second tower.
         partners: File with [N] integers, the row of each row's positive; or the word interleaved or stacked.
         positive_pairs: File with [P, 2] row numbers, each an anchor and its positive.
-        positives: File with [N, M] booleans, instead of labels; row i marks the positives of anchor i.
+        positives: File with [N, M] booleans, instead of labels. Row i marks the positives of anchor i.
         anchors: File with [N] booleans, true for the rows that are anchors. By default all are.
         ref_embeddings: File with an [M, D] array, the rows that anchors are contrasted with instead of the batch.
         ref_labels: File with [M] integers, the labels of the reference rows or of the second tower.
         self_rows: File with [N] integers: each anchor's own row in the reference rows, or -1 if it is not among them.
-        ignored: File with [N, M] booleans: the pairs that are left out. With hard negatives, there are more columns,
-            which the docstring of the loss lists.
-        ignored_ids: File with [N] integers; pairs with equal ids are left out unless they are positives.
+        ignored: File with [N, M] booleans: the pairs that are left out. With hard negatives, there are more columns;
+            see the docstring of the loss.
+        ignored_ids: File with [N] integers. Pairs with equal ids are left out unless they are positives.
         ref_ignored_ids: File with [M] integers, the ids of the reference rows or of the second tower.
         positive_weights: File with [N, M] weights of positives, at least 0.
         negative_weights: File with [N, M] weights of negatives, at least 0.
@@ -614,7 +616,7 @@ class Batch:
 
 
 def read_sizes(texts: Iterable[str]) -> tuple[int, ...]:
-    """Read sizes of classes, such as ``10,10,12``; ``256x2`` stands for 256 classes of 2 rows.
+    """Read sizes of classes, such as ``10,10,12``. ``256x2`` stands for 256 classes of 2 rows.
 
     Raises:
         ValueError: a part is not a positive number, or two joined by x.
@@ -639,7 +641,7 @@ class TrainingBatch:
         partners: File with [N] integers, the row of each row's positive; or the word interleaved or stacked. Default:
             stacked, the first views of all items before the second views.
         embeddings_b: File with an [N, D] array, the second tower.
-        class_sizes: Instead of embeddings: the number of rows of every class, such as 10,10,12; 256x2 stands for 256
+        class_sizes: Instead of embeddings: the number of rows of every class, such as 10,10,12. 256x2 stands for 256
             classes of 2 rows, or for 256 positive pairs.
         dim: With --class-sizes: the number of columns of the random embeddings. Default: 128.
         value: The value that the training loop prints. Default: the loss of the embeddings.
@@ -669,8 +671,8 @@ class Rebuild:
     Attributes:
         peers: supcontrast=PATH runs the current SupContrast code, and compares its results with the recorded ones; PATH
             is its repository or its losses.py. pairproof fixtures rebuild also replaces the recorded results.
-            folder=PATH is the folder with the files of the peers (public implementations); by default that of the
-            environment variable PAIRPROOF_PEERS, or .peers if it is not set.
+            folder=PATH is the folder with the files of the peers (public implementations). Default: the environment
+            variable PAIRPROOF_PEERS, or .peers if it is not set.
     """
 
     peers: Mapping[str, str] = option({}, "--peer", metavar=NAME_PATH, read=read_pairs)

@@ -1,16 +1,16 @@
 """Compare a loss with itself: :func:`parity`, ``pairproof parity``. The loss need not be in the catalogue.
 
 The same batches are evaluated in several ways that should agree: twice, with permuted rows, with other chunk sizes, in
-other dtypes, compiled, and under autocast. The bytes that the loss keeps for its backward pass, and the peak, are
-measured as the batch grows. All rows are exactly representable in bfloat16, so every dtype gets the same numbers.
+other dtypes, compiled, and under autocast. Memory is measured as the batch grows. All rows are exactly representable in
+bfloat16, so every dtype gets the same numbers.
 
-*Tolerances.* Two evaluations may differ by the effect of rounding. This effect is measured for each batch: the results
-of torch operations are multiplied by 1 + e or 1 - e at random, and the change of the loss and of the gradient is
-divided by e. This gives two slopes. For the first one, the rows and all arithmetic are changed. It bounds the
-difference of two evaluations in the same dtype, and of float32 and float64. For the second one, only the rows and the
-matrix products are changed. Any evaluation in bfloat16 must round these, and everything else can be computed in
-float32. So an implementation that loses more digits in bfloat16 is reported, for example one that subtracts nearly
-equal sums.
+*Tolerances.* The effect of rounding is measured for each batch. The results of torch operations are multiplied by 1 + e
+or 1 - e at random, and the change of the loss and of the gradient is divided by e. There are two such *slopes*:
+
+- If the rows and all arithmetic are changed, the slope bounds differences within a dtype, and between float32 and
+  float64.
+- If only the rows and the matrix products are changed, the slope bounds differences from bfloat16. Everything else can
+  be computed in float32, so a loss that loses more digits is reported.
 """
 
 from __future__ import annotations
@@ -63,31 +63,29 @@ from .processes import compare_processes
 Tensor = torch.Tensor
 
 CHUNKS = re.compile(r"(\w+_)?(chunk|cache|block|tile|mini_?batch|micro_?batch|sub_?batch)_?(size|len|length)")
-"""Names of parameters that divide the work into parts and should not change the result."""
+"""Names of parameters that should not change the result, because they only divide the work into parts."""
 
 ITEMS = (7, 10, 13)
-"""The numbers of items of the random batches. An item is a single row, or two views."""
+"""Numbers of items of the random batches. An item is one row or two views."""
 
 NEGLIGIBLE = 1e-12
-"""A batch of nearly equal positives ("fitted") is left out if its loss is below this share of that of
-random batches."""
+"""A batch of nearly equal positives is left out if its loss, divided by that of random batches, is below this."""
 
 UNITS_UNMEASURED = 2.0**12
-"""The allowed difference in unit roundoffs for numpy and jax targets, whose operations cannot be changed."""
+"""Allowed difference in unit roundoffs for numpy and jax targets, whose rounding is not measured."""
 
 SIZES = (1, 2, 4)
-"""Factors of the number of rows for which memory is measured."""
+"""Memory is measured at these multiples of the number of rows."""
 
 MEMORY_WIDTH, MEMORY_CHUNK, SMALLER = 64, 128, 8
-"""For large batches: the number of columns, the chunk size, and the divisor of the number of rows if memory does not
-suffice."""
+"""The number of columns and the chunk size of the batches for memory. If memory does not suffice, the number of rows is
+divided by ``SMALLER``."""
 
 LINEAR, QUADRATIC = 1.25, 1.75
-"""Memory is linear if its exponent in N is at most LINEAR, and quadratic if it is between QUADRATIC and
-4 - QUADRATIC."""
+"""Memory grows like N^p. It is linear if p <= LINEAR, and quadratic if QUADRATIC <= p <= 4 - QUADRATIC."""
 
 PRODUCTS = frozenset(("mm", "bmm", "addmm", "baddbmm", "mv", "dot", "vdot", "_cdist_forward", "_euclidean_dist"))
-"""Operations that compute similarities, by their names in torch.ops.aten."""
+"""Operations that compute similarities, by their names in ``torch.ops.aten``."""
 
 ARITHMETIC = PRODUCTS | frozenset(
     """
@@ -120,11 +118,11 @@ class _Noise(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The bytes of the tensors that operations create, as long as they are alive.
+    """The bytes of the tensors that operations create.
 
     Attributes:
         alive: the bytes of each storage that is alive, by its address.
-        peak: the largest sum of these so far.
+        peak: the largest sum of ``alive`` so far.
     """
 
     def __init__(self) -> None:
@@ -146,8 +144,6 @@ class _Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Subject:
-    """A target, and the ways of evaluating it."""
-
     def __init__(self, request: ParityRequest) -> None:
         thing = find(request.target) if isinstance(request.target, str) else request.target
         given = thing, request.call, request.arrays
@@ -155,7 +151,7 @@ class _Subject:
         self.device, self.limit = request.device, request.limit
 
     def facts(self) -> dict[str, Any]:
-        """How the target is called, as JSON data."""
+        """Return how the target is called, as JSON data."""
         target, signature = self.target, self.target.signature
         names = [*signature.constructor, *signature.call]
         return {
@@ -172,11 +168,9 @@ class _Subject:
         }
 
     def __call__(self, choice: tuple[int, str | None] | None, *request: Any) -> Any:
-        """Find out how to call the target, or call ``evaluate`` or ``memory``.
+        """Find out how to call the target if ``choice`` is None; otherwise call a method.
 
-        Args:
-            choice: how to call the target, as in ``facts``; None to find it out.
-            request: the name of the method, the batch and the options of the method.
+        ``choice`` is that of ``facts``. ``request`` is "evaluate" or "memory", the batch and the options of the method.
         """
         if choice is None:
             try:
@@ -199,11 +193,8 @@ class _Subject:
     ) -> tuple[list[float], list[list[float]] | None]:
         """Return the values and the gradient of a batch.
 
-        Args:
-            batch: the batch.
-            backend: the backend of torch.compile; "" if it is not compiled.
-            autocast: whether it runs under autocast to bfloat16.
-            noise: whether all arithmetic is changed or only the products, and the seed; None for no change.
+        ``backend`` is that of torch.compile, or "". ``noise`` is None, or whether all arithmetic is changed (or only
+        the products), and a seed.
         """
         rows, target = batch.embeddings, self.target
         mode: AbstractContextManager[Any] = nullcontext()
@@ -231,7 +222,7 @@ class _Subject:
         return target
 
     def memory(self, batch: Batch) -> tuple[int, int]:
-        """Return the bytes that are alive for the backward pass, inputs included, and at the peak of both passes."""
+        """Return the bytes kept for the backward pass, inputs included, and the peak of both passes."""
         saved: dict[int, int] = {}
 
         def pack(kept: Tensor) -> Tensor:
@@ -252,7 +243,7 @@ class _Subject:
 
 @dataclass(frozen=True)
 class _Answer:
-    """The values and the gradient of one evaluation, as vectors in float64; ``gradient`` is None if there is none."""
+    """The values and the gradient of one evaluation, as float64 vectors."""
 
     values: Tensor
     gradient: Tensor | None
@@ -264,13 +255,10 @@ class _Answer:
 
 @dataclass
 class _Drawn:
-    """A batch with its result, and the effects of rounding.
+    """A batch with its result, both in float64, and the effects of rounding.
 
-    Attributes:
-        batch: the batch, in float64.
-        result: its result in float64.
-        slopes: the slopes of the values and of the gradient, for all arithmetic (True) and for products only (False);
-            empty if they cannot be measured.
+    ``slopes`` contains the slopes of the values and of the gradient: for all arithmetic (True), and for products only
+    (False). It is empty if they cannot be measured.
     """
 
     batch: Batch
@@ -279,8 +267,6 @@ class _Drawn:
 
 
 class _Parity:
-    """The comparisons of one target."""
-
     def __init__(self, request: ParityRequest, seed: int, facts: Mapping[str, Any], ask: Callable[..., Any]) -> None:
         self.request, self.facts, self._ask = request, facts, ask
         self.torch = facts["arrays"] == "torch"
@@ -296,7 +282,7 @@ class _Parity:
         self.notes: list[str] = []
         self.memory: list[tuple[int, int, int]] = []
         # Set by ``batches``: whether the target returns float32 values for float64 rows, and the largest norms of its
-        # values and of its gradient on the random batches.
+        # values and of its gradient.
         self.single = False
         self.scale = [0.0, 0.0]
 
@@ -305,11 +291,8 @@ class _Parity:
     def draw(self, items: int, name: str, fitted: bool = False, width: int = WIDTH) -> Batch:
         """Draw a batch with rows of norm 1, rounded to bfloat16.
 
-        Args:
-            items: number of items: rows for "labels" and "similarities", else pairs of views.
-            name: its name in messages.
-            fitted: whether the rows of a positive pair or of a class are nearly equal, and others nearly orthogonal.
-            width: number of columns.
+        For "labels" and "similarities", an item is a row; otherwise it is a pair of views. In a ``fitted`` batch, rows
+        of the same class or item are nearly equal, and others nearly orthogonal.
         """
         call = self.facts["probed_as"]
         views = 1 if call in ("labels", "similarities") else 2
@@ -331,7 +314,7 @@ class _Parity:
         return Batch(name, call, rows, passed, pairs, divided, self.keywords)
 
     def permuted(self, batch: Batch) -> tuple[Batch, list[int], list[int]]:
-        """Permute the items of a batch; return it, and the order of its items and of its rows."""
+        """Permute the items of a batch. Return the batch, the order of its items and the order of its rows."""
         items = len(batch.embeddings) // batch.n_views
         order = torch.randperm(items, generator=self.chance).tolist()
         rows = [view * items + k for view in range(batch.n_views) for k in order]
@@ -346,7 +329,6 @@ class _Parity:
     # Evaluations
 
     def ask(self, batch: Batch, dtype: str = "", **how: Any) -> _Answer:
-        """Evaluate a batch, in a dtype if one is given."""
         if dtype:
             batch = replace(batch, embeddings=batch.embeddings.to(getattr(torch, dtype)))
         values, gradient = self._ask(self.facts["choice"], "evaluate", batch, how)
@@ -361,8 +343,8 @@ class _Parity:
     def batches(self) -> list[_Drawn]:
         """Draw the batches and evaluate them.
 
-        A batch is left out with a note if the target raises an error, or if its loss or gradient is not finite or
-        becomes so by a rounding error. A batch with a negligible loss is left out without a note.
+        A batch is left out, with a note, if the target raises an error, or if its result is not finite or becomes so by
+        a rounding error. A batch with a negligible loss is left out without a note.
 
         Raises:
             CouldNotRun: no batch can be compared.
@@ -409,9 +391,7 @@ class _Parity:
     def slope(self, one: _Drawn, every: bool) -> tuple[float, float]:
         """Measure the effect of relative changes on the values and on the gradient, per unit of change.
 
-        Args:
-            one: the batch.
-            every: whether all arithmetic is changed, or only the products.
+        All arithmetic is changed if ``every`` is true, and only the products otherwise.
         """
         worst = [0.0, 0.0]
         for seed in range(TRIALS):
@@ -428,13 +408,9 @@ class _Parity:
         other: Callable[[_Drawn], tuple[_Answer, _Answer]],
         precision: str = "",
     ) -> Comparison:
-        """Compare two evaluations of each batch.
+        """Compare two evaluations of each batch. ``other`` returns the expected and the given result.
 
-        Args:
-            name: what is varied.
-            batches: the batches.
-            other: returns the expected and the given result of a batch.
-            precision: the dtype of the less precise evaluation; by default that in which the target computes.
+        ``precision`` is the less precise dtype. By default, it is the dtype in which the target computes.
         """
         worst: tuple[float, float, float, str, str] = (-1.0, 0.0, 0.0, "", "")
         for one in batches:
@@ -480,7 +456,7 @@ class _Parity:
         )
 
     def allowed(self, one: _Drawn, part: int, size: float, precision: str) -> float:
-        """The difference that rounding may cause in the values (part 0) or in the gradient (part 1) of a batch."""
+        """Return the difference that rounding may cause in the values (part 0) or the gradient (part 1)."""
         unit = ROUNDING[precision or ("float32" if self.single else "float64")]
         if not one.slopes:
             return UNITS_UNMEASURED * unit * max(size, self.scale[part]) + LEAST
@@ -498,18 +474,18 @@ class _Parity:
     # The comparisons
 
     def varied(self) -> dict[str, Sequence[Any]]:
-        """The arguments that are varied, each with its values; "all" is the size of a whole batch."""
+        """Return the arguments to vary, each with its values. "all" is the size of a whole batch."""
         names = [key for key in self.facts["parameters"] if CHUNKS.fullmatch(key) and key not in self.request.init]
         return dict(self.request.vary) or dict.fromkeys(names, ("all", 1, 3))
 
     def whole(self, batch: Batch) -> int:
-        """The size of a chunk that contains the whole batch."""
+        """Return the size of a chunk that contains the whole batch."""
         return len(batch.embeddings) // (batch.n_views if self.facts["call"] in ("views", "towers") else 1)
 
     def in_precision(
         self, name: str, batches: Sequence[_Drawn], dtype: str, precision: str, **how: Any
     ) -> Iterator[Comparison]:
-        """Compare an evaluation in another precision with float64, also with the last value of each varied argument."""
+        """Compare another precision with float64; also with the last value of each varied argument."""
         for key, values in {"": (None,), **self.varied()}.items():
             changed = {key: values[-1]} if key else {}
 
@@ -521,7 +497,7 @@ class _Parity:
             yield self.compare(f"{name} against float64{words}", batches, other, precision)
 
     def comparisons(self, batches: Sequence[_Drawn]) -> Iterator[Comparison]:
-        """Yield all comparisons that were requested, and the repetition if it does not pass."""
+        """Yield the requested comparisons, and the repetition if it does not pass."""
         again = self.compare("repetition", batches, lambda one: (one.result, self.ask(one.batch)))
         wanted = [name for name in COMPARISONS if name in self.request.only or not self.request.only]
         if "repetition" in wanted or again.status != PASSED:
@@ -547,7 +523,6 @@ class _Parity:
         yield self.compare("permutation", batches, other)
 
     def of_chunks(self, batches: Sequence[_Drawn]) -> Iterator[Comparison]:
-        """The sizes of chunks do not change the result."""
         vary = self.varied()
         if not vary:
             yield Comparison("chunks", NOT_APPLICABLE, "no parameter is named like a chunk size; see --vary")
@@ -568,11 +543,10 @@ class _Parity:
                 yield self.compare(f"{key}={value} against {first}", batches, pair)
 
     def of_float32(self, batches: Sequence[_Drawn]) -> Iterator[Comparison]:
-        """The results in float32 and in float64 are equal up to rounding."""
         yield from self.in_precision("float32", batches, "float32", "float32")
 
     def of_bfloat16(self, batches: Sequence[_Drawn]) -> Iterator[Comparison]:
-        """The results for the same rows in bfloat16 and in float64 are equal up to the rounding of products."""
+        """bfloat16 and float64 agree up to the rounding of products."""
         if self.facts["arrays"] == "numpy":
             yield Comparison("bfloat16 against float64", NOT_APPLICABLE, "numpy has no bfloat16")
             return
@@ -581,14 +555,13 @@ class _Parity:
             yield replace(found, status=NOT_APPLICABLE) if refused else found
 
     def of_autocast(self, batches: Sequence[_Drawn]) -> Iterator[Comparison]:
-        """The results under autocast and in float64 are equal up to the rounding of products."""
+        """Autocast and float64 agree up to the rounding of products."""
         if self.torch:
             yield from self.in_precision("autocast bfloat16", batches, "float32", "bfloat16", autocast=True)
         else:
             yield Comparison("autocast bfloat16 against float64", NOT_APPLICABLE, "autocast is a feature of torch")
 
     def of_compile(self, batches: Sequence[_Drawn]) -> Iterator[Comparison]:
-        """The results with torch.compile and with eager execution are equal up to rounding."""
         if not self.torch:
             yield Comparison("compiled against eager", NOT_APPLICABLE, "torch.compile is a feature of torch")
             return
@@ -607,7 +580,6 @@ class _Parity:
         yield found
 
     def of_memory(self, batches: Sequence[_Drawn]) -> Iterator[Comparison]:
-        """The bytes that are kept for the backward pass, and the peak, against the number of rows."""
         if not self.torch:
             yield Comparison("memory", NOT_APPLICABLE, "memory is measured for torch targets only")
             return
@@ -642,7 +614,7 @@ class _Parity:
             yield Comparison(name, status, words + (f"; {failed}" if failed else ""))
 
     def bytes_at(self, rows: int, chunked: Mapping[str, int]) -> tuple[int, int]:
-        """Measure the bytes that are kept, and the peak, for a float32 batch of this many rows or pairs of views."""
+        """Return the bytes kept and the peak, for a float32 batch of this many rows or pairs of views."""
         items = (
             rows // 2 if self.facts["call"] in ("stacked", "interleaved", "pairs") or self.facts["partners"] else rows
         )
@@ -655,13 +627,13 @@ class _Parity:
 
 
 def exponent(memory: Sequence[tuple[int, int, int]], column: int) -> float:
-    """Return the exponent of N with which a column of ``memory`` (1 kept, 2 peak) grows, from the two largest sizes."""
+    """Return p if a column of ``memory`` (1 kept, 2 peak) grows like N^p between the two largest sizes."""
     (few, *before), (many, *after) = memory[-2:]
     return math.log(max(after[column - 1], 1) / max(before[column - 1], 1)) / math.log(many / few)
 
 
 def _parts(expected: _Answer, given: _Answer) -> Iterator[tuple[Tensor, Tensor]]:
-    """The values, and the gradients if one is expected; a gradient that is not given is NaN."""
+    """Yield the values, and the gradients if one is expected. A missing gradient is NaN."""
     yield expected.values, given.values
     if expected.gradient is not None:
         yield (
@@ -671,13 +643,10 @@ def _parts(expected: _Answer, given: _Answer) -> Iterator[tuple[Tensor, Tensor]]
 
 
 def _reordered(found: _Answer, items: Sequence[int], anchors: Sequence[int], rows: Sequence[int]) -> _Answer:
-    """The result that a batch with permuted items should have.
+    """Return the result that a batch with permuted items should have.
 
-    Args:
-        found: the result of the batch.
-        items: the order of the items, for one value per item.
-        anchors: the order of the values, for one value per row.
-        rows: the order of the rows of the gradient.
+    ``items`` is the order of one value per item, ``anchors`` that of one value per row, and ``rows`` that of the
+    gradient.
     """
     values, gradient = found.values, found.gradient
     for order in (items, anchors):
@@ -690,7 +659,6 @@ def _reordered(found: _Answer, items: Sequence[int], anchors: Sequence[int], row
 
 
 def _short(values: Tensor) -> str:
-    """One number, or the norm of several."""
     return f"{float(values[0]):.6g}" if len(values) == 1 else f"{len(values)} values of norm {float(values.norm()):.6g}"
 
 
@@ -698,8 +666,8 @@ def _short(values: Tensor) -> str:
 def parity(*target: Any, **options: Any) -> ParityResult:
     """Compare a loss with itself: ``parity(MyLoss, call="views")``.
 
-    The keywords are the options of ``pairproof parity``, as
-    :class:`~pairproof.conformance.judge.options.ParityRequest` lists them.
+    The keywords are the options of ``pairproof parity``; see
+    :class:`~pairproof.conformance.judge.options.ParityRequest`.
 
     Returns:
         All comparisons with their status and numbers, and the verdict.
@@ -713,7 +681,7 @@ def parity(*target: Any, **options: Any) -> ParityResult:
 
 @one_thread()
 def compare_with_itself(request: ParityRequest) -> ParityResult:
-    """Run the comparisons of a request; the errors are those of ``parity``."""
+    """Run the comparisons of a request. The errors are those of ``parity``."""
     start = time.perf_counter()
     known = PARTS if request.world_size else COMPARISONS
     for name in request.only:
@@ -752,7 +720,7 @@ def compare_with_itself(request: ParityRequest) -> ParityResult:
 
 @contextmanager
 def _loaded(request: ParityRequest) -> Iterator[tuple[dict[str, Any], Callable[..., Any]]]:
-    """Load the target, in a child process if possible; yield its facts, and a function that sends it a request."""
+    """Load the target, in a child process if possible. Yield its facts and a function that sends it a request."""
 
     def load() -> Served:
         subject = _Subject(request)

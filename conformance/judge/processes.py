@@ -1,16 +1,15 @@
 """Compare a loss in several processes with the same loss in one process: ``pairproof parity --world-size``.
 
-The processes are the ranks of a gloo group. Every rank has its own rows: its inputs times a parameter, the
-*projection*. The mean over the ranks of the loss and of each parameter's gradient is what a training step with
-``DistributedDataParallel`` uses. Both must equal those of one process with the rows of all ranks.
+Each process is a rank of a gloo group. It has its own rows: its inputs times a parameter, the *projection*. As with
+``DistributedDataParallel``, the loss and the gradients of parameters are averaged over the ranks. They must equal those
+of one process with all rows.
 
 If they differ, further evaluations find the mistake:
 
-- The rows of each rank alone, without a group, show whether anything is gathered.
-- A backward pass of one rank's loss only, with weight 0 on the others, shows whether a gradient reaches the rows of
-  other ranks.
-- The gradient of an embedding is a combination of the other embeddings. If these are linearly independent, the signs of
-  its coefficients show which rows are treated as positives and which as negatives.
+- Each rank evaluates its own rows, without a group. This shows whether anything is gathered.
+- Only one rank's loss is propagated. This shows whether a gradient reaches the rows of other ranks.
+- The gradient of an embedding is a combination of the others, which are linearly independent. The signs of its
+  coefficients show which rows are positives and which are negatives.
 """
 
 from __future__ import annotations
@@ -52,10 +51,11 @@ from .options import CouldNotRun, ParityRequest, UsageError
 Tensor = torch.Tensor
 
 EVEN, UNEVEN = (3, 5), (2, 4, 3, 5)
-"""The numbers of items per rank: one for each even batch; for the uneven batch, those of successive ranks, repeated."""
+"""Numbers of items per rank. In an even batch, every rank has the same number, one of ``EVEN``. In the uneven batch,
+the ranks have the numbers ``UNEVEN`` in turn."""
 
 MOST = 64
-"""The largest number of processes."""
+"""Maximum number of processes."""
 
 BIAS = -5.0
 """The bias that is passed, if the target takes one."""
@@ -64,22 +64,22 @@ SPREAD = 1.5
 """Root-mean-square norm of the noise that is added to a centre of norm 1, before the row is normalised."""
 
 READING_TEMPERATURE = 0.5
-"""The temperature of the batch whose gradient shows the positives: lower ones make some coefficients negligible."""
+"""Temperature of the batch whose gradient shows the positives. At lower ones, some coefficients are negligible."""
 
 PATIENCE = 10.0
-"""Seconds that ranks with uneven rows wait for each other, if the limit is longer."""
+"""Maximum time for which ranks with uneven rows wait for each other, in seconds."""
 
 SEVERAL_POSITIVES = ("labels", "features", "pairs")
-"""The calls in which a row can have several positives."""
+"""Calls in which a row can have several positives."""
 
 EQUAL = 1e-6
-"""Two numbers or vectors are equal for a diagnosis if their relative difference is at most this number."""
+"""In a diagnosis, numbers or vectors are equal if their relative difference is at most this."""
 
 STEP, STEP_ERROR = 1e-5, 1e-4
-"""The step of a central difference, and its largest error relative to the norms of the gradient and the direction."""
+"""Step of a central difference, and its largest error divided by the norms of the gradient and of the direction."""
 
 READ, READ_SINGLE = 1e-8, 1e-4
-"""Coefficients below this share of the largest one count as 0, in float64 and for results in float32."""
+"""Coefficients below this share of the largest one count as 0: in float64, and for results in float32."""
 
 UNGATHERED = "nothing is gathered"
 UNDIFFERENTIATED = "no gradient through the gather"
@@ -91,20 +91,17 @@ HARD_TARGETS = "hard negatives are targets"
 ORDER = "order of the gathered rows"
 MEANS = "mean of the ranks' means"
 TIMES_WORLD, BY_WORLD = "{} x world size", "{} / world size"
-"""The mistakes that a comparison may name; the last two are formatted with "loss" or a gradient."""
+"""Names of mistakes. The last two are formatted with "loss" or a gradient."""
 
 
 @dataclass(frozen=True)
 class _Shared:
     """A batch that is divided among ranks.
 
-    Attributes:
-        name: its name in messages.
-        parts: the batch of each rank, with inputs in place of embeddings.
-        whole: the batch of all ranks.
-        places: for each row of ``whole``, hard negatives last: its rank, its kind (the view, or -1 for a hard
-            negative), and its number among the rows of this rank and kind.
-        projection: [D, D].
+    - ``parts``: the batch of each rank, with inputs in place of embeddings
+    - ``whole``: the batch of all ranks
+    - ``places``: for each row of ``whole``, (rank, kind, number within this rank and kind). The kind is the view, or -1
+      for hard negatives, which come last.
     """
 
     name: str
@@ -121,20 +118,19 @@ class _Shared:
 
 @dataclass(frozen=True)
 class _Measured:
-    """The loss and the gradients by parameter, of one process or as the mean over ranks."""
+    """The loss and the gradient of each parameter, in one process or averaged over ranks."""
 
     loss: float
     gradients: Mapping[str, Tensor]
 
     @property
     def finite(self) -> bool:
-        """Whether all numbers are finite."""
         return math.isfinite(self.loss) and all(bool(g.isfinite().all()) for g in self.gradients.values())
 
 
 @dataclass(frozen=True)
 class _Expected:
-    """The result of one process, and the allowed differences by part, "loss" or the name of a parameter."""
+    """The result of one process, and the allowed difference of each part: "loss" or a parameter."""
 
     found: _Measured
     allowed: Mapping[str, float]
@@ -164,21 +160,19 @@ class Processes:
         if facts["call"] == "similarities":
             self.keywords["temperature"] = request.temperature or TEMPERATURE
         self.learned = [name for name in self.keywords if name in facts["words"]]
-        # Whether the target returns float32 values for float64 rows, and whether the second row of a pair indexes the
-        # rows of all ranks.
+        # ``single``: the target returns float32 values for float64 rows.
+        # ``columns_of_all``: the second row of a pair indexes the rows of all ranks.
         self.single = self.columns_of_all = False
         self.notes: list[str] = [*facts["notes"], _note_on_ranks(facts)]
 
     # Batches
 
     def draw(self, counts: Sequence[int], name: str, reading: bool = False) -> _Shared:
-        """Draw a batch with rows of norm 1 and positives within each rank and, with labels, across ranks.
+        """Draw a batch with rows of norm 1. With labels, a row also has positives on other ranks.
 
-        Args:
-            counts: the number of items of each rank: pairs of views, or with labels two rows of one class.
-            name: its name in messages.
-            reading: whether the embeddings are linearly independent and equal to the inputs; then the
-                gradient shows the positives.
+        ``counts`` are the numbers of items of the ranks. An item is a pair of views or, with labels, two rows of one
+        class. If ``reading``, the gradient must show the positives: the embeddings are linearly independent, and equal
+        to the inputs.
         """
         call, hard = self.facts["probed_as"], self.facts["hard"]
         views = 1 if call in ("labels", "similarities") else 2
@@ -201,7 +195,7 @@ class Processes:
         orthogonal_rows = reading and call in SEVERAL_POSITIVES
         parts, used = [], 2 + len(counts)
         for rank, items in enumerate(counts):
-            # The first item has a class of its own rank; the others have two classes that all ranks share.
+            # The class of the first item occurs only on this rank; all ranks share the other two classes.
             classes = [2 + rank if k == 0 else k % 2 for k in range(items)]
             given, labels, pairs = dict(keywords), None, None
             if views == 1:
@@ -235,7 +229,7 @@ class Processes:
         return _mean([self.answer_alone(batch, projection)])
 
     def answer_alone(self, batch: Batch, projection: Tensor) -> dict[str, Any]:
-        """Evaluate a batch in one process, without a group if possible, and return the answer of that process."""
+        """Evaluate a batch in one process, without a group if possible. Return the answer of the process."""
         given = (batch, projection, self.learned)
         if self.facts["alone"]:
             return self.ranks.alone(*given)
@@ -246,7 +240,7 @@ class Processes:
         """Return the result of one process, as ``expected`` does.
 
         Raises:
-            TargetError: it is not finite.
+            TargetError: the result is not finite.
         """
         found = self.expected(shared)
         if not found.found.finite:
@@ -254,10 +248,7 @@ class Processes:
         return found
 
     def expected(self, shared: _Shared) -> _Expected:
-        """Evaluate a batch in one process, and measure how much rounding may change the result.
-
-        The effect of rounding is estimated by small random relative changes of the inputs and of the keywords.
-        """
+        """Evaluate a batch in one process, and estimate the effect of rounding by random relative changes."""
         found, whole = self.alone(shared.whole, shared.projection), shared.whole
         slopes = dict.fromkeys(("loss", *found.gradients), 0.0)
         for _ in range(TRIALS):
@@ -269,22 +260,20 @@ class Processes:
                 slopes[name] = max(slopes[name], float((a - b).norm()) / NOISE)
         unit = ROUNDING["float32" if self.single else "float64"]
         sizes = {name: float(a.norm()) for name, (a, _) in _pairs(found, found).items()}
-        # A gradient can be 0 up to the rounding of its terms.
+        # The largest size, because a gradient can be 0 up to rounding.
         scale = max(sizes.values())
         allowed = {name: unit * (FACTOR * slopes[name] + UNITS * scale) + LEAST for name in slopes}
         return _Expected(found, allowed)
 
     def changed(self, values: Tensor) -> Tensor:
-        """Return factors near 1 for random relative changes of these values."""
+        """Return random factors near 1, one per value."""
         return signs(values.double(), self.chance)
 
     def together(self, shared: _Shared, weights: Sequence[float] = (), quiet: bool = False) -> list[dict[str, Any]]:
         """Evaluate the batch of each rank in its process.
 
-        Args:
-            shared: the batch.
-            weights: the factor of each rank's loss before the backward pass; 1 by default.
-            quiet: whether native code of the ranks prints nothing from now on.
+        Each rank's loss is multiplied by its weight, 1 by default, before the backward pass. If ``quiet``, native code
+        of the ranks prints nothing from now on.
         """
         weights = weights or [1.0] * len(shared.parts)
         parts = zip(shared.parts, weights, strict=True)
@@ -293,7 +282,7 @@ class Processes:
     # Comparisons
 
     def comparisons(self) -> Iterator[Comparison]:
-        """Yield the comparisons of each number of processes."""
+        """Yield the comparisons for each number of processes."""
         for world in self.request.world_size:
             try:
                 yield from self.of_world(world)
@@ -302,8 +291,6 @@ class Processes:
 
     def prepare(self) -> None:
         """Choose which numbers are passed as tensors with a gradient, and note the precision of the target.
-
-        A note also says if the gradient in one process is not the derivative of the loss.
 
         Raises:
             CouldNotRun: the target is random, or returns no finite loss with a gradient.
@@ -335,7 +322,7 @@ class Processes:
             )
 
     def differentiates(self, shared: _Shared, gradient: Tensor) -> bool:
-        """Whether the gradient in one process is the derivative of the loss, by a central difference."""
+        """Return whether a central difference confirms the gradient in one process."""
         direction = torch.randn(shared.projection.shape, generator=self.chance, dtype=torch.float64)
         ends = [self.alone(shared.whole, shared.projection + step * direction).loss for step in (STEP, -STEP)]
         expected, slope = (ends[0] - ends[1]) / (2 * STEP), float(gradient @ direction.flatten())
@@ -369,7 +356,7 @@ class Processes:
         answers: list[list[dict[str, Any]]],
         parts: dict[str, _Difference],
     ) -> tuple[list[_Shared], list[list[dict[str, Any]]], dict[str, _Difference]]:
-        """Compare again with pairs whose second rows index the rows of all ranks; keep the results if none differs."""
+        """Compare again, with pairs whose second rows index the rows of all ranks. Keep this if nothing differs."""
         self.columns_of_all = True
         again = [self.shifted(shared) for shared in batches]
         try:
@@ -387,7 +374,7 @@ class Processes:
         return again, found, others
 
     def shifted(self, shared: _Shared) -> _Shared:
-        """Return the batch with second rows of pairs that index the rows of all ranks, if the target expects this."""
+        """Return the batch. If the target expects this, second rows of pairs index the rows of all ranks."""
         if not self.columns_of_all:
             return shared
         starts = [0, *accumulate(shared.items)]
@@ -399,10 +386,7 @@ class Processes:
     def uneven(self, world: int, name: str, known: bool) -> Comparison:
         """Compare ranks with different numbers of rows with one process.
 
-        Args:
-            world: the number of processes.
-            name: the name of the comparison.
-            known: whether ranks with equal numbers of rows differ, too.
+        ``known`` is whether ranks with equal numbers of rows also differ.
         """
         counts = [UNEVEN[rank % len(UNEVEN)] for rank in range(world)]
         shared = self.draw(counts, f"{', '.join(map(str, counts))} items")
@@ -435,7 +419,7 @@ class Processes:
     def compared(
         self, batches: Sequence[_Shared], expected: Sequence[_Expected], answers: Sequence[list[dict[str, Any]]]
     ) -> dict[str, _Difference]:
-        """Return the largest difference of each part among the batches."""
+        """Return the largest difference of each part."""
         worst: dict[str, _Difference] = {}
         for shared, true, answer in zip(batches, expected, answers, strict=True):
             found = _mean(answer)
@@ -446,21 +430,14 @@ class Processes:
                 one = worst.setdefault(part, _Difference())
                 if away / allowed > one.ratio:
                     words = _difference_in_words(a, b)
-                    # A gradient that is 0 up to rounding has no relative difference.
+                    # The relative difference of a gradient near 0 has no meaning.
                     size = size if size > allowed else 1.0
                     worst[part] = _Difference(away / allowed, away / size, allowed / size, shared.name, words)
         return worst
 
 
 class Naming:
-    """The search for the mistake of a loss that differs in several processes.
-
-    Attributes:
-        processes: the comparisons.
-        shared: the batch on which it differs.
-        true: the result of one process.
-        answers: the results of the ranks.
-    """
+    """The search for the mistake of a loss that differs from one process on the batch ``shared``."""
 
     def __init__(
         self, processes: Processes, shared: _Shared, true: _Measured, answers: Sequence[Mapping[str, Any]]
@@ -469,7 +446,7 @@ class Naming:
         self.world = len(shared.parts)
 
     def mistakes(self) -> dict[str, str]:
-        """Return the mistake of each part that differs, as a name and an explanation."""
+        """Return the mistake of each part, as a name and an explanation."""
         finite = [math.isfinite(one["value"]) for one in self.answers]
         if not all(finite):
             bad = [rank for rank, known in enumerate(finite) if not known]
@@ -496,7 +473,7 @@ class Naming:
         return ["loss", *self.true.gradients]
 
     def one_by_one(self, shared: _Shared) -> list[list[Tensor]]:
-        """For each rank, propagate only its loss, and return the resulting gradients of the rows on all ranks.
+        """Propagate the loss of one rank at a time, and return the gradients of all rows for each rank.
 
         The list is empty if the batch cannot be evaluated, or if a gradient is not finite.
         """
@@ -511,7 +488,7 @@ class Naming:
         return rows if all(bool(g.isfinite().all()) for row in rows for g in row) else []
 
     def ungathered(self) -> bool:
-        """Whether the loss of every rank is that of its own rows in one process."""
+        """Return whether every rank's loss is that of its own rows in one process."""
         for part, answer in zip(self.shared.parts, self.answers, strict=True):
             try:
                 found = self.processes.alone(part, self.shared.projection)
@@ -522,7 +499,7 @@ class Naming:
         return True
 
     def crosses(self, shared: _Shared, rows: list[list[Tensor]]) -> bool:
-        """Whether the loss of some rank has a gradient with respect to the rows of another one."""
+        """Return whether the loss of a rank has a gradient with respect to the rows of another one."""
         own = max(float(rows[rank][rank].norm()) for rank in range(self.world))
         others = [g for rank, row in enumerate(rows) for other, g in enumerate(row) if other != rank]
         return any(float(g.norm()) > READ * own for g in others)
@@ -578,14 +555,14 @@ class Naming:
 
     @property
     def views(self) -> int:
-        """The number of views of an item; 1 if the target takes rows and labels."""
+        """The number of views of an item; 1 with labels or similarities."""
         return 1 if self.processes.facts["probed_as"] in ("labels", "similarities") else 2
 
     @staticmethod
     def _without_offset(
         i: int, j: int, places: list[tuple[int, int, int]], index: Mapping[Any, int], true: Tensor
     ) -> bool:
-        """Whether a pair of rows would be a positive pair if the row on rank 0 were on the rank of the other one."""
+        """Return whether the pair would be positive if its row on rank 0 were on the other row's rank."""
         if places[i][0] == 0:
             i, j = j, i
         rank, (other, kind, k) = places[i][0], places[j]
@@ -602,10 +579,9 @@ class Naming:
         return torch.where(coefficients.abs() < least, 0.0, coefficients.sign())
 
     def factors(self, crosses: bool | None) -> dict[str, str]:
-        """Name the parts that differ by a factor of the world size, and a gradient that has another direction.
+        """Name the parts that differ by a factor of the world size, and a gradient with a wrong direction.
 
-        Args:
-            crosses: whether a gradient reaches the rows of other ranks; None if it is not known.
+        ``crosses`` is whether a gradient reaches the rows of other ranks; None if unknown.
         """
         found, names = _mean(self.answers), {}
         factors: dict[str, float | None] = {}
@@ -627,7 +603,7 @@ class Naming:
 
 
 def joined(name: str, parts: Sequence[Batch], projection: Tensor, views: int) -> _Shared:
-    """Return the batch of all ranks: the first views of all ranks precede the second views."""
+    """Return the batch of all ranks: all first views, then all second views."""
     items = [len(part.embeddings) // views for part in parts]
     before = [0, *accumulate(items)]
     total = before[-1]
@@ -660,7 +636,7 @@ def joined(name: str, parts: Sequence[Batch], projection: Tensor, views: int) ->
 
 
 def _mean(answers: Sequence[Mapping[str, Any]]) -> _Measured:
-    """Return the mean over ranks; a missing gradient counts as 0, and one that is missing on every rank is left out."""
+    """Return the mean over ranks. A missing gradient counts as 0, unless it is missing on every rank."""
     names = dict.fromkeys(name for one in answers for name, g in one["gradients"].items() if g is not None)
     gradients = {}
     for name in names:
@@ -674,7 +650,7 @@ def _mean(answers: Sequence[Mapping[str, Any]]) -> _Measured:
 
 
 def _pairs(true: _Measured, found: _Measured) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the loss and the gradients of both, by part; a gradient that is not found is 0."""
+    """Return the losses and the gradients of both, by part. A missing gradient is 0."""
     loss = (torch.tensor([true.loss], dtype=torch.float64), torch.tensor([found.loss], dtype=torch.float64))
     gradients = {name: (g, found.gradients.get(name, torch.zeros_like(g))) for name, g in true.gradients.items()}
     return {"loss": loss, **gradients}
@@ -695,7 +671,7 @@ def _difference_in_words(true: Tensor, found: Tensor) -> str:
 
 
 def _comparison(name: str, one: _Difference, batches: int, mistake: str) -> Comparison:
-    """Return the comparison of one part; ``mistake`` is a name, and an explanation after a colon."""
+    """Return the comparison of one part. ``mistake`` is a name, or a name and an explanation after a colon."""
     if one.ratio > 1:
         words = f"{one.batch}: {one.words}" + (f". {mistake}" if mistake else "")
         return Comparison(name, DIFFERS, words, one.relative, one.allowed, one.batch, mistake.partition(": ")[0])
@@ -704,7 +680,6 @@ def _comparison(name: str, one: _Difference, batches: int, mistake: str) -> Comp
 
 
 def _note_on_ranks(facts: Mapping[str, Any]) -> str:
-    """A note on what a rank is, which parameters identify it, and how the target is called in one process."""
     passed = [*facts["passed"]]
     ways = "each rank is a process with an initialised group of torch.distributed (gloo)"
     alone = "without a group" if facts["alone"] else "in a group of one process, because it fails without a group"
@@ -714,7 +689,7 @@ def _note_on_ranks(facts: Mapping[str, Any]) -> str:
 
 @contextmanager
 def _each_warning_once() -> Iterator[None]:
-    """Repeat each distinct warning of the ``with`` block once, at its end, because every rank gives the same ones."""
+    """Show each warning of the ``with`` block once, at its end, because every rank gives the same ones."""
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
         yield
@@ -724,7 +699,7 @@ def _each_warning_once() -> Iterator[None]:
 
 
 def compare_processes(result: ParityResult) -> None:
-    """Compare the target of a result in several processes with one process, and add the comparisons.
+    """Compare the target of a result in several processes with one process, and add the comparisons to the result.
 
     Raises:
         CouldNotRun: the target cannot be called, or cannot run in other processes.

@@ -1,7 +1,7 @@
 """Prove the results of a case again, with the built-in temperature and the claimed options of a target.
 
-Without this, a target with a built-in temperature would be judged only on the cases that have this temperature. The
-proofs are stored in the user's cache folder, because they take half of the time of a check.
+Otherwise, a target with a built-in temperature could be judged only on the cases that have this temperature. The proofs
+are stored in the user's cache folder, because they take half of the time of a check.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from ..truth.closed import Form, closed_form
 from ..truth.evaluate import PROVE_UP_TO, truth
 
 MOST_PRODUCTS = 2**18
-"""Largest number of products of entries (similarities times dimensions) of a case that is changed by default."""
+"""Largest case that is changed by default: similarities times dimensions."""
 
 LARGEST_LOGIT = 32.0
-"""Rows are scaled so that the largest logit of dot products is between a quarter of this and this."""
+"""Rows are scaled so that the largest logit of dot products is at most this, and at least a quarter of it."""
 
 
 def as_claimed(
@@ -52,15 +52,15 @@ def as_claimed(
         case: the case.
         golden: its golden entry, if it has one.
         claim: what the target computes.
-        thorough: whether cases whose proof can take minutes are changed too.
+        thorough: whether to change cases whose proof can take minutes.
 
     Returns:
-        The case and its golden entry, unchanged if they agree with the claim, or if the case cannot be changed or its
-        results cannot be proved.
+        The case and its golden entry. They are unchanged if they agree with the claim, or if the case cannot be changed
+        or proved.
     """
     changed = case_as_claimed(case, claim, thorough=thorough)
     if changed is case or golden is None:
-        # The results of a worked example are proved when it is judged.
+        # A worked example is proved when it is judged.
         return changed, golden
     try:
         expected = _proved(changed, kink_of(changed))
@@ -73,16 +73,15 @@ def as_claimed(
 def case_as_claimed(case: Case, claim: Claim, *, thorough: bool = False) -> Case:
     """Return a case with the built-in temperature and the claimed options of a target, without a proof.
 
-    The rows are multiplied by a power of two if the products of the rows would otherwise be too large or too small for
-    the new temperature or similarity.
+    For dot products, the rows are scaled by a power of two, so that the logits have an ordinary size.
 
     Args:
         case: the case.
         claim: what the target computes.
-        thorough: whether cases whose proof can take minutes are changed too.
+        thorough: whether to change cases whose proof can take minutes.
 
     Returns:
-        The case; the same object if it agrees with the claim or cannot be changed.
+        The case. It is the same object if it agrees with the claim or cannot be changed.
     """
     if case.size**2 * case.embeddings.shape[1] > MOST_PRODUCTS and not thorough:
         return case
@@ -104,15 +103,15 @@ def case_as_claimed(case: Case, claim: Claim, *, thorough: bool = False) -> Case
 
 
 def repeated(stored: Sequence[Case], claim: Claim, *, thorough: bool = False) -> set[str]:
-    """Return the cases that the claimed options make the same as another case.
+    """Return the cases that equal another case once they have the claimed options.
 
     Args:
         stored: the cases.
         claim: what the target computes.
-        thorough: whether cases whose proof can take minutes are changed too.
+        thorough: whether to change cases whose proof can take minutes.
 
     Returns:
-        The ids of these cases; of several that are the same, all but one.
+        The ids of these cases. One of each group of equal cases is left out.
     """
     pairs = [(case, case_as_claimed(case, claim, thorough=thorough)) for case in stored]
     if all(changed is case for case, changed in pairs):
@@ -132,7 +131,7 @@ def repeated(stored: Sequence[Case], claim: Claim, *, thorough: bool = False) ->
 def _with(case: Case, options: tuple[tuple[str, object], ...]) -> Case:
     """Return a case with other values of some options.
 
-    The same case if its rows cannot be scaled, or if a row is 0 under cosine.
+    It is the same case if its rows cannot be scaled, or if a row is 0 under cosine.
     """
     changed = replace(case, keywords={**case.keywords, **dict(options)})
     if changed.option("similarity") == "cosine":
@@ -146,7 +145,7 @@ def _with(case: Case, options: tuple[tuple[str, object], ...]) -> Case:
 def scaled_to_logits(case: Case) -> Case | None:
     """Scale all rows by one power of two so that the largest logit of dot products is ordinary (see ``LARGEST_LOGIT``).
 
-    None if an entry would be rounded or leave the range of float64.
+    Returns None if an entry would be rounded or leave the range of float64.
     """
     largest = max(float(np.abs(rows).max(initial=0.0)) for rows in case.matrices.values())
     if largest == 0.0:
@@ -165,7 +164,7 @@ def scaled_to_logits(case: Case) -> Case | None:
 
 
 def scaled(case: Case, exponent: int) -> Case | None:
-    """Multiply all rows of a case by a power of two; None if an entry is rounded or leaves the range of float64."""
+    """Multiply all rows by 2^exponent. Return None if an entry is rounded or leaves the range of float64."""
     if not exponent:
         return case
     with np.errstate(all="ignore"):
@@ -177,7 +176,7 @@ def scaled(case: Case, exponent: int) -> Case | None:
 
 
 def prove(case: Case) -> Truth:
-    """Compute the truth of a case, with the reason if there is no gradient.
+    """Compute the true results of a case. If there is no gradient, the results contain the reason.
 
     Raises:
         CertificationError: a result cannot be proved.
@@ -186,7 +185,7 @@ def prove(case: Case) -> Truth:
 
 
 def _form(case: Case) -> Form | None:
-    """The closed form of a case that is too large for the loops of the reference, if it has one."""
+    """Return the closed form of a case that is too large for the loops of the reference, if it has one."""
     return closed_form(case) if case.size > PROVE_UP_TO else None
 
 
@@ -198,14 +197,12 @@ def _with_reason(true: Truth, kink: str | None) -> Truth:
 
 @lru_cache(maxsize=1)  # the checks of a case in several dtypes follow each other
 def _proved(case: Case, kink: str | None) -> Expected:
-    """Return the proved results of a case, from the cache folder if they are there.
+    """Return the proved results of a case, from the cache folder if possible.
 
-    Args:
-        case: the case.
-        kink: why the gradient is left out although the loss is defined, or None.
+    ``kink`` is the reason why a defined loss has no gradient, or None.
     """
     name = f"{hashlib.sha256(_sources() + _content(case)).hexdigest()}.json"
-    # A folder that cannot be read or written, or a damaged entry, only costs time.
+    # If the cache cannot be read or written, the check only takes longer.
     with suppress(OSError, RuntimeError, ValueError, KeyError, TypeError):
         return _read((cache_folder() / name).read_text(encoding="utf-8"))
     true = _with_reason(truth(case, form=_form(case)), kink)
@@ -227,7 +224,7 @@ def cache_folder() -> Path:
 
 @cache
 def _sources() -> bytes:
-    """A digest of the code and of the library that proofs depend on."""
+    """Return a digest of the code and the library that proofs depend on."""
     folders = (Path(module.__file__ or "").parent for module in (reference, evaluate))
     paths = sorted(path for folder in folders for path in folder.glob("*.py"))
     code = b"".join(
@@ -237,7 +234,7 @@ def _sources() -> bytes:
 
 
 def _content(case: Case) -> bytes:
-    """The inputs and the options of a case that affect its results, as bytes."""
+    """Return the inputs and options that affect the results of a case, as bytes."""
     options = {name: case.option(name) for name in (*case.keywords, *({"direction"} & case.entry.keywords.keys()))}
     options = {name: value for name, value in options.items() if value != case.entry.default(name)}
     options = {name: value for name, value in options.items() if matters(case, name)}
@@ -259,7 +256,7 @@ def _plain(value: Any) -> Any:
 
 
 def _written(expected: Expected) -> str:
-    """The text of an entry: a digest, and the results as JSON on the second line."""
+    """Return the text of a cache entry: a digest, and the results as JSON on the second line."""
     data: dict[str, Any] = {
         "many": isinstance(expected.loss, tuple),
         "values": expected.values,
@@ -275,7 +272,7 @@ def _written(expected: Expected) -> str:
 
 
 def _read(text: str) -> Expected:
-    """Return the results of an entry. Raises a ValueError, KeyError or TypeError if it is damaged."""
+    """Return the results of a cache entry. Raises a ValueError, KeyError or TypeError if it is damaged."""
     digest, body, *_ = text.split("\n")
     if hashlib.sha256(body.encode()).hexdigest() != digest:
         raise ValueError("the digest differs")

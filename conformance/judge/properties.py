@@ -1,27 +1,26 @@
 """Properties: relations that hold between the results of a loss on related batches.
 
-A property needs no expected values, so it applies to any implementation and any batch. It takes a *subject* (an
-implementation in one dtype) and a *case* (a drawn batch with its options), derives related cases, and reports a
-violation if the results on these cases break the relation. A case whose inputs are not exactly representable in the
-dtype is refused. Hypothesis draws the batches:
+A property needs no expected values, so it applies to any implementation and any batch. It tests a *subject* (an
+implementation in one dtype) on a *case* (a batch with its options). It derives related cases, and reports a violation
+if the results break the relation. Hypothesis draws the batches:
 
     subject = Subject.of(Fast({}, "cpu"), "float32")
     for prop in PROPERTIES:
         for loss in prop.losses:
             found = hunt(prop, loss, [subject])          # found.violation, found.tested
 
-A subject refuses the cases that it does not support. The argument ``options={"reduction": "mean", "anchors": None}`` of
-``hunt`` restricts what is drawn.
+Cases are skipped if the subject does not support them, or if its dtype cannot represent their inputs exactly. To
+restrict what is drawn, pass ``options={"reduction": "mean", "anchors": None}`` to ``hunt``.
 
-*Results* are one table: the loss, the value of every anchor and the gradient of every row, each with its bound. A
-relation maps the tables of related cases to the same rows, and ``_agree`` compares their common entries.
+*Results* are one table: the loss, the value of every anchor and the gradient of every row, each with the bound of its
+error. A relation maps the tables of related cases to the same rows, and ``_agree`` compares their common entries.
 
 *Tolerances.* A correct result is within its bound of the truth (``tolerances.bounds``), and the true results satisfy
-the relation exactly. So two results may differ by the sum of their bounds, each times the factor with which it enters
-the relation, plus the n - 1 roundings of any sum of n values computed here. If a relation holds only in a limit, as in
-``_hot``, its function derives how far the results may be from the limit.
+the relation exactly. So two results may differ by the sum of their bounds. A factor in a relation also multiplies the
+bound. A sum of n values adds n - 1 rounding errors. If a relation holds only in a limit, as in ``_hot``, its function
+derives the tolerance.
 
-Gradients are compared unless they do not exist: the loss is NaN, or has a kink there (``certify.maximum_is_tied``).
+Gradients are not compared if the loss is NaN or has a kink (``certify.maximum_is_tied``).
 """
 
 from __future__ import annotations
@@ -62,8 +61,10 @@ if TYPE_CHECKING:
 Results = dict[tuple[str, int], tuple[Any, float]]
 """A subject's results on a case, each with the bound of its error.
 
-("loss", 0) is missing for the reductions "none" and "none_pairs"; ("anchor", i) is the value of an anchor; ("pair", k)
-is a value of "none_pairs"; ("gradient", k) is the gradient [D] of row k of ``_rows``.
+- ("loss", 0): missing for the reductions "none" and "none_pairs"
+- ("anchor", i): the value of an anchor
+- ("pair", k): a value of "none_pairs"
+- ("gradient", k): the gradient [D] of row k of ``_rows``
 """
 
 Claim = Callable[[Loss], bool]
@@ -77,76 +78,69 @@ ROUNDING = 2.0**-53
 
 NUMBERS_DRAWN = {"bias": (-10.0, 0.0, -2.5, 1.0), "tau_plus": (0.1, 0.0, 0.3), "beta": (1.0, 0.0, 0.5, 2.0)}
 NUMBERS_DRAWN |= {"sigma": (0.5, 0.25, 1.0, 4.0), "hardness_strength": (0.0, 1.0, 5.0)}
-"""The values that are drawn for options that are numbers."""
+"""The values that are drawn for numeric options."""
 
 KINDS = ("any", "labelled", "views", "paired")
 
 
 def _within(loss: Loss) -> bool:
-    """Whether the anchors and the columns are rows of the same batch.
-
-    Only such losses have views and subsets of anchors.
-    """
+    """Return whether anchors and columns are rows of the same batch. If not, there are no views and no ``anchors``."""
     return not loss.two_towers
 
 
 def _chooses_anchors(loss: Loss) -> bool:
-    """Whether the loss takes a subset of the rows as anchors."""
     return "anchors" in loss.keywords
 
 
 def _labelled(loss: Loss) -> bool:
-    """Whether the loss takes labels, or a mask of positives in place of them."""
+    """Return whether the loss takes labels, or a mask of positives in place of them."""
     return loss.positives_by == "labels" and "positives" in loss.keywords
 
 
 def _ordered(loss: Loss) -> bool:
-    """Whether the loss is an upper bound of related losses, anchor by anchor."""
+    """Return whether the loss is an upper bound of related losses, anchor by anchor."""
     return _labelled(loss) and loss.form == "mean" and "denominator" in loss.keywords
 
 
 def _leaves_out(loss: Loss) -> bool:
-    """Whether the loss can leave out pairs, by a mask of the rows and columns and by ids."""
+    """Return whether the loss can ignore pairs."""
     return "ignored_ids" in loss.keywords
 
 
 def _weights_pairs(loss: Loss) -> bool:
-    """Whether pairs can have weights."""
     return "positive_weights" in loss.keywords
 
 
 def _weights_anchors(loss: Loss) -> bool:
-    """Whether anchors can have weights."""
     return {"anchor_weights", "anchors"} <= {*loss.keywords}
 
 
 def _coincides(loss: Loss) -> bool:
-    """Whether the loss is a plain cross-entropy if every anchor has one positive."""
+    """Return whether the loss is a plain cross-entropy if every anchor has one positive."""
     plain = loss.form in ("mean", "inside") and not loss.epsilon
     return plain and _within(loss) and loss.variant.get("denominator", "all") != "only_negatives"
 
 
 def _takes_zero_rows(loss: Loss) -> bool:
-    """Whether rows of zeros can be valid under cosine."""
     return "zero_row" in loss.keywords
 
 
 class Refused(Exception):
-    """The subject does not support a case that the property needs; the message is the reason."""
+    """The subject does not support a case that the property needs. The message is the reason."""
 
 
 class _Broken(Exception):
-    """The relation does not hold; the message names the first result that breaks it."""
+    """The relation does not hold. The message names the first result that breaks it."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is tested: an implementation in one dtype.
+    """An implementation to test, in one dtype.
 
     Attributes:
-        evaluate: returns the value of a case and, if it has them, the anchors' values and the gradient.
+        evaluate: returns the loss of a case and, if available, the anchors' values and the gradient.
         dtype: the dtype of the inputs.
-        refuses: returns the reason why it does not support a case, or None.
+        refuses: returns the reason why the implementation does not support a case, or None.
         name: its name in messages.
     """
 
@@ -168,11 +162,11 @@ class Property:
 
     Attributes:
         name: short name.
-        claimed: returns whether it holds for a loss of the catalogue.
-        kind: the kind of batch that ``batches`` draws: "any"; "labelled", positives are given by labels; "views", two
-            stacked views of every item; "paired", every label occurs twice.
+        claimed: returns whether the relation holds for a loss of the catalogue.
+        kind: the batches that ``batches`` draws. "any"; "labelled": labels give the positives; "views": two stacked
+            views of every item; "paired": every label occurs twice.
         fixed: the values of options that the relation requires.
-        relate: raises an error if the relation does not hold; its docstring states the relation.
+        relate: raises an error if the relation does not hold. Its docstring states the relation.
     """
 
     name: str
@@ -183,7 +177,7 @@ class Property:
 
     @property
     def losses(self) -> tuple[str, ...]:
-        """The names of the losses for which it holds."""
+        """The names of the losses for which the relation holds."""
         return tuple(name for name, loss in LOSSES.items() if self.claimed(loss))
 
     def applies(self, case: Case) -> bool:
@@ -192,14 +186,14 @@ class Property:
         return self.claimed(case.entry) and _is_of_kind(case, self.kind) and as_fixed
 
     def violation(self, subject: Subject, case: Case) -> str | None:
-        """Describe how the subject's results on a case and on related cases break the relation; None if they do not.
+        """Describe how the subject's results break the relation; None if they do not.
 
         Args:
             subject: what is tested.
             case: a case to which the property applies.
 
         Raises:
-            Refused: the subject does not support the case, or a related case.
+            Refused: the subject does not support the case or a related case.
             ValueError: the property does not apply to the case.
         """
         if not self.applies(case):
@@ -213,7 +207,7 @@ class Property:
 
 @dataclass(frozen=True)
 class Hunt:
-    """The result of ``hunt``: the first violation, or None; and the number of batches that each subject supported."""
+    """The result of ``hunt``: the first violation or None, and the number of batches that each subject supported."""
 
     violation: str | None
     tested: Mapping[str, int]
@@ -234,7 +228,7 @@ def hunt(
         prop: the property.
         loss: one of its losses.
         subjects: what is tested.
-        options: values of keywords that are not drawn, for subjects that support no others; keywords that the property
+        options: values of keywords that are not drawn, for subjects that support no others. Keywords that the property
             fixes or that the loss lacks are ignored.
         examples: number of batches.
         simplify: whether to look for the simplest batch with a violation, which takes seconds.
@@ -245,7 +239,7 @@ def hunt(
     hypothesis = _hypothesis()
     asked = {subject.name: 0 for subject in subjects}
 
-    # Hypothesis derives its seed from the source of this function, so a change of its names changes the batches.
+    # Hypothesis derives its seed from the source of this function. Renaming anything in it changes the batches.
     def ask(case: Case) -> None:
         for subject in subjects:
             try:
@@ -277,8 +271,8 @@ def hunt(
 def batches(loss: str, kind: str = "any", fixed: Mapping[str, Any] = MappingProxyType({})) -> SearchStrategy[Case]:
     """Return a Hypothesis strategy that draws cases with every option of a loss.
 
-    The entries of a row are integers of magnitude at most 15, times a power of two, which under "dot" is the same for
-    all rows. They, and the inputs that the properties derive from them, are exactly representable in every dtype.
+    The entries of a row are integers from -15 to 15, times a power of two. With "dot", all rows have the same power.
+    The inputs, also those that properties derive, are exactly representable in every dtype.
 
     Args:
         loss: short name in the catalogue.
@@ -307,7 +301,7 @@ def batches(loss: str, kind: str = "any", fixed: Mapping[str, Any] = MappingProx
             more["hard_negatives"] = n * draw(st.integers(1, 2))
         total = n + sum(more.values())
         dim = draw(st.integers(1, 3))
-        # These options have an effect only with weights of pairs or rows of zeros, which only some properties add.
+        # These matter only with weights of pairs or rows of zeros, which properties add.
         left_out = ("weights_divisor", "zero_row")
         choices = {name: values for name, values in entry.choices.items() if name not in left_out}
         keywords = {name: draw(st.sampled_from(values)) for name, values in choices.items()}
@@ -345,7 +339,6 @@ def batches(loss: str, kind: str = "any", fixed: Mapping[str, Any] = MappingProx
 
 
 def _targets(draw: Callable[[Any], Any], st: Any, name: str, kind: str, n: int) -> Any:
-    """Draw labels, partners or pairs for a batch of one kind."""
     if name == "positive_pairs" and kind == "any":
         return draw(st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=2 * n))
     if name == "partners":
@@ -380,7 +373,7 @@ def _is_of_kind(case: Case, kind: str) -> bool:
 
 
 def _as_input(case: Case) -> str:
-    """The inputs of a case in the form of a golden file."""
+    """Return the inputs of a case in the form of a golden file."""
     given = {name: np.asarray(value).tolist() for name, value in {**case.arguments, **case.others}.items()}
     return json.dumps({"embeddings": case.embeddings.tolist(), "arguments": given, "keywords": dict(case.keywords)})
 
@@ -389,7 +382,6 @@ _truth = lru_cache(maxsize=64)(truth)
 
 
 def _ask(subject: Subject, case: Case, **changed: Any) -> Results:
-    """Return the results on a case, with some of its keywords changed."""
     case = _with(case, **changed)
     inexact = "" if case.holds_in(subject.dtype) else f"inputs are not exactly representable in {subject.dtype}"
     if reason := subject.refuses(case) or inexact:
@@ -427,7 +419,7 @@ def _agree(first: Results, second: Results) -> None:
 
 
 def _near(what: str, first: Any, second: Any, tolerance: float) -> None:
-    """Compare two floats, which may both be NaN or infinite, or compare two vectors by their distance."""
+    """Compare two floats or two vectors. Floats may both be NaN or infinite."""
     if np.ndim(first) == 0 and np.array_equal(first, second, equal_nan=True):
         return
     error = math.dist(np.atleast_1d(first), np.atleast_1d(second))
@@ -442,7 +434,7 @@ def _only(results: Results, *what: str) -> Results:
 
 
 def _sum(first: Results, second: Results) -> Results:
-    """Add the losses and the gradients that both tables have, and join the values of the anchors."""
+    """Add the losses and the gradients that both tables have. Keep the values of all anchors."""
     either = _only(second | first, "anchor")
     both = {key: (*first[key], *second[key]) for key in first if key in second and key not in either}
     return either | {key: (x + y, tolerance + more) for key, (x, tolerance, y, more) in both.items()}
@@ -453,7 +445,7 @@ def _multiplied(results: Results, factor: float) -> Results:
 
 
 def _reduced(case: Case, each: Results) -> Results:
-    """Add the loss: the anchors' values in ``each``, reduced by the case's reduction."""
+    """Add the loss: the anchors' values in ``each``, reduced as the case requires."""
     reduction, counted, positives = case.option("reduction"), case.counted(), case.positives()
     if case.separate:
         return each
@@ -470,34 +462,34 @@ def _reduced(case: Case, each: Results) -> Results:
 
 
 def _rows(case: Case) -> Matrix:
-    """The rows of all input matrices, concatenated."""
+    """Return the rows of all input matrices, concatenated."""
     return np.concatenate(list(case.matrices.values()))
 
 
 def _with_rows(case: Case, rows: Matrix) -> Case:
-    """The case with other rows, in the order of ``_rows``."""
+    """Return the case with other rows, in the order of ``_rows``."""
     ends = np.cumsum([len(matrix) for matrix in case.matrices.values()])[:-1]
     embeddings, *others = np.split(rows, ends)
     return replace(case, embeddings=embeddings, others=dict(zip(case.others, others, strict=True)))
 
 
 def _with(case: Case, **changed: Any) -> Case:
-    """The case with other keywords; keywords that its loss lacks are ignored."""
+    """Return the case with other keywords. Keywords that its loss lacks are ignored."""
     changed = {name: value for name, value in changed.items() if name in case.entry.keywords}
     return replace(case, keywords={**case.keywords, **changed}) if changed else case
 
 
 def _with_mask(case: Case, mask: npt.NDArray[np.bool_]) -> Case:
-    """The case with its positives given by a mask, or by pairs if the loss takes pairs."""
+    """Return the case with its positives given by a mask, or by pairs if the loss takes pairs."""
     if case.entry.positives_by == "pairs":
         return replace(case, arguments={"positive_pairs": [(int(i), int(j)) for i, j in np.argwhere(mask)]})
     return replace(case, arguments={"positives": mask.tolist()})
 
 
 def _reordered(case: Case, order: list[int]) -> Case:
-    """The case whose row k is row ``order[k]`` of this case, for the rows of all matrices.
+    """Return the case whose row k is row ``order[k]`` of this case, for the rows of all matrices.
 
-    The positives and the ignored pairs of two towers become masks. If the towers are swapped, so are their weights.
+    For two towers, positives and ignored pairs become masks. If the towers are swapped, so are their weights.
     """
     if case.entry.two_towers:
         return _reordered_towers(case, order)
@@ -538,7 +530,7 @@ def _reordered_towers(case: Case, order: list[int]) -> Case:
 
 
 def _anchor_rows(case: Case) -> list[int]:
-    """The row of every anchor among the rows of all matrices."""
+    """Return the row of every anchor among the rows of all matrices."""
     if not case.entry.two_towers:
         return [*range(case.n)]
     starts = {"embeddings_a": 0, "embeddings_b": case.n}
@@ -547,9 +539,8 @@ def _anchor_rows(case: Case) -> list[int]:
 
 
 def _ask_reordered(subject: Subject, case: Case, order: list[int], **changed: Any) -> Results:
-    """Return the results on the reordered case, with some keywords changed, indexed by the original rows."""
+    """Return the results on the reordered case with changed keywords, indexed by the original rows."""
     reordered = _with(_reordered(case, order), **changed)
-    # Rows that are not anchors of the case have no place.
     old = {row: i for i, row in enumerate(_anchor_rows(case))}
     place: dict[str, list[Any]] = {"loss": [0]}
     place |= {"anchor": [old.get(order[row]) for row in _anchor_rows(reordered)], "gradient": order}
@@ -559,11 +550,7 @@ def _ask_reordered(subject: Subject, case: Case, order: list[int], **changed: An
 def _hold_mapped(subject: Subject, case: Case, maps: Sequence[Matrix]) -> None:
     """Compare the results on mapped rows with those on the case.
 
-    Args:
-        subject: what is tested.
-        case: the case.
-        maps: for each row, a multiple of a rotation or reflection; the same for all rows if similarities are dot
-            products.
+    Each map is a multiple of a rotation or reflection. With dot products, all rows have the same map.
     """
     moved = _with_rows(case, np.array([row @ turn for row, turn in zip(_rows(case), maps, strict=True)]))
     lengths = [math.hypot(*turn[0]) for turn in maps]
@@ -581,12 +568,9 @@ def _temperatures(case: Case) -> dict[str, float]:
 
 
 def _of_equal_logits(case: Case, logit: float, slack: float) -> Results:
-    """Return the loss and the anchors' values if all logits, the diagonal included, are equal.
+    """Return the loss and the anchors' values if all logits, also on the diagonal, are equal.
 
-    Args:
-        case: the case whose sets, options and reduction are used.
-        logit: the value of every logit.
-        slack: tolerance of an anchor's value, relative to 1 plus its magnitude.
+    The tolerance of an anchor's value x is slack * (1 + abs(x)).
     """
     equal = torch.full(case.shape, logit, dtype=torch.float64)
     values = anchor_values(case, equal + case.bias, equal * case.temperature).numpy() * case.anchor_weights()
@@ -599,10 +583,7 @@ def _of_other_losses(
 ) -> Iterator[tuple[Loss, str, Results]]:
     """Yield each loss and denominator that the subject supports on the batch, with the results.
 
-    Args:
-        subject: what is tested.
-        case: the case whose batch and options are used.
-        arguments: the losses, each with the arguments that give it the same positives.
+    ``arguments`` gives every loss the arguments for the same positives.
     """
     keywords = {name: case.option(name) for name in (*COMMON, *case.keywords)}
     over_anchors = {"sum_pairs": "sum", "none_pairs": "none"}.get(case.option("reduction"), "mean")
@@ -616,7 +597,7 @@ def _of_other_losses(
 
 
 def _chance(case: Case) -> random.Random:
-    """A random generator seeded by the batch, so that the violation of a case can be repeated."""
+    """Return a random generator seeded by the batch, so that a violation can be repeated."""
     return random.Random(zlib.crc32(case.embeddings.tobytes()))
 
 
@@ -624,7 +605,7 @@ _PROPERTIES: list[Property] = []
 
 
 def _property(claimed: Claim = lambda loss: True, kind: str = "any", **fixed: Any) -> Callable[[Relation], Relation]:
-    """Add a relation to the properties, named after the function."""
+    """Return a decorator that adds a relation to the properties. The property has the name of the function."""
 
     def enter(relate: Relation) -> Relation:
         name = relate.__name__.strip("_").replace("_", " ")
@@ -636,12 +617,12 @@ def _property(claimed: Claim = lambda loss: True, kind: str = "any", **fixed: An
 
 @_property()
 def _permutation(subject: Subject, case: Case) -> None:
-    """Permuting the rows permutes the anchors' values and the gradient, and does not change mean and sum."""
+    """Permuting the rows permutes the anchors' values and the gradient. Mean and sum do not change."""
     chance = _chance(case)
     order = chance.sample(range(case.n), case.n)
     if case.entry.two_towers:
         n, m, total = case.n, len(case.others["embeddings_b"]), len(_rows(case))
-        # Unless the positives are given, both towers have one permutation, so that pairs are kept.
+        # If no positives are given, both towers have the same permutation, which keeps the pairs.
         each = len(case.others.get("hard_negatives", ())) // n  # they are permuted with their queries
         moved = [n + m + i * each + k for i in order for k in range(each)]
         order += chance.sample(range(n, n + m), m) if case.arguments else [n + i for i in order]
@@ -675,7 +656,7 @@ def _rotation(subject: Subject, case: Case) -> None:
 
 @_property()
 def _scale(subject: Subject, case: Case) -> None:
-    """With cosine, scaling a row only divides its gradient.
+    """With cosine, multiplying a row by c divides its gradient by c and changes nothing else.
 
     With dot, doubling all rows and multiplying the temperature by 4 does not change the loss.
     """
@@ -694,7 +675,10 @@ def _view_order(subject: Subject, case: Case) -> None:
 
 @_property(_chooses_anchors, "views", anchors=None)
 def _directions(subject: Subject, case: Case) -> None:
-    """Swapping two views does not change the loss, and the sums over the anchors of each view add up to the whole."""
+    """Swapping two views does not change the loss.
+
+    The sums over the anchors of each view add up to the whole.
+    """
     half = case.n // 2
     order = [*range(half, case.n), *range(half)]
     _agree(_ask(subject, case), _ask_reordered(subject, case, order))
@@ -713,7 +697,7 @@ def _swapped_towers(subject: Subject, case: Case) -> None:
 
 @_property(lambda loss: "direction" in loss.keywords)
 def _towers(subject: Subject, case: Case) -> None:
-    """Swapping towers and direction does not change the loss, and both directions add up to the whole."""
+    """Swapping towers and direction does not change the loss. Both directions add up to the whole."""
     n, m = case.n, len(case.others["embeddings_b"])
     order = [*range(n, n + m), *range(n), *range(n + m, len(_rows(case)))]
     turned = {"both": "both", "a_to_b": "b_to_a", "b_to_a": "a_to_b"}
@@ -726,7 +710,7 @@ def _towers(subject: Subject, case: Case) -> None:
 
 @_property(_chooses_anchors, anchors=None)
 def _subset_of_anchors(subject: Subject, case: Case) -> None:
-    """An anchor's value does not depend on the choice of other anchors; the sums over two parts of them add up."""
+    """An anchor's value does not depend on which other rows are anchors. The sums over two parts add up."""
     chance = _chance(case)
     chosen = [chance.random() < 0.5 for _ in range(case.n)]
     chosen[0] = not all(chosen)
@@ -745,7 +729,7 @@ def _orthogonal_gradient(subject: Subject, case: Case) -> None:
 
 @_property()
 def _no_torque(subject: Subject, case: Case) -> None:
-    """Rotating all rows together does not change the loss, so for rows Z and gradient G, Z^T G is symmetric."""
+    """Rotating all rows together does not change the loss. So Z^T G is symmetric for rows Z and gradient G."""
     rows = _rows(case)
     products, tolerance = np.zeros((rows.shape[1],) * 2), 0.0
     for (_, k), (gradient, allowed) in _only(_ask(subject, case), "gradient").items():
@@ -756,7 +740,7 @@ def _no_torque(subject: Subject, case: Case) -> None:
 
 @_property()
 def _identical_rows(subject: Subject, case: Case) -> None:
-    """Equal logits have a known loss: ln(N - 1) if the denominator sums over all other rows."""
+    """If all logits are equal, the loss is known: ln(N - 1) if the denominator sums over all other rows."""
     row, cosine = case.embeddings[0], case.option("similarity") == "cosine"
     same = _with(_with_rows(case, np.tile(row, (len(_rows(case)), 1))), base_temperature=None)
     logit = (1.0 if cosine else float(row @ row)) / case.temperature
@@ -769,11 +753,11 @@ def _identical_rows(subject: Subject, case: Case) -> None:
 
 @_property()
 def _hot(subject: Subject, case: Case) -> None:
-    """As the temperature grows, every logit goes to 0 and the loss goes to that of equal logits."""
+    """As the temperature grows, every logit goes to 0, and the loss goes to that of equal logits."""
     # Hardness weights do not depend on the temperature.
     hot = _with(case, temperature=HOT, base_temperature=None, hardness_strength=0.0)
     longest = 1.0 if case.option("similarity") == "cosine" else float(np.linalg.norm(_rows(case), axis=1).max())
-    # Logits of magnitude at most S change each ratio of exponentials by a factor of at most e^(2S), each softplus by S.
+    # Logits of magnitude at most S change a ratio of exponentials by a factor of at most e^(2S), and a softplus by S.
     # A sigmoid loss is a sum over pairs, "mass" divides by 1 - tau_plus, and weights multiply logits.
     many = hot.entry.form == "sigmoid" or hot.entry.weights
     pairs = hot.shape[1] if many else 2 if hot.entry.form == "mass" else 1
@@ -799,7 +783,7 @@ def _one_positive_each(subject: Subject, case: Case) -> None:
 
 @_property(_ordered, denominator="all", reduction="none", no_positive="zero")
 def _order(subject: Subject, case: Case) -> None:
-    """nt_xent_pairwise <= supcon, supcon_in <= supcon, and only_negatives <= one_positive <= all, anchor by anchor."""
+    """nt_xent_pairwise <= supcon, supcon_in <= supcon, and only_negatives <= one_positive <= all, for every anchor."""
     arguments = {name: case.arguments for name, loss in LOSSES.items() if _coincides(loss) and _labelled(loss)}
     # Each denominator sums a subset of the terms of the one before it.
     rank = CHOICES["denominator"].index
@@ -818,7 +802,7 @@ def _order(subject: Subject, case: Case) -> None:
 
 @_property(_within)
 def _duplicates(subject: Subject, case: Case) -> None:
-    """Equal rows that are positives of each other and have the same other positives have equal values and gradients."""
+    """Equal rows have equal values and gradients if they are positives of each other and share all other positives."""
     first, second = _chance(case).sample(range(case.n), 2)
     if "partners" in case.arguments:
         second = case.arguments["partners"][first]
@@ -846,9 +830,9 @@ def _never_its_own_positive(subject: Subject, case: Case) -> None:
 
 
 def _within_batch(case: Case) -> Case:
-    """The case without a queue, whose pairs cannot be ignored.
+    """Return the case without a queue, because its pairs cannot be ignored.
 
-    Two towers are cut to the same length; their given positives and hard negatives are removed.
+    Two towers are cut to the same length. Their given positives and hard negatives are removed.
     """
     others = {name: rows for name, rows in case.others.items() if name != "negatives"}
     if not case.entry.two_towers:
@@ -860,7 +844,7 @@ def _within_batch(case: Case) -> Case:
 
 
 def _leaving_out(case: Case, **arguments: npt.NDArray[Any]) -> Case:
-    """The case with a mask of ignored pairs, with ids, or with weights."""
+    """Return the case with a mask of ignored pairs, with ids, or with weights."""
     return replace(case, arguments={**case.arguments, **{name: x.tolist() for name, x in arguments.items()}})
 
 
@@ -876,7 +860,7 @@ def _nothing_ignored(subject: Subject, case: Case) -> None:
 
 @_property(lambda loss: _leaves_out(loss) and not loss.weights)
 def _ignored_rows(subject: Subject, case: Case) -> None:
-    """Anchors that ignore their pairs with some rows have the same values as in the batch without these rows."""
+    """If anchors ignore their pairs with some rows, their values are those in the batch without these rows."""
     case = _within_batch(case)
     gone = {_chance(case).randrange(case.n)}
     if "partners" in case.arguments:
@@ -896,7 +880,7 @@ def _ignored_rows(subject: Subject, case: Case) -> None:
 
 @_property(_leaves_out)
 def _equal_ids(subject: Subject, case: Case) -> None:
-    """Ids leave out the same pairs as the mask of the pairs with equal ids that are not positives."""
+    """Ids leave out the pairs that have equal ids and are not positives."""
     case = _within_batch(case)
     ids = np.array([_chance(case).randrange(3) for _ in range(case.n)])
     mask = np.equal.outer(ids, ids) & ~case.positive_array()[: case.n]
@@ -905,7 +889,7 @@ def _equal_ids(subject: Subject, case: Case) -> None:
 
 @_property(_weights_pairs)
 def _equal_weights(subject: Subject, case: Case) -> None:
-    """Equal weights of all positives multiply the loss, or cancel if divided by their sum; weights of 1 do nothing."""
+    """Equal weights of all positives multiply the loss. If it is divided by the weights, they cancel."""
     weights, found = np.ones(case.shape), _ask(subject, case)
     _agree(found, _ask(subject, _leaving_out(case, positive_weights=weights, negative_weights=weights)))
     twice = _leaving_out(case, positive_weights=2 * weights)
@@ -931,7 +915,7 @@ def _negatives_of_weight_0(subject: Subject, case: Case) -> None:
 
 @_property(_weights_anchors, anchors=None)
 def _anchors_of_weight_0(subject: Subject, case: Case) -> None:
-    """Anchors of weight 0 do not count, and the other weights, if they are equal, cancel in a mean."""
+    """Anchors of weight 0 do not count. If the other weights are equal, they cancel in a mean."""
     reduction = case.option("reduction") if "mean" in case.option("reduction") else "mean"
     case = _with(case, reduction=reduction, no_positive="zero", no_negative="zero")
     chance = _chance(case)
@@ -942,7 +926,7 @@ def _anchors_of_weight_0(subject: Subject, case: Case) -> None:
 
 @_property()
 def _reductions(subject: Subject, case: Case) -> None:
-    """The sum is the sum of the anchors' values, the mean is the sum divided by their number; gradients likewise."""
+    """The sum is the sum of the anchors' values. The mean is the sum divided by their number. Gradients likewise."""
     each, total, mean = (_ask(subject, case, reduction=reduction) for reduction in ("none", "sum", "mean"))
     _agree(_reduced(_with(case, reduction="sum"), each), total)
     if case.groups():
@@ -963,7 +947,7 @@ def _reductions(subject: Subject, case: Case) -> None:
 
 @_property(_takes_zero_rows, similarity="cosine")
 def _zero_rows(subject: Subject, case: Case) -> None:
-    """A row of zeros gives the loss of a row that is orthogonal to all others, and has the gradient 0."""
+    """A row of zeros gives the loss of a row that is orthogonal to all others, and its gradient is 0."""
     rows, row = _rows(case).copy(), _chance(case).randrange(len(_rows(case)))
     rows[row] = 0.0
     zeros = _ask(subject, _with_rows(_with(case, zero_row="zero"), rows))
@@ -985,7 +969,7 @@ def _base_temperature(subject: Subject, case: Case) -> None:
 
 @_property(_within)
 def _policies(subject: Subject, case: Case) -> None:
-    """A policy sets the values of anchors without positives or without negatives, and changes no others."""
+    """A policy sets the values of anchors without positives or without negatives. It changes no others."""
     plain = _with(case, no_positive="zero", no_negative="zero", reduction="none")
     zero, known = _ask(subject, plain), case.entry.choices
     if "no_positive" in known:
@@ -997,4 +981,3 @@ def _policies(subject: Subject, case: Case) -> None:
 
 
 PROPERTIES: tuple[Property, ...] = tuple(_PROPERTIES)
-"""Every property."""

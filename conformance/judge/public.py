@@ -1,4 +1,4 @@
-"""Judge public losses from their recorded answers, or live from a folder with their repositories."""
+"""Judge public losses by their recorded answers, or live from a folder with their repositories."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SEED = 7
 """The seed of the random batches of a live check."""
 
 LARGEST = 64
-"""The largest number of entries of the embeddings of a recorded case."""
+"""Largest number of entries of the embeddings of a recorded case."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Finding:
     Attributes:
         public: the loss.
         checks: number of checks.
-        level: the highest level at which it conforms; "" if it does not conform at any level.
-        words: the reasons of the diagnosis, the temperatures, norms and logits from which on it fails, and a note if it
-            is judged by the bounds of float32.
+        level: the highest level at which it conforms; "" if there is none.
+        words: the reasons of the diagnosis, the limits (temperatures, norms and logits) and, if it applies, a note that
+            the bounds of float32 were used.
     """
 
     public: PublicLoss
@@ -57,7 +57,7 @@ class Finding:
 
     @property
     def problems(self) -> list[str]:
-        """Differences from what is expected."""
+        """Differences from the expected level and words."""
         level, found = self.public.level, "; ".join(self.words)
         problems = [f"expected level: {level or 'none'}"] * (self.level != level)
         return problems + [f"expected words: {words}" for words in self.public.says if words not in found]
@@ -70,10 +70,9 @@ class Finding:
 
 
 class Recorded(External):
-    """A target that returns its recorded answers."""
+    """A target that returns its recorded answers. The target itself is not needed."""
 
     def __init__(self, data: Mapping[str, Any], dtypes: Sequence[str]) -> None:
-        """Read the claim and the answers; the target itself is not needed."""
         Implementation.__init__(self, {}, "cpu")
         vars(self).update(dtypes=tuple(dtypes), deviations=())
         sets = {name: frozenset(data["claim"][name]) for name in ("passed", "required")}
@@ -104,12 +103,12 @@ def request_of(public: PublicLoss, target: str) -> Request:
 
 
 def dtypes_of(public: PublicLoss) -> tuple[str, ...]:
-    """Return the dtypes in which a loss is judged; its answers are recorded in the first one."""
+    """Return the dtypes in which a loss is judged. Its answers are recorded in the first one."""
     return tuple(public.options.get("dtypes", External.dtypes))
 
 
 def written(public: PublicLoss, folder: Path, place: Path) -> str:
-    """Write the module of a loss into the folder ``place``, and return the target of its check."""
+    """Write the module of a loss into the folder ``place``. Return the target of its check."""
     path = place / f"{public.name.replace('-', '_')}.py"
     path.write_text(public.module(folder), encoding="utf-8")
     return f"{path}:{public.target}"
@@ -128,9 +127,8 @@ def numbers(written: object) -> Matrix:
 def replay(public: PublicLoss) -> Finding:
     """Judge the recorded answers of a loss.
 
-    The limits, the level of the usages (autocast and others), the identified loss, and the reasons that no recorded
-    case shows are taken from the record. As in ``check``, the diagnosis compares the identified loss with the target on
-    every case.
+    Some results are taken from the record: the limits, the level of the usages (such as autocast), the identified loss,
+    and the reasons that no recorded case shows.
 
     Raises:
         Unavailable: no answers are recorded.
@@ -164,11 +162,7 @@ def level_of(checks: Sequence[Check]) -> str:
 
 
 def judge_live(public: PublicLoss, folder: Path) -> tuple[Finding, CheckResult]:
-    """Check a loss from its repository, with random batches and usages.
-
-    Args:
-        public: the loss.
-        folder: the folder with the repositories.
+    """Check a loss from the folder with the repositories, with random batches and usages.
 
     Raises:
         Unavailable: the repository is missing.
@@ -181,18 +175,15 @@ def judge_live(public: PublicLoss, folder: Path) -> tuple[Finding, CheckResult]:
 
 
 def _said(found: CheckResult) -> list[str]:
-    """The limits of a target, and a note if it is judged by the bounds of float32."""
+    """Return the limits of a target, and a note if it is judged by the bounds of float32."""
     return [*sentences(found.limits), *(note for note in found.notes if note in FLOAT32_NOTES)]
 
 
 def record(public: PublicLoss, folder: Path) -> Finding:
-    """Check a loss from its repository, and write its answers for a selection of the golden cases of the check.
+    """Check a loss from the folder with the repositories, and record its answers for some small golden cases.
 
-    Each flag, value of an option, and status at a level is in at least one of the cases if a small case has it.
-
-    Args:
-        public: the loss.
-        folder: the folder with the repositories.
+    Together, these cases have every flag, every value of an option, and every status at a level that any small case
+    has.
 
     Returns:
         What the live check found.

@@ -1,11 +1,14 @@
 """Find the range in which a loss works: the temperatures, norms and logits at which it starts to break.
 
 One batch of eight ordinary rows is judged repeatedly: at decreasing temperatures, with decreasing and increasing norms,
-and, for dot products, with increasing logits. A result breaks if the call raises an error, if the result is not finite,
-or if its relative error is above 0.1, or above both ``WIDE`` and the effect of rounding the largest logit. The true
-loss and gradient stay ordinary numbers of the dtype at each point, so a result that breaks shows a limit of the
-implementation. They are proved, except that the gradients at other norms follow from the proved one. The limit is found
-by bisection, to 1.1 %, between a point at which the loss is right and one at which it breaks.
+and, for dot products, with increasing logits. A result breaks in three cases:
+
+- The call raises an error.
+- The result is not finite.
+- The relative error is above ``WIDE`` and above the effect of rounding the largest logit, or it is above 0.1.
+
+The true loss and gradient are proved, and are ordinary numbers at each point. So a limit belongs to the implementation.
+Bisection finds it to 1.1 %.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ DTYPES = ("float64", "float32")
 """The dtypes whose limits are found."""
 
 WIDE = 1e-3
-"""Relative error from which a value or a gradient counts as wrong: far above rounding errors of moderate logits."""
+"""Relative error from which a result counts as wrong. It is far above the rounding errors of moderate logits."""
 
 FINE = 64
 """Number of steps per factor of two: limits are found to 1.1 %."""
@@ -42,25 +45,25 @@ NORM = 85
 """The norm of every row of the batch."""
 
 UNIT = 64
-"""The rows are divided by this number for dot products."""
+"""Divisor of the rows for dot products."""
 
 ROWS = np.array([(84, 13), (77, 36), (75, 40), (68, 51), (51, 68), (40, 75), (13, 84), (-75, -40)], dtype=np.float64)
-"""[8, 2] integers. The last row is far from all others. In each row of the similarity matrix, the two largest entries
-other than the self pair differ by at least 0.009, so that low temperatures make no tie."""
+"""[8, 2] integers. The last row is far from all others. In each row of the similarity matrix without the diagonal, the
+two largest entries differ by at least 0.009, so that low temperatures make no tie."""
 
 QUEUE = np.array([(36, -77), (-40, -75)], dtype=np.float64)
-"""[2, 2] integers, the queue of a target that requires one. Its similarities are far below the largest of every row."""
+"""[2, 2] integers: the queue of a target that requires one. Its similarities are far below the largest of every row."""
 
 LABELS, PARTNERS = (0, 1, 0, 1, 0, 1, 1, 0), (4, 5, 6, 7, 0, 1, 2, 3)
 
 ORDINARY = 0.5
-"""The temperature at which norms and logits are tried, if the target takes a temperature."""
+"""Temperature at which norms and logits are tried, if the target takes a temperature."""
 
 COLDEST = 1e-4
-"""The lowest temperature that is tried."""
+"""Lowest temperature that is tried."""
 
 LARGEST = 100
-"""The largest logits that are tried are those of the ordinary batch times 2 to this power."""
+"""The logits grow at most by a factor of 2 to this power."""
 
 SAME = 0.03
 """Relative difference below which a limit is attributed to a known number, such as a clamp at 1e-12."""
@@ -68,17 +71,17 @@ SAME = 0.03
 
 @dataclass(frozen=True)
 class Limit:
-    """Where a loss breaks, or that no such limit was found.
+    """The point at which a loss breaks, or the fact that no such point was found.
 
     Attributes:
         dtype: the dtype of the rows.
         quantity: "temperature", "norm" or "logit".
-        direction: "below" or "above": the side of the limit on which the loss breaks.
+        direction: the side of the limit on which the loss breaks, "below" or "above".
         at: the limit; None if none was found.
-        tried: the most extreme value of the search; for "late", the value at which the search stopped.
-        kind: "overflow", "underflow", "nan", "infinite", "wrong", "clamped" or "error"; "late" if the search stopped
-            because the target exceeded its time limit at the value that was tried; "" if no limit was found.
-        part: "loss" or "gradient": what breaks; "" if no limit was found.
+        tried: the most extreme value of the search. For "late", the value at which it stopped.
+        kind: "overflow", "underflow", "nan", "infinite", "wrong", "clamped" or "error"; "late" if the target exceeded
+            its time limit; "" if no limit was found.
+        part: what breaks, "loss" or "gradient"; "" if no limit was found.
         message: the message of an error.
     """
 
@@ -116,7 +119,7 @@ class Limit:
 
 
 def sentences(limits: Iterable[Limit]) -> list[str]:
-    """Return the limits in words; those with the same words for several dtypes are one sentence."""
+    """Return the limits in words. Limits with the same words in several dtypes are one sentence."""
     found = grouped((limit.words, limit.dtype) for limit in limits)
     return [f"{', '.join(dtypes)}: {words}" for words, dtypes in found.items()]
 
@@ -131,35 +134,32 @@ class _Late(Exception):
 
 @dataclass(frozen=True)
 class _Break:
-    """How a result breaks: the kind and the message of a ``Limit``."""
+    """The kind and the message of a ``Limit``."""
 
     kind: str
     message: str = ""
 
 
 Breaks = dict[str, _Break]
-"""How the loss and the gradient break, by "loss" and "gradient"; a part that is right has no entry."""
+"""How the "loss" and the "gradient" break. A part that is right has no entry."""
 
 
 def find_limits(target: External, claim: Claim, dtypes: Sequence[str] = DTYPES) -> list[Limit]:
-    """Find the limits of a loss that is right on ordinary inputs.
+    """Find the limits of a loss that is right on ordinary inputs, in float64 and float32.
 
-    Args:
-        target: the loss.
-        claim: what it computes.
-        dtypes: the dtypes in which it is judged; only float64 and float32 are examined.
+    The search stops at the first call that exceeds the time limit of the target. The last limit then reports this.
 
     Returns:
-        The limits by dtype: of the temperature if it can be passed and the similarity is the cosine, of the norms of
-        rows under cosine similarity unless the harness normalises them, and of the size of logits under dot product.
-        Empty if the loss does not take the batch, or is wrong on it. The search stops at the first call that exceeds
-        the time limit of the target; the last limit reports it.
+        The limits by dtype. Empty if the loss does not take the batch, or is wrong on it.
+
+        - cosine similarity: the temperature, if it can be passed, and the norms, unless the harness normalises the rows
+        - dot product: the size of the logits
     """
     limits: list[Limit] = []
     try:
         limits.extend(_limits(target, claim, dtypes))
     except _Late as late:
-        # The list has the limits before it.
+        # ``extend`` has kept the limits before it.
         limits.append(late.limit)
     return limits
 
@@ -173,7 +173,7 @@ def _limits(target: External, claim: Claim, dtypes: Sequence[str]) -> Iterator[L
 
 
 def _case(claim: Claim, similarity: str) -> Case:
-    """The ordinary batch with the claimed options."""
+    """Return the ordinary batch with the claimed options."""
     loss, keywords = LOSSES[claim.loss], dict[str, Any]()
     for option in loss.scalars:
         values = claim.values_of(option)
@@ -203,7 +203,7 @@ def _with(case: Case, **options: Any) -> Case:
 
 
 def _power(exponent: float) -> float:
-    """2 to any real exponent, rounded to eight bits, so that its product with a row is exact in float32."""
+    """Return 2^exponent rounded to eight bits, so that its product with a row is exact in float32."""
     whole = math.floor(exponent)
     return math.ldexp(round(128 * 2 ** (exponent - whole)) / 128, whole)
 
@@ -216,14 +216,8 @@ def _gradients(case: Case, result: Expected | Outcome) -> dict[str, Matrix]:
 class _Search:
     """Bisections for one target, one ordinary batch and one dtype.
 
-    Attributes:
-        target: the target.
-        claim: what it computes.
-        case: the ordinary batch.
-        dtype: the dtype of the rows.
-        known: the proved results by temperature and by factor of the rows, shared by the dtypes.
-        kind: ``torch.finfo`` of the dtype.
-        tried: the quantity that is changed, its direction and its current value.
+    ``known`` contains the proved results by temperature and factor of the rows; all dtypes share it. ``kind`` is the
+    ``torch.finfo`` of the dtype. ``tried`` is the quantity that is changed, its direction and its current value.
     """
 
     target: External
@@ -239,11 +233,7 @@ class _Search:
         self.tried = "temperature", "below", self.case.temperature
 
     def limits(self) -> Iterator[Limit]:
-        """Find all limits; none if the ordinary batch is not right.
-
-        Raises:
-            _Late: the target exceeded its time limit.
-        """
+        """Find all limits. There are none if the ordinary batch is not right."""
         if self.breaks(self.case, self.truth(self.case)):
             return
         if self.case.option("similarity") == "dot":
@@ -256,15 +246,13 @@ class _Search:
             yield from self.of_norms("above")
 
     def truth(self, case: Case, factor: float = 1.0) -> Expected:
-        """The proved results of a case whose rows are multiplied by a factor."""
+        """Return the proved results of a case whose rows are multiplied by a factor."""
         key = case.temperature, factor
         if key not in self.known:
             self.known[key] = truth(_scaled(case, factor))
         return self.known[key]
 
     def of_temperature(self) -> list[Limit]:
-        """Find the temperature below which the loss breaks."""
-
         def judge(exponent: float) -> Breaks:
             case = _with(self.case, temperature=max(2.0**exponent, COLDEST))
             return self.breaks(case, self.truth(case))
@@ -274,7 +262,7 @@ class _Search:
         return self.search(judge, exponents, "temperature", "below", lambda exponent: max(2.0**exponent, COLDEST))
 
     def of_norms(self, direction: str) -> list[Limit]:
-        """Find the norm below or above which the loss breaks, although every input and result is a normal number."""
+        """Find the norm below or above which the loss breaks, although all inputs and results are normal numbers."""
         true = self.truth(self.case)
         slopes = np.concatenate([np.abs(rows).ravel() for rows in _gradients(self.case, true).values()] or [np.ones(1)])
 
@@ -318,16 +306,11 @@ class _Search:
     ) -> list[Limit]:
         """Find where the loss and the gradient break first on the way from ordinary to extreme exponents.
 
-        Args:
-            judge: takes an exponent of two, and returns how the result breaks there.
-            exponents: the exponents to try in turn; the result at the first one is right.
-            quantity: the quantity that changes.
-            direction: the side on which it breaks.
-            size: returns the value of the quantity at an exponent.
+        ``judge`` takes an exponent of two and returns how the result breaks there; at the first of ``exponents``, it is
+        right. ``size`` converts an exponent to the value of the quantity.
 
-        Returns:
-            The limit of the gradient if the loss breaks later or not at all, then the limit of the loss if it breaks;
-            a limit with ``at`` None if neither breaks.
+        The gradient has a limit of its own only if it breaks before the loss. If nothing breaks, the limit has ``at``
+        None.
         """
         found = dict[str, tuple[float, Limit]]()
 
@@ -370,18 +353,14 @@ class _Search:
         return replace(limit, kind="underflow") if underflows else limit
 
     def clamps(self, least: float) -> bool:
-        """Whether rows of norm ``least / 2`` give the loss of rows divided by ``least`` instead of their norms."""
+        """Return whether rows of norm ``least / 2`` are divided by ``least`` instead of by their norms."""
         factor = _power(math.log2(least / 2 / NORM))
         expected = truth(_scaled(_with(self.case, similarity="dot"), factor / least))
         found = self.ask(_scaled(self.case, factor))
         return isinstance(found, Outcome) and _distance(expected.values, found.values) <= WIDE
 
     def ask(self, case: Case) -> Outcome | _Break:
-        """Return the result of the target, or how it fails.
-
-        Raises:
-            _Late: the target exceeded its time limit; each further step of a bisection could take as long.
-        """
+        """Return the result of the target, or how it fails. Raises ``_Late`` if it exceeds its time limit."""
         try:
             return self.target.evaluate(case, self.dtype)
         except Exception as error:  # external code may raise anything
@@ -399,12 +378,12 @@ class _Search:
             return {"loss": found}
         rows = max(map(_size, case.matrices.values()))
         logit = (1.0 if case.option("similarity") == "cosine" else rows**2) / case.temperature
-        # Rounding a large logit of size x changes an exponential by about eps * x, relative to its size.
+        # Rounding a logit x changes its exponential by about eps * x, relative to its size.
         allowed = min(max(WIDE, 16 * self.kind.eps * logit), 100 * WIDE)
         pairs = [("loss", np.array(true.values), np.array(found.values))]
         given = _gradients(case, found)
         for name, expected in _gradients(case, true).items():
-            # A gradient that is negligible, such as that of a saturated loss, may be lost in rounding.
+            # A negligible gradient, such as that of a saturated loss, may be lost in rounding.
             if name in given and _size(expected) * rows > WIDE * _size(np.array(true.values)):
                 pairs.append(("gradient", expected, given[name]))
         kinds = ((part, _kind(expected, result, allowed)) for part, expected, result in pairs)
@@ -412,13 +391,13 @@ class _Search:
 
 
 def _size(rows: Matrix) -> float:
-    """The Euclidean norm, without overflow or underflow of squares."""
+    """Return the Euclidean norm, without overflow or underflow of squares."""
     largest = float(np.abs(rows).max(initial=0.0))
     return largest * float(np.linalg.norm(rows / largest)) if largest else 0.0
 
 
 def _distance(expected: Any, given: Any) -> float:
-    """The norm of the difference of finite arrays relative to the expected norm; infinite if the shapes differ."""
+    """Return the norm of the difference relative to the expected norm; infinite if the shapes differ."""
     expected, given = np.asarray(expected, dtype=np.float64), np.asarray(given, dtype=np.float64)
     if expected.shape != given.shape:
         return math.inf
@@ -427,7 +406,7 @@ def _distance(expected: Any, given: Any) -> float:
 
 
 def _kind(expected: Matrix, given: Matrix, allowed: float) -> str:
-    """Return the kind of ``Limit`` of a result, or "" if its relative error is allowed."""
+    """Return the kind of ``Limit`` of a result; "" if its relative error is allowed."""
     if not np.isfinite(given).all():
         return "nan" if np.isnan(given).any() else "infinite"
     return "" if _distance(expected, given) <= allowed else "wrong"

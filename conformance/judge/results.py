@@ -17,8 +17,9 @@ T = TypeVar("T")
 class Status(StrEnum):
     """The status of a check.
 
-    ``DEVIATES`` is a failure that was declared beforehand, with a reason and a link. A declared failure that does not
-    occur is ``FAILED``. If the implementation raises an error, the check is ``ERRORED``, not ``FAILED``.
+    - ``DEVIATES``: a failure that was declared beforehand, with a reason and a link.
+    - ``FAILED``: any other failure, and a declared failure that does not occur.
+    - ``ERRORED``: the implementation raised an error.
     """
 
     PASSED = "passed"
@@ -38,21 +39,21 @@ class Check:
     Attributes:
         kind: "figure", "claim", "case" or "usage" (a way to call the target, such as under autocast).
         implementation: name of the implementation or target; the reference for figures and claims.
-        loss: short name in the catalogue; "" for a claim, and for a figure without a call of a loss.
+        loss: short name in the catalogue; "" for a claim, and for a figure that calls no loss.
         case: id of the case, figure, claim, usage or side effect.
         dtype: dtype of the inputs; "" for a figure, a claim, or a case that the implementation does not support.
         status: the status.
-        message: the finding; for a failure the first term that differs and its error.
+        message: the finding. For a failure, the first term that differs and its error.
         ratio: the largest error in units of its bound; None if no numbers were compared.
-        value: the computed loss, if it is one number; else None.
+        value: the computed loss, if it is one number.
         repeat: a command that repeats the check.
         flags: names of the flags of the case.
-        ulps: the largest error of the loss in units in the last place, of float64 for float64 inputs, else of float32;
-            None if no numbers were compared.
+        ulps: the largest error of the loss in units in the last place; None if no numbers were compared. These are
+            units of float64 for float64 inputs, and of float32 otherwise.
         declared: names of the declared deviations that apply to this check.
-        level: the level at which the check counts; set only by ``check``. It is the level of the case or of the usage,
-            unless the failure is attributed to ``Level.DIGITS`` or ``Level.RANGE`` (see :mod:`.levels`).
-        rounding: whether the check fails only by rounding errors, at ``Level.DIGITS``; set only by ``check``.
+        level: the level at which the check counts; set only by ``check``. A failure can count at another level than
+            that of its case (see :mod:`.levels`).
+        rounding: whether rounding errors alone explain the failure, at ``Level.DIGITS``; set only by ``check``.
     """
 
     kind: str
@@ -73,7 +74,7 @@ class Check:
 
 
 def grouped(items: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
-    """Group the values of (key, value) pairs by key; keys and values keep their order."""
+    """Group (key, value) pairs by key. Keys and values keep their order."""
     groups: dict[K, list[T]] = {}
     for key, item in items:
         groups.setdefault(key, []).append(item)
@@ -86,17 +87,20 @@ def counted(checks: Iterable[Check]) -> Counter[Status]:
 
 
 def several(count: int, noun: str) -> str:
-    """Return a number with its noun: "1 check", "2 checks"."""
+    """Return a number with its noun, such as "1 check" or "2 checks"."""
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def phrase(status: Status, count: int) -> str:
-    """Return a number of checks with their status: "1 deviates", "2 deviate", "2 failed"."""
+    """Return a number of checks with their status, such as "1 deviates", "2 deviate" or "2 failed"."""
     return f"{count} {'deviate' if status is Status.DEVIATES and count != 1 else status}"
 
 
 def tally(checks: Iterable[Check]) -> dict[str, dict[str, int]]:
-    """Return the number of checks by "implementation/loss" (for other kinds than cases, by kind) and by status."""
+    """Return the number of checks by key and by status.
+
+    The key is "implementation/loss" for cases, and the kind for other checks.
+    """
     counts: dict[str, Counter[str]] = {}
     for check in checks:
         key = f"{check.implementation}/{check.loss}" if check.kind == "case" else check.kind
@@ -110,6 +114,6 @@ def unused(declared: Iterable[str], used: Collection[str], who: str) -> list[str
     Args:
         declared: names of deviations.
         used: the names of the deviations that match a check.
-        who: the implementation, as messages name it.
+        who: the name of the implementation in messages.
     """
     return [f"{name}: matches no check of {who}: remove it" for name in declared if name not in used]

@@ -19,14 +19,14 @@ from .levels import level_of
 from .results import Check, Status
 
 SECONDS = 5.0
-"""Time after which shrinking ends, in seconds."""
+"""Time limit of shrinking."""
 
 DIVISIONS = (2, 4, 8)
-"""Rows and columns are removed in blocks of a half, a quarter and an eighth of them, and then one at a time."""
+"""Rows and columns are removed in blocks: a half, a quarter, an eighth, and then one at a time."""
 
 
 OF_PAIRS = ("positives", "ignored", "positive_weights", "negative_weights")
-"""The arguments with an entry for each pair."""
+"""Arguments with one entry per pair."""
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Shrunk:
     """The smallest batch found on which a target fails.
 
     Attributes:
-        golden: the batch with its proved results; its id is that of the random batch.
+        golden: the batch with its proved results. It has the id of the random batch.
         target: the name of the target.
         folder: the folder of its arrays; None if they are not written.
     """
@@ -44,7 +44,7 @@ class Shrunk:
     folder: Path | None = None
 
     def arrays(self) -> dict[str, Any]:
-        """The arrays of the batch by the names of the arguments."""
+        """Return the arrays of the batch by the names of the arguments."""
         case = self.golden.case
         arrays = called(case.matrices)
         for name, value in {**case.arguments, "anchors": case.option("anchors")}.items():
@@ -55,7 +55,7 @@ class Shrunk:
         return arrays
 
     def as_json(self) -> dict[str, Any]:
-        """The batch as a golden case, with its results, and the command that adds it."""
+        """Return the batch as a golden case with its results, and the command that adds it."""
         golden = self.golden
         return {"case": as_json(golden.case, golden.flags, golden.note, golden.expected), "add": self.command}
 
@@ -84,15 +84,7 @@ class Shrunk:
 def shrunk(golden: GoldenCase, fails: Callable[[GoldenCase], bool], seconds: float = SECONDS) -> GoldenCase:
     """Remove rows, columns and options from a batch while a target still fails on it.
 
-    A step that changes the batch to one of a higher level is not taken.
-
-    Args:
-        golden: the batch.
-        fails: returns whether the target fails on a batch.
-        seconds: the time limit.
-
-    Returns:
-        The smallest batch that was found.
+    The level of the batch never rises. The smallest batch found within the time limit is returned.
     """
     end, level = time.monotonic() + seconds, level_of(golden.flags)
     smaller = True
@@ -115,7 +107,7 @@ def shrunk(golden: GoldenCase, fails: Callable[[GoldenCase], bool], seconds: flo
 def smallest_failure(
     drawn: Sequence[GoldenCase], checks: Sequence[Check], fails: Callable[[GoldenCase], bool], target: str
 ) -> Shrunk | None:
-    """Shrink a random batch on which a target fails, if no stored case of its level or a lower one fails.
+    """Shrink a failing random batch, unless a stored case of its level or a lower one also fails.
 
     Args:
         drawn: the random batches on which the target fails.
@@ -124,7 +116,7 @@ def smallest_failure(
         target: the name of the target.
 
     Returns:
-        The smallest batch that was found; None if, for each batch, a stored case of its level or a lower one fails.
+        The smallest batch that was found, or None if no batch is shrunk.
     """
     stored = [one.level for one in checks if one.status is Status.FAILED and not one.case.startswith("fresh-")]
     for golden in sorted(drawn, key=lambda golden: golden.case.n):
@@ -134,10 +126,7 @@ def smallest_failure(
 
 
 def _simpler(case: Case) -> Iterator[Case]:
-    """Yield simpler batches.
-
-    Each has fewer rows, references, negatives, columns, options or arguments, or has the signs of the entries.
-    """
+    """Yield simpler batches: with fewer rows, columns, options or arguments, or with the signs of the entries."""
     for kept in _parts(case.n, 2):
         if (found := with_rows(case, kept)) is not None:
             yield found
@@ -166,7 +155,7 @@ def _simpler(case: Case) -> Iterator[Case]:
 
 
 def _parts(count: int, least: int) -> Iterator[list[int]]:
-    """Yield the indices that remain if a half, a quarter, an eighth or one is removed; at least ``least`` remain."""
+    """Yield the indices that remain if a block of them is removed. At least ``least`` remain."""
     for size in dict.fromkeys([*(-(-count // k) for k in DIVISIONS), 1]):
         for start in range(0, count, size):
             kept = [i for i in range(count) if not start <= i < start + size]
@@ -175,7 +164,10 @@ def _parts(count: int, least: int) -> Iterator[list[int]]:
 
 
 def with_rows(case: Case, kept: Sequence[int]) -> Case | None:
-    """Return the case with some of its rows, or None if none remain; a row is removed together with its partner."""
+    """Return the case with some of its rows, or None if none remain.
+
+    A row is removed together with its partner.
+    """
     within = "ref_embeddings" not in case.others and not (case.entry.two_towers and case.arguments)
     if "partners" in case.arguments and within:
         kept = [i for i in kept if case.arguments["partners"][i] in kept]
@@ -206,9 +198,9 @@ def with_rows(case: Case, kept: Sequence[int]) -> Case | None:
 
 
 def _with_others(case: Case, name: str, kept: Sequence[int]) -> Case | None:
-    """Return the case with some of its references or negatives, or None if a partner or a self row is not kept.
+    """Return the case with some of its references or negatives; None if a partner or a self row would be removed.
 
-    A self row of -1 stays -1: the anchor is not among the references.
+    A self row of -1 means that the anchor is not among the references.
     """
     place = {-1: -1, **{row: k for k, row in enumerate(kept)}}
     arguments = dict(case.arguments)

@@ -1,4 +1,4 @@
-"""Suggest declarations of deviations, as TOML ready to paste, for the failures of a check."""
+"""Suggest declarations of deviations for the failures of a check, as TOML."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ from .check import CheckResult
 from .results import BAD, grouped
 
 LINK = "https://"
-"""The beginning of a link that the user has to fill in."""
+"""The start of a link that the user completes."""
 
 
 def suggested(result: CheckResult) -> list[str]:
-    """Return lines of TOML that declare the failures that affect the verdict of a check, or no lines.
+    """Return lines of TOML that declare the failures that affect the verdict.
 
-    Nothing is suggested if the formula is wrong, if a failure that affects the verdict is not explained, or if a
-    check at the required levels ended in an error. Random batches are not declared.
-
-    Args:
-        result: the result of the check.
+    There are no lines if the formula is wrong, or if one of these failures is an error or is not explained. Random
+    batches are not declared.
     """
     diagnosis, failed = result.diagnosis, {check.case for check in result.failures_required}
     explained = {case for reason in diagnosis.reasons for case in reason.cases}
@@ -31,7 +28,7 @@ def suggested(result: CheckResult) -> list[str]:
 
 
 def _entries(result: CheckResult, words: str, cases: set[str]) -> Iterator[str]:
-    """Yield one table for the cases that fail in every dtype, and one per dtype for the cases that fail in some."""
+    """Yield one table for the cases that fail in every dtype, and one per dtype for those that fail in some."""
     judged = grouped((check.case, check) for check in result.judged if check.case in cases)
     groups: dict[str, list[str]] = {}
     for case, checks in judged.items():
@@ -50,7 +47,7 @@ def _entries(result: CheckResult, words: str, cases: set[str]) -> Iterator[str]:
 
 
 def _flag(result: CheckResult, cases: list[str], dtype: str) -> str:
-    """Return a flag that exactly these cases have among those that were judged, or ""."""
+    """Return a flag that exactly these cases have among the judged ones; "" if there is none."""
     checks = [check for check in result.judged if dtype in ("", check.dtype)]
     with_flag = grouped((flag, check.case) for check in checks for flag in check.flags)
     return next((flag for flag, found in with_flag.items() if set(found) == set(cases)), "")

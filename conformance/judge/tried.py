@@ -1,4 +1,4 @@
-"""Which claims about a target were tried: options and their values."""
+"""Find out which claims about a target were tried: options and their values."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ from .results import several
 
 
 class Tried:
-    """The claimed options with the values that the judged cases gave them, and the cases that were too slow to prove.
-
-    Args:
-        claim: what the target computes.
-    """
+    """The values of the claimed options in the judged cases, and the cases that were too slow to prove."""
 
     def __init__(self, claim: Claim) -> None:
         entry = LOSSES[claim.loss]
@@ -31,13 +27,7 @@ class Tried:
         self._slow, self._batches = list[int](), Counter[str]()
 
     def note_skipped(self, case: Case, why: str, *, drawn: bool) -> None:
-        """Note a skipped case or random batch.
-
-        Args:
-            case: the case.
-            why: the reason.
-            drawn: whether it is a random batch.
-        """
+        """Note a skipped case or, if ``drawn``, a skipped random batch with the reason ``why``."""
         if drawn:
             self._batches[why] += 1
         elif self._claim.support.refuses(case):
@@ -46,7 +36,7 @@ class Tried:
                 self._slow.append(case.size)
 
     def note(self, case: Case) -> None:
-        """Note the options of a judged case, except options that do not affect its result."""
+        """Note the options of a judged case that affect its result."""
         given = {**case.arguments, **case.others, **case.keywords}
         for name in self._arrays:
             if given.get(name) is not None:
@@ -59,8 +49,8 @@ class Tried:
         """Return what no judged case tried.
 
         Returns:
-            Claims as ``option=value``, or as the name of an array or of an option without listed values; the number of
-            random batches that were skipped, by reason; and the number of cases that need ``--thorough``.
+            Options as ``option=value``, or only the name if the values are not listed. Then the number of skipped
+            random batches by reason, and the number of cases that need ``--thorough``.
         """
         found = [name for name in self._arrays if name not in self._seen]
         for name, values in self._values.items():

@@ -41,33 +41,34 @@ CANDIDATES = 12
 """Number of ordinary cases from which ``CASES`` are chosen."""
 
 LEAST = 0.01
-"""The loss and the largest entry of its gradient must exceed this, so that a wrong factor is noticed."""
+"""Lower limit of the loss and of the largest entry of its gradient, so that a wrong factor is noticed."""
 
 CLAMPED = 1e-3
-"""Relative tolerance when a loss is compared with that of clamped norms, in which zero rows have similarities of 0."""
+"""Relative tolerance for the loss in which rows of zeros have similarities of 0, as with clamped norms."""
 
 NARROW_SLACK = 4.0
-"""Factor of the bounds if intermediate results may be rounded to a 16-bit dtype, because sums are then rounded too."""
+"""Factor of the bounds if a 16-bit dtype rounds intermediate results, because sums are then rounded, too."""
 
 LARGEST_SHARE = 0.5
-"""Largest allowed error of a row of a gradient in a 16-bit dtype, as a share of the largest norm of a row."""
+"""Largest allowed error of a row of a gradient in a 16-bit dtype, relative to the largest norm of a row."""
 
 LEAST_SHARE = 32
-"""Lower limit of the allowed share, in unit roundoffs of the dtype.
+"""Lower limit of the same allowed error, in unit roundoffs of the dtype.
 
-Otherwise the share is ``NARROW_SLACK`` times that of a straightforward implementation, which was at most 9 unit
-roundoffs on the ordinary cases of all losses at their own temperatures."""
+Between both limits, the allowed error is ``NARROW_SLACK`` times that of a straightforward implementation, which was at
+most 9 unit roundoffs on the ordinary cases of all losses.
+"""
 
 REFUSAL = re.compile(
     r"\b(dtype|scalar type|strides?|layout|contiguous|view|b?float\d*|half|double|u?int\d*|byte|bool|long|"
     r"not (yet )?(implemented|supported)|unsupported)\b",
     re.IGNORECASE,
 )
-"""Words of an error by which a target refuses a dtype or a layout."""
+"""Words of an error that refuses a dtype or a layout."""
 
 
 def names() -> list[str]:
-    """Return the name of the check of every usage and of every side effect."""
+    """Return the names of the checks of all usages and side effects."""
     return [*(usage.id for usage in USAGES), *(f"side-effects/{kind}" for kind in SIDE_EFFECTS)]
 
 
@@ -78,7 +79,7 @@ def chosen(request: Request) -> list[Usage]:
 
 
 def ordinary(case: Case, claim: Claim) -> bool:
-    """Whether the inputs of a case are moderate, so that a right loss is right under every usage."""
+    """Return whether the inputs of a case are moderate, so that a right loss is right under every usage."""
     # Usages change rows and references, not masks and weights of pairs.
     if not {*IGNORED, *WEIGHTS}.isdisjoint(case.arguments):
         return False
@@ -92,7 +93,7 @@ def ordinary(case: Case, claim: Claim) -> bool:
 
 
 def _mixed(cases: Sequence[Case]) -> Iterator[Case]:
-    """Yield cases in an order in which the first ones differ in matrices, classes, dtypes and sizes."""
+    """Yield the cases so that the first ones differ in matrices, classes, dtypes and sizes."""
     kinds: dict[tuple[object, ...], list[Case]] = {}
     for case in sorted(cases, key=lambda case: case.temperature != 0.5):
         two = {*case.arguments.get("labels", ())} == {0, 1}
@@ -103,13 +104,13 @@ def _mixed(cases: Sequence[Case]) -> Iterator[Case]:
 
 
 class UsageJudge:
-    """Judges one target under usages, on ordinary cases that it computes correctly. The cases are chosen on first use.
+    """Judges one target under usages, on ordinary cases that it computes correctly.
 
     Args:
         target: the target.
         dtypes: the dtypes in which it is judged; empty for all.
         cases: the cases of the loss.
-        claimed: returns a case as the target claims to compute it, with its golden entry.
+        claimed: returns a case with the options that the target claims, and its golden entry.
     """
 
     def __init__(
@@ -122,10 +123,11 @@ class UsageJudge:
         self.target, self.dtypes, self._offered, self._claimed = target, dtypes, cases, claimed
 
     def checks(self, request: Request) -> Iterator[Check]:
-        """Judge the usages that a request selects; a usage that does not apply to the target yields no check.
+        """Judge the usages that a request selects.
 
         Yields:
-            One check per usage. It is skipped if the target refuses the usage.
+            One check per usage, which is skipped if the target refuses the usage. A usage that does not apply has no
+            check.
         """
         usages = [one for one in chosen(request) if self.target.claim.arrays in one.arrays]
         if usages and not self.target.command and self._cases_and_dtype[0]:
@@ -143,7 +145,7 @@ class UsageJudge:
     def _right(self, cases: Iterable[Case], dtype: str) -> Iterator[tuple[Case, Truth]]:
         """Yield the cases that the target supports and computes correctly, with their true results.
 
-        Cases with a loss or a gradient of at most ``LEAST`` are left out.
+        Cases whose loss or gradient is at most ``LEAST`` are left out.
         """
         for case, golden in map(self._claimed, cases):
             if self.target.refuses(case):
@@ -159,7 +161,7 @@ class UsageJudge:
                 yield case, true
 
     def _is_right(self, case: Case, true: Truth, dtype: str) -> bool:
-        """Whether the target computes a case correctly in an ordinary call."""
+        """Return whether the target computes a case correctly in an ordinary call."""
         try:
             outcome = self.target.evaluate(case, dtype)
         except Exception:  # external code may raise anything
@@ -167,7 +169,7 @@ class UsageJudge:
         return compare(case, true, outcome, bounds(case, true, dtype), dtype).ratio <= 1
 
     def check(self, request: Request, usage: Usage) -> Check | None:
-        """Judge one usage; None if its dtype is not selected, or if it does not apply to the target or to any case."""
+        """Judge one usage; None if its dtype is not selected or if it does not apply."""
         name = usage.id
         dtype = usage.dtype or self._cases_and_dtype[1]
         if dtype not in (self.dtypes or (dtype,)):
@@ -212,7 +214,7 @@ class UsageJudge:
         return replace(blank, ratio=max(ratios)) if ratios else None
 
     def _cases(self, usage: Usage) -> Iterator[tuple[Case, Truth | None]]:
-        """Yield the cases on which a usage is judged, with their true results if numbers are expected."""
+        """Yield the cases for a usage, with their true results if numbers are expected."""
         fitting = ((one, true, usage.case(one, self.target.claim)) for one, true in self._cases_and_dtype[0])
         supported = ((one, true, case) for one, true, case in fitting if case and not self.target.refuses(case))
         for one, true, case in islice(supported, CASES):
@@ -226,7 +228,7 @@ class UsageJudge:
     def _difference(
         self, usage: Usage, case: Case, true: Truth | None, outcome: Outcome, dtype: str
     ) -> tuple[float, str]:
-        """Return the error in units of its bound, and the first difference in words or ""."""
+        """Return the error in units of its bound, and the first difference in words; "" if there is none."""
         if true is None:
             if not np.isfinite(outcome.values).all():
                 return 0.0, ""
@@ -247,9 +249,9 @@ class UsageJudge:
 
 
 def _is_of_zero_similarities(case: Case, outcome: Outcome) -> bool:
-    """Whether a loss is the one with similarities of 0 for zero rows, which is the result if norms are clamped.
+    """Return whether a loss has similarities of 0 for zero rows, as with clamped norms.
 
-    True if that loss cannot be proved.
+    True if the loss with these similarities cannot be proved.
     """
     rows = {
         name: z / (np.linalg.norm(z, axis=1, keepdims=True) + (z == 0).all(1)[:, None])
@@ -267,12 +269,12 @@ def _allowed(usage: Usage, case: Case, true: Truth, dtype: str) -> Bounds:
     """Return the bounds of a case under a usage."""
     allowed = bounds(case, true, dtype)
     if usage.upstream:
-        # Upstream gradients do not change the values, so the bounds on values are those without them.
+        # Upstream gradients do not change the values.
         plain = truth(case)
         return replace(bounds(case, plain, dtype), rows=allowed.rows)
     if not usage.rounds:
         return allowed
-    # The bounds of float32 are widened: those of the 16-bit dtype already contain the rounding of the gradient.
+    # Not the bounds of the 16-bit dtype, which already contain the rounding of the gradient.
     allowed = bounds(case, true, "float32")
     wider = NARROW_SLACK * unit_roundoff(usage.rounds) / unit_roundoff("float32")
     values = [wider * bound for bound in allowed.values]
@@ -287,7 +289,7 @@ def _allowed(usage: Usage, case: Case, true: Truth, dtype: str) -> Bounds:
 
 
 def _share(usage: Usage, case: Case, true: Truth) -> float:
-    """Return the allowed error of a row of a gradient in a 16-bit dtype, as a share of the largest norm of a row."""
+    """Return the allowed error of a gradient's row in a 16-bit dtype, relative to the largest norm of a row."""
     with usage.around("cpu"), np.errstate(all="ignore"):
         plain = _gradients(case, plain_outcome(case, usage.dtype, single=False))
     expected = _gradients(case, true)
@@ -327,12 +329,7 @@ def _judged_rows(
 
 
 class Watch:
-    """The side effects of a target, with the first case that shows each.
-
-    Args:
-        request: the request of the check.
-        target: the target.
-    """
+    """The side effects of a target, with the first case that shows each."""
 
     def __init__(self, request: Request, target: External) -> None:
         self.request, self.target = request, target

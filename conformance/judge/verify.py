@@ -1,4 +1,4 @@
-"""Judge figures and claims, judge every implementation on every case, and compare the counts with the expected ones."""
+"""Judge figures and claims of documents and every implementation on every case, and compare the counts of checks."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ EXPECTED_FORMAT = "pairproof-expected/1"
 PRINTED = "printed entries"
 
 MOST_ROWS = 258
-"""Largest ``Case.size`` that a run uses by default. Larger cases test tiles of more than 256 rows (``thorough``)."""
+"""Largest ``Case.size`` that runs by default. Larger cases test tiles of more than 256 rows."""
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Report:
         cases_chosen: number of cases that were run.
         cases_left_out: number of selected cases that only a thorough run includes.
         dtypes_left_out: the dtypes that only a thorough run includes.
-        alternates: whether each case was judged with only one of several similar implementations, in one dtype.
+        alternates: whether each case ran with only one of several similar implementations, in one dtype.
         cases_in_all: number of cases before any were left out.
     """
 
@@ -101,12 +101,12 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether a check was judged, none failed or ended in an error, and ``problems`` is empty."""
+        """Whether a check was judged, none failed or ended in an error, and there are no ``problems``."""
         return self.judged and not self.problems and not any(check.status in BAD for check in self.checks)
 
     @property
     def first_problem(self) -> str:
-        """Why the run did not pass: the first failed check, or else the first problem; "" if it passed."""
+        """The first failed check, or else the first problem; "" if the run passed."""
         bad = [check for check in self.checks if check.status in BAD]
         words = [f"{bad[0].implementation}, {bad[0].case}: {bad[0].message}"] if bad else self.problems[:1]
         more = len(bad) + len(self.problems) - 1
@@ -114,11 +114,11 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0 if it passed, 1 if not, 3 if nothing was judged."""
+        """0: passed; 1: not passed; 3: nothing was judged."""
         return int(not self.passed) if self.judged else 3
 
     def entries(self) -> dict[str, int]:
-        """The number of judged printed entries, by kind."""
+        """Return the number of judged printed entries, by kind."""
         counts = Counter(
             "infinite" if entry in ("inf", "-inf") else judgement.figure.kind
             for judgement in self.judgements
@@ -127,7 +127,7 @@ class Report:
         return dict(sorted(counts.items()))
 
     def header(self) -> dict[str, str]:
-        """The header of the report: what is tested, the device and the versions."""
+        """Return the header of the report: what is tested, the device and the versions."""
         return {
             "pairproof": pairproof.__version__,
             "copy": pairproof.__path__[0],
@@ -141,7 +141,7 @@ class Report:
 
 
 def load_cases(fixtures: Sequence[WorkedFixture], losses: Collection[str] = ()) -> dict[Case, GoldenCase | None]:
-    """Load the cases on which implementations are run, of some losses or of all, with their golden entries."""
+    """Load the cases of some losses (by default all) with their golden entries; None for worked examples."""
     worked = [case for fixture in fixtures for case in worked_cases(fixture) if not losses or case.loss in losses]
     return dict.fromkeys(worked) | {golden.case: golden for golden in load_golden(losses=losses)}
 
@@ -180,7 +180,7 @@ def run(selection: Selection, progress: Progress | None = None) -> Report:
     report.alternates = selection.alternates and any(one.alternates for one in implementations)
     jobs = [partial(judge_case, case, stored[case], implementations, selection) for case in cases]
     with _shared_out(jobs, cases, selection) as results:
-        # Meanwhile the other processes judge the first cases.
+        # Meanwhile, other processes judge cases.
         if any(i.name == "reference" for i in implementations) and selection.takes_dtype("float64"):
             _judge_documents(report, progress)
         _check_cases(selection, {case.id for case in cases} | {check.case for check in report.checks}, stored)
@@ -202,23 +202,18 @@ def run(selection: Selection, progress: Progress | None = None) -> Report:
 
 
 def _dtypes(implementation: Implementation, case: Case, selection: Selection) -> list[str]:
-    """The dtypes in which a run judges an implementation on a case, if the case is not refused."""
+    """Return the dtypes in which a run judges an implementation on a case that is not refused."""
     chosen = list(filter(selection.takes_dtype, implementation.dtypes))
     return implementation.shared(case, chosen) if selection.alternates else chosen
 
 
 def truth_of(case: Case, golden: GoldenCase | None) -> Truth:
-    """The true results of a case: stored ones if it is golden, computed ones if it is a worked example."""
+    """Return the true results of a case: stored for a golden case, computed for a worked example."""
     return truth(case) if golden is None else stored_truth(case, golden.expected)
 
 
 class Limits:
-    """The bounds of a case for each implementation. Bounds that several implementations share are computed once.
-
-    Args:
-        case: the case.
-        true: its true results.
-    """
+    """The bounds of a case for each implementation. Shared bounds are computed once."""
 
     def __init__(self, case: Case, true: Truth) -> None:
         self.case, self.true = case, true
@@ -227,18 +222,16 @@ class Limits:
         self._plain = cache(partial(plain_outcome, case))
 
     def of(self, implementation: Implementation, dtype: str) -> Bounds:
-        """The bounds for an implementation's results in a dtype."""
+        """Return the bounds for an implementation's results in a dtype."""
         computing = implementation.computes_in or dtype
         found = self._bounds(computing, implementation.held_to_plain, implementation.narrows_weights)
         return found if computing == dtype else rounded_once(found, self.true, dtype)
 
     def _bounds_of(self, dtype: str, plain: bool, narrowed: bool) -> Bounds:
-        """The bounds of a dtype.
+        """Return the bounds of computing in a dtype.
 
-        Args:
-            dtype: the dtype of the computation.
-            plain: whether the bounds are tightened to the error of the baseline (``held_to``).
-            narrowed: whether the weights of the gradient may be rounded to the dtype.
+        If ``plain``, they are tightened to the error of the baseline (``held_to``). If ``narrowed``, the weights of the
+        gradient may be rounded to the dtype.
         """
         if narrowed:
             return with_narrowed_weights(self._bounds(dtype, plain, False), self.case, self.true, dtype)
@@ -264,11 +257,11 @@ def judge_case(
         golden: its golden entry, if it has one.
         implementations: the implementations to judge.
         selection: limits the dtypes, and names the device in the commands that repeat a check.
-        predict: run nothing; the status of each check follows from the declared deviations.
-        review: called with each comparison's check, the true results and the outcome; it returns the final check.
+        predict: whether to run nothing, and to derive the status of each check from the declared deviations.
+        review: takes the check, the true results and the outcome of each comparison, and returns the final check.
 
     Returns:
-        The checks, implementation by implementation; if the true results cannot be computed, a single errored check.
+        The checks by implementation. If the true results cannot be computed, there is a single errored check.
     """
     alone = Selection(cases=(case.id,), peers=selection.peers)
     blank = Check("case", "reference", case.loss, case.id, "", Status.SKIPPED, flags=golden.flags if golden else ())
@@ -315,12 +308,7 @@ def judge_case(
 
 
 def predicted(kinds: Sequence[type[Implementation]], stored: Mapping[Case, GoldenCase | None]) -> list[Check]:
-    """Predict the checks of implementations, installed or not, from their declared deviations.
-
-    Args:
-        kinds: the implementations. They evaluate nothing.
-        stored: the cases, each with its golden entry if it has one.
-    """
+    """Predict the checks of implementations, installed or not, from their declared deviations. Nothing is evaluated."""
 
     def declared_by(kind: type[Implementation]) -> Implementation:
         try:
@@ -339,13 +327,13 @@ AT_ONCE = 8
 """Largest number of cases of the same shape that a process judges before it gets others."""
 
 LEAST_CASES = 50
-"""Smallest number of cases for which several processes are faster than one."""
+"""Number of cases from which several processes are faster than one."""
 
 MOST_PROCESSES = 8
-"""Largest number of processes that a run starts by default; each one needs 0.4 GiB, and 0.7 GiB if jax is installed."""
+"""Default limit of the number of processes. Each one needs 0.4 GiB, or 0.7 GiB if jax is installed."""
 
 _jobs: Sequence[Callable[[], list[Check]]] = ()
-"""The jobs of :func:`_shared_out`. Forked processes inherit them, with the loaded implementations."""
+"""The jobs of ``_shared_out``. Forked processes inherit them with the loaded implementations."""
 
 
 def _done(part: Sequence[int]) -> list[tuple[int, list[Check]]]:
@@ -356,14 +344,10 @@ def _done(part: Sequence[int]) -> list[tuple[int, list[Check]]]:
 def _shared_out(
     jobs: Sequence[Callable[[], list[Check]]], cases: Sequence[Case], selection: Selection
 ) -> Iterator[Iterator[tuple[int, list[Check]]]]:
-    """Run the job of each case, in several processes if that is faster and safe.
-
-    Yields:
-        The position of each job and its result, in any order.
-    """
+    """Run the jobs, in several processes if that is faster and safe. Yield their numbers and results in any order."""
     global _jobs
     _jobs = jobs
-    # JAX compiles a loss for each shape in each process. Large cases come first, so that no process ends much later.
+    # JAX compiles a loss for each shape in each process. Large cases come first, so that the processes end together.
     alike: dict[tuple[int, ...], list[int]] = {}
     for k, case in enumerate(cases):
         alike.setdefault(case.embeddings.shape, []).append(k)
@@ -375,7 +359,7 @@ def _shared_out(
     if processes == 1:
         yield chain.from_iterable(map(_done, parts))
         return
-    # The garbage collector need not traverse what is loaded already, in any of the processes.
+    # The garbage collector need not traverse what is already loaded.
     gc.freeze()
     pool = ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), _ignore_interrupts)
     try:
@@ -388,16 +372,12 @@ def _shared_out(
 
 
 def _ignore_interrupts() -> None:
-    """Ignore interrupts in this process; the process that started it handles them."""
+    # The process that started this one handles them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _check_cases(selection: Selection, names: Collection[str], stored: Iterable[Case]) -> None:
-    """Check that every pattern of a selection matches a case, a figure or a claim, and that one of these is selected.
-
-    Raises:
-        UsageError: a pattern matches none of the names, or there are none.
-    """
+    """Raise a UsageError if a pattern of a selection matches nothing, or if nothing is selected."""
     for pattern in selection.cases:
         if not any(fnmatchcase(name, pattern) for name in names):
             near = meant(pattern, {case.id for case in stored})
@@ -441,7 +421,7 @@ def check_device(device: str) -> None:
 
 
 def _present(selection: Selection, report: Report) -> Iterator[Implementation]:
-    """Load the selected implementations; record the absent ones, and the versions of the others.
+    """Load the selected implementations. Record the absent ones, and the versions of the others.
 
     Raises:
         CouldNotRun: an implementation that the selection names is absent.
@@ -465,7 +445,7 @@ def _present(selection: Selection, report: Report) -> Iterator[Implementation]:
 
 
 def _judge_documents(report: Report, progress: Progress | None) -> None:
-    """Recompute the printed figures of the documents, and judge the claims that they make in words."""
+    """Recompute the printed figures of the documents, and judge their claims."""
     selection = report.selection
 
     def add(kind: str, name: str, passed: bool, message: str, loss: str = "", **more: Any) -> None:
@@ -501,17 +481,11 @@ def _count_problems(
     cases: Sequence[Case],
     left_out: Mapping[str, Mapping[str, int]],
 ) -> list[str]:
-    """The differences between the counts of a whole run and those of ``EXPECTED``, for the implementations present.
+    """Return the differences between the counts of a whole run and those of ``EXPECTED``.
 
-    An implementation that needs a special device has no counts in this file: it must pass every case that it supports.
-    The counts in the file include the checks that this run left out. Their number is known, but not how many of them
-    pass or deviate.
-
-    Args:
-        report: the report of the run.
-        implementations: the implementations of the run.
-        cases: the cases of the run.
-        left_out: the result of `_left_out`.
+    Only implementations that are present are compared. The file counts a thorough run. Of the checks that this run left
+    out, only the number is known, not how many pass or deviate. Implementations that need a special device are not in
+    the file: they must pass every case that they support.
     """
     if not (fixtures_root() / EXPECTED).is_file():
         return [f"{EXPECTED} is missing: the counts of checks cannot be asserted"]
@@ -541,7 +515,6 @@ def _count_problems(
         return min(rest.values(), default=0) >= 0 and (rest[skipped], rest.total()) == (number[skipped], number.total())
 
     def less(key: str) -> str:
-        """How many of the expected checks are left out, in words; "" if none."""
         left = left_out.get(key)
         return f" in a thorough run, {sum(left.values())} of them left out here" if left else ""
 
@@ -555,14 +528,7 @@ def _count_problems(
 def _left_out(
     implementations: Sequence[Implementation], stored: Iterable[Case], cases: Collection[Case], selection: Selection
 ) -> dict[str, dict[str, int]]:
-    """The counts of the checks that only a thorough run includes, with those that would be judged counted as passed.
-
-    Args:
-        implementations: the implementations of the run.
-        stored: all cases.
-        cases: the cases of the run.
-        selection: the selection of the run.
-    """
+    """Return the counts of the checks that only a thorough run includes. All that would run count as passed."""
     chosen = set(cases)
 
     def checks(one: Implementation, case: Case) -> Iterator[tuple[str, bool]]:
@@ -594,14 +560,10 @@ def show_counts(counts: Mapping[str, int] | None) -> str:
 
 
 def expected_counts(report: Report, stored: Mapping[Case, GoldenCase | None]) -> dict[str, Any]:
-    """The JSON object of ``fixtures/expected.json`` for a run.
+    """Return the JSON object of ``fixtures/expected.json`` for a run. ``stored`` contains the cases of the run.
 
     Absent implementations and failed checks are counted as declared: passed, or deviates. Implementations that need a
     special device are left out.
-
-    Args:
-        report: the report of the run.
-        stored: the cases of the run, with their golden entries if they have one.
     """
     everywhere = {kind.name: kind for kind in ALL if kind.anywhere}
     checks = [

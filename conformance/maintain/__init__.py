@@ -1,1 +1,1 @@
-"""Commands that change the fixtures: add a case, add a loss, rebuild everything that is derived."""
+"""Commands that change the fixtures: add a case, add a loss, rebuild derived files."""

@@ -1,8 +1,4 @@
-"""Add a user's batch to the golden cases.
-
-Arrays are read from npy files (without pickle), csv files, or tensors of safetensors files. The reference validates the
-batch.
-"""
+"""Add a user's batch to the golden cases. Its arrays are read from npy (without pickle), csv or safetensors files."""
 
 from __future__ import annotations
 
@@ -53,7 +49,7 @@ _ROWS = ("ref_labels", "self_rows", "anchors", *IGNORED, *WEIGHTS)
 
 
 class Refused(UsageError):
-    """The batch cannot be added. The message begins with the option, or with the name of the invalid argument."""
+    """The batch cannot be added. The message begins with the name of the invalid option or argument."""
 
 
 def _require(met: object, message: str) -> None:
@@ -66,15 +62,14 @@ def read_array(source: str, option: str, name: str) -> Array:
 
     Args:
         source: X.npy, X.csv or X.safetensors:TENSOR.
-        option: name of the command-line option, used in messages.
-        name: name of the argument, which determines the dtype and rank of a csv file; the other formats store both.
+        option: the command-line option, for messages.
+        name: name of the argument. It determines the dtype and rank of a csv file.
 
     Returns:
-        The array: of an npy file as stored, of a safetensors file with floats converted to float64, of a csv file with
-        the dtype and rank of the argument.
+        The array. Floats of safetensors files are converted to float64.
 
     Raises:
-        Refused: The file does not exist, cannot be read, has an unknown format, or does not contain the tensor.
+        Refused: The file cannot be read, has an unknown format, or does not contain the tensor.
     """
     stem, _, tensor = source.partition(".safetensors:")
     path = Path(f"{stem}.safetensors" if tensor else source)
@@ -97,7 +92,6 @@ def _read_npy(path: Path, where: str, name: str) -> Array:
 
 
 def _read_csv(path: Path, where: str, name: str) -> Array:
-    """Read a csv file as an array with the rank and dtype of an argument."""
     dtype, read, words = _CELLS[name if name in _CELLS else "embeddings" if "D" in SHAPES[name] else "labels"]
     rows: list[list[Any]] = []
     for k, cells in enumerate(csv.reader(io.StringIO(path.read_text(encoding="utf-8-sig"))), start=1):
@@ -127,7 +121,8 @@ _CELLS: dict[str, tuple[type[np.generic], Callable[[str], Any], str]] = {
     **dict.fromkeys(WEIGHTS, (np.float64, float, "a number")),
     **dict.fromkeys(MASKS, _BOOLEAN),
 }
-"""For each kind of argument: the dtype, the function that parses a csv cell, and the expected content. The entry
+"""How csv cells are read: the dtype, the parser, and the expected content.
+
 "embeddings" is for all matrices of embeddings, "labels" for all integers."""
 
 
@@ -149,11 +144,11 @@ _READERS: dict[str, Callable[[Path, str, str], Array]] = {
     ".csv": _read_csv,
     ".safetensors": _read_safetensors,
 }
-"""The reader of each format. Its arguments: the path, the beginning of messages, the name of the tensor or argument."""
+"""The reader of each format: ``reader(path, start of messages, name of the tensor or argument)``."""
 
 
 def make_case(batch: Batch) -> Case:
-    """Make a case from a batch and validate it by calling the reference.
+    """Make a case from a batch. The reference validates it.
 
     Args:
         batch: the files and options of the batch.
@@ -162,7 +157,7 @@ def make_case(batch: Batch) -> Case:
         The case, with float64 matrices.
 
     Raises:
-        Refused: An argument is invalid. The message names the argument and says what is expected.
+        Refused: An argument is invalid.
     """
     _require(batch.loss in LOSSES, f"--loss: expected one of {', '.join(LOSSES)}, got {batch.loss!r}")
     loss = LOSSES[batch.loss]
@@ -188,7 +183,7 @@ def make_case(batch: Batch) -> Case:
 
 
 def read_settings(loss: Loss, settings: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options of a loss, converted from texts; numbers become floats.
+    """Convert the options of a loss from texts. Numbers become floats.
 
     Raises:
         Refused: The loss has no such option, or a number is expected.
@@ -209,7 +204,7 @@ def read_settings(loss: Loss, settings: Mapping[str, str]) -> dict[str, Any]:
 
 
 def read_training(batch: TrainingBatch) -> dict[str, Any]:
-    """Read the arrays and options of ``pairproof diagnose``, and return them as arguments of ``diagnose``.
+    """Read the files and options of ``pairproof diagnose``, and return the arguments of ``diagnose``.
 
     Raises:
         Refused: A file cannot be read, or the loss has no such option.
@@ -235,7 +230,7 @@ def read_training(batch: TrainingBatch) -> dict[str, Any]:
 
 
 def _arrays(batch: Batch) -> dict[str, Array]:
-    """Read the arrays of a batch, by the names of the loss's arguments."""
+    """Read the arrays of a batch, by argument name."""
     loss = LOSSES[batch.loss]
     first = loss.embeddings[0]
     sources = {first: batch.embeddings} | {key: getattr(batch, key) for key in (*MATRICES, *_ROWS, *TARGETS)}
@@ -280,7 +275,7 @@ class Added:
 
     Attributes:
         entry: the JSON object of the case in the golden file.
-        notes: failed checks on the case, absent implementations, and other files that were updated, one line each.
+        notes: failed checks, absent implementations, and other updated files, one line each.
     """
 
     entry: Mapping[str, Any]
@@ -297,11 +292,13 @@ def add(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> Added:
-    """Prove the results of a batch, append the batch to the golden cases of its loss, and update counts and checksums.
+    """Prove the results of a batch, and add it to the golden cases of its loss.
+
+    Counts, checksums and other derived files are updated too.
 
     Args:
         batch: the files and options of the batch.
-        flags: the reasons for the case, as names from ``golden/flags.json``.
+        flags: names of flags from ``golden/flags.json``: the reasons for the case.
         note: what the case shows, in one line.
         root: folder of fixtures; by default the installed one.
         gradient: whether to prove the gradient too.
@@ -360,9 +357,9 @@ def add(
 
 
 def _compare_slopes(case: Case, expected: Expected) -> None:
-    """Compare the proved derivative with respect to the temperature with a difference quotient of the reference.
+    """Compare the proved temperature gradient with a difference quotient of the reference.
 
-    The proof assumes that the formula depends on the temperature only in the ways that `truth.evaluate` knows.
+    A formula may depend on the temperature in a way that `truth.evaluate` does not know. The proof is then wrong.
 
     Raises:
         CertificationError: they differ by more than the error of the quotient.
@@ -382,7 +379,6 @@ def _compare_slopes(case: Case, expected: Expected) -> None:
 
 
 def _content(case: Case) -> tuple[Any, ...]:
-    """The inputs and options of a case, in a form that can be compared."""
     matrices = {name: matrix.tolist() for name, matrix in case.matrices.items()}
     keywords = {key: value for key, value in case.keywords.items() if value is not None}
     return case.loss, matrices, dict(case.arguments), keywords

@@ -1,4 +1,4 @@
-"""Write the skeleton of a new loss: a copy of an existing loss under another name, in every file that a loss needs."""
+"""Write the skeleton of a new loss: copy an existing loss, under another name, in every file that a loss needs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class NewLoss:
 
 
 def new_loss(name: str, like: str, source: str, top: Path | None = None) -> NewLoss:
-    """Write a loss that computes the same as an existing one, as a starting point.
+    """Write a loss that is a copy of an existing one, as a starting point.
 
     Args:
         name: short name of the new loss.
@@ -98,7 +98,7 @@ def _code(top: Path, old: Loss, new: Loss) -> Iterator[tuple[str, str]]:
 
 
 def _entry(catalogue: str, old: Loss, new: Loss) -> str:
-    """Return the statement that registers the new loss, copied from that of the old loss."""
+    """Return the ``register`` statement of the new loss, copied from the old loss."""
     changed = {name: f'"{getattr(new, name)}"' for name in ("name", "module", "module_class", "source")}
     calls = [node for node in ast.walk(ast.parse(catalogue)) if isinstance(node, ast.Call)]
     losses = [{word.arg: word.value for word in call.keywords} for call in calls if ast.unparse(call.func) == "Loss"]
@@ -109,7 +109,7 @@ def _entry(catalogue: str, old: Loss, new: Loss) -> str:
 
 
 def _copied(folder: Path, module: str, wanted: Sequence[str], renamed: Iterable[str]) -> tuple[list[str], str]:
-    """Return the imports that some definitions need outside their module, and the source of the definitions."""
+    """Return the imports that definitions need in another module, and their source."""
     text = (folder / f"{module}.py").read_text(encoding="utf-8")
     tree = ast.parse(text)
     defined: dict[str, ast.stmt] = {getattr(node, "name", ""): node for node in tree.body}
@@ -133,14 +133,14 @@ def _copied(folder: Path, module: str, wanted: Sequence[str], renamed: Iterable[
 
 
 def _exported(text: str, module: str, names: Sequence[str]) -> str:
-    """Add the import and export of a module's names to the text of an ``__init__.py``; ``make format`` sorts them."""
+    """Add imports and exports to the text of an ``__init__.py``; ``make format`` sorts them."""
     line = f"from .{module} import {', '.join(names)}\n"
     text = re.sub(r"^(?=from \.)", line, text, count=1, flags=re.MULTILINE)
     return text.replace("__all__ = [\n", "__all__ = [\n" + "".join(f'    "{name}",\n' for name in names))
 
 
 def _fixtures(root: Path, old: Loss, new: Loss) -> None:
-    """Write an empty golden file, and copy the old loss's entries of the error table for the new one."""
+    """Write an empty golden file, and copy the error cases of the old loss."""
     write_atomically(root / new.golden_file, dump_json(golden.file_of(new, [])))
     errors = read_json(root, golden.ERRORS)
     errors["good"][new.name] = errors["good"][old.name]

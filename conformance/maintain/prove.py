@@ -1,4 +1,4 @@
-"""Prove the results of all golden cases again, in parallel; rewrite the files that differ, and report the changes."""
+"""Prove all golden cases again, in parallel, and rewrite the files that differ."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ from ..truth.certify import certify
 def prove_golden(
     root: Path | None = None, *, processes: int | None = None, progress: Progress | None = None
 ) -> list[str]:
-    """Prove every golden case again and write the files that changed. On a clean tree this writes nothing.
+    """Prove every golden case again and write the files that changed. On a clean tree, nothing is written.
 
-    All results are computed before the first file is written, and each file is replaced atomically. An error or an
-    interruption during the proofs leaves the old files.
+    Files are written only after all proofs are done, and each file is replaced atomically.
 
     Args:
         root: folder of fixtures; by default the installed one.
@@ -63,7 +62,7 @@ def prove_golden(
 
 
 def _proves_gradient(raw: Mapping[str, Any]) -> bool:
-    """Whether the gradient of a stored case is proved: always, except when its author left it out."""
+    """Whether the gradient of a stored case is proved. It is not if the author left it out."""
     stored = raw.get("expected")
     return not (isinstance(stored, Mapping) and stored.get("gradient_left_out") == BY_CHOICE)
 
@@ -74,7 +73,7 @@ def prove(
     """Certify the results of cases in parallel.
 
     Args:
-        cases: the cases, each with whether to prove its gradient.
+        cases: pairs of a case and whether to prove its gradient.
         processes: number of processes; by default one per core. With 1, no process is started.
         progress: called at each step.
 
@@ -87,7 +86,7 @@ def prove(
     processes = processes or os.cpu_count() or 1
     if processes == 1 or len(cases) < 2:
         return list(tracked("proving", map(_certified, cases), len(cases), progress))
-    # The most expensive first: an expensive case that starts last would occupy only one process.
+    # The most expensive cases start first. If one started last, the other processes would be idle.
     order = sorted(range(len(cases)), key=lambda k: -_cost(*cases[k]))
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
         proved = pool.map(_certified, [cases[k] for k in order])
@@ -107,7 +106,7 @@ def _cost(case: Case, gradient: bool) -> int:
 
 
 def _differences(stored: Mapping[str, Any], rebuilt: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Yield one line for each field that differs. For a list, the line shows the first entry that differs."""
+    """Yield one line per field that differs. For a list, the line has the first entry that differs."""
     for key in {**stored, **rebuilt}:
         old, new = stored.get(key), rebuilt.get(key)
         where = f"{path}{key}"

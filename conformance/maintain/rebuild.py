@@ -1,7 +1,6 @@
 """Rebuild everything that is derived in the fixtures: golden results, counts, layout, recorded peers, checksums.
 
-The work is done in a copy of the folder. When it is complete, the files that differ replace the old ones, unless the
-changes are only reported. An error or an interruption before that leaves the folder unchanged.
+The work is done in a copy of the folder. Files are replaced at the end, so that an error leaves them unchanged.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from ..suite.store import MANIFEST, FixtureError
 from .prove import prove_golden
 
 LONGEST_DIFF = 40
-"""Number of lines of a difference that are printed."""
+"""Maximum number of printed lines of a difference."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +54,13 @@ def rebuild(
     keep: bool = True,
     judge: Callable[[Selection, Progress | None], verify.Report] | None = None,
 ) -> Rebuilt:
-    """Derive everything again and write the files that differ. On a clean tree this writes nothing.
+    """Derive everything again and write the files that differ. On a clean tree, nothing is written.
 
-    A failing check is counted as the implementation's declarations predict: as passed, or as deviating. The counts are
-    therefore right once the implementation or its declarations are corrected.
+    A failing check is counted with the status that the implementation's declarations predict: passed, or deviates. So
+    the counts are right once the failure is corrected.
 
     Args:
-        peers: paths by peer name. The values of "supcontrast" are recorded again; "folder" contains the other peers.
+        peers: paths by peer name. "supcontrast" is recorded again; "folder" contains the other peers.
         root: folder of fixtures; by default the installed one.
         processes: number of processes for proofs; by default one per core.
         progress: called at each step.
@@ -74,8 +73,8 @@ def rebuild(
     Raises:
         FixtureError: A file cannot be read, violates its schema or contradicts itself.
         CertificationError: A result cannot be proved.
-        CouldNotRun: The path of a peer does not exist, or the peer's revision is not the recorded one. In the second
-            case, the message lists the differences.
+        CouldNotRun: The path of a peer does not exist, or the peer has another revision than the recorded one. For
+            another revision, the message lists the differences.
         UsageError: A peer is unknown.
         Unavailable: The path of a peer does not contain this peer.
     """
@@ -115,7 +114,7 @@ def validate(root: Path) -> None:
 
 
 def _recorded(root: Path) -> dict[str, Any]:
-    """Return the recorded results of the peer supcontrast; empty if there are none."""
+    """Return the recorded results of supcontrast; empty if there are none."""
     return dict(store.read_checked(root, RECORDED, RECORDED_FORMAT)) if (root / RECORDED).is_file() else {}
 
 
@@ -129,25 +128,25 @@ def read_expected(root: Path) -> dict[str, Any]:
 
 
 def _contents(root: Path) -> dict[str, bytes]:
-    """Return the content of every data file of a folder of fixtures, and of the manifest, which is last."""
+    """Return the contents of all data files by name. The manifest is last."""
     return {name: (root / name).read_bytes() for name in [*store.data_files(root), MANIFEST] if (root / name).is_file()}
 
 
 @contextmanager
 def staged(root: Path) -> Iterator[tuple[Path, dict[str, bytes]]]:
-    """Copy a folder of fixtures to a temporary folder; yield the copy, and its files as ``_contents`` returns them."""
+    """Copy the fixtures to a temporary folder. Yield the copy, and the contents of its files by name."""
     with tempfile.TemporaryDirectory(prefix="pairproof-") as folder:
         stage = Path(shutil.copytree(root, Path(folder) / "fixtures"))
         yield stage, _contents(stage)
 
 
 def put_in_place(stage: Path, root: Path, before: Mapping[str, bytes]) -> None:
-    """Replace the files of a folder by those of a copy that differ: all of them, or none.
+    """Replace the files in ``root`` that differ from the copy: all of them, or none.
 
     Args:
         stage: the copy.
         root: the folder of fixtures.
-        before: the files of ``root`` when the copy was made, as ``_contents`` returns them.
+        before: the contents of the files in ``root`` when the copy was made, by name.
 
     Raises:
         FixtureError: A file of ``root`` was changed by another process.
@@ -163,7 +162,7 @@ def put_in_place(stage: Path, root: Path, before: Mapping[str, bytes]) -> None:
     )
     replaced: list[str] = []
     try:
-        # Everything is written before a file is replaced: if the disk is full, renaming still works.
+        # Everything is written before a file is replaced: on a full disk, renaming still works.
         for name in changed:
             new[name].parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(stage / name, new[name])
@@ -185,7 +184,7 @@ def put_in_place(stage: Path, root: Path, before: Mapping[str, bytes]) -> None:
 
 
 def _changed(stage: Path, before: Mapping[str, bytes]) -> list[str]:
-    """Return the files of a copy that differ, the manifest last: it must not list files that are not yet written."""
+    """Return the changed files. The manifest is last: it must not list files that are not yet written."""
     return [name for name, data in _contents(stage).items() if data != before.get(name)]
 
 
@@ -206,7 +205,7 @@ def _renew_manifest(stage: Path) -> list[str]:
 
 
 def _lay_out_worked(stage: Path) -> list[str]:
-    """Write the worked examples in the standard layout. The loader checks their ``counts``; a wrong one is an error."""
+    """Write the worked examples in the standard layout, and report the files that had another layout."""
     changes = []
     for path, fixture in zip(sorted((stage / "worked").glob("*.json")), load_worked(stage), strict=True):
         text = dump_worked(fixture)
@@ -218,7 +217,7 @@ def _lay_out_worked(stage: Path) -> list[str]:
 
 
 def _record(stage: Path, old: Mapping[str, Any], path: str | None, notes: list[str]) -> list[str]:
-    """Record the results of supcontrast at a path and return the changes; without a path, note what is kept."""
+    """Record the results of supcontrast and return the changes. Without a path, only add notes."""
     with store.fixtures_at(stage):
         cases = list(verify.load_cases(load_worked()))
     if path is None:
@@ -242,7 +241,7 @@ def _record(stage: Path, old: Mapping[str, Any], path: str | None, notes: list[s
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    """Describe how the recorded results of a peer changed: one line per field, and one per case and dtype.
+    """Yield one line per field of a recorded peer that changed, and one per case and dtype.
 
     Args:
         old: JSON object of a recorded peer, or an empty one.
@@ -258,7 +257,6 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]
 
 
 def _difference(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> str:
-    """Describe how one record changed; empty if it did not."""
     if new is None:
         return "no longer recorded"
     values = ", ".join(map(_text, new["values"]))
@@ -281,13 +279,13 @@ def _text(value: Any) -> str:
 
 
 def shortened(lines: Sequence[str]) -> list[str]:
-    """Return the first ``LONGEST_DIFF`` lines, and a line with the number of the others."""
+    """Return the first ``LONGEST_DIFF`` lines, and the number of the others."""
     more = len(lines) - LONGEST_DIFF
     return [*lines[:LONGEST_DIFF], f"... and {more} more"] if more > 0 else list(lines)
 
 
 def _count(stage: Path, changes: list[str], judge: Callable[[], verify.Report]) -> verify.Report:
-    """Run everything on the copy and write the counts of checks; append their changes, and return the report."""
+    """Run everything on the copy, write the counts of checks, and append their changes to ``changes``."""
     stored = None
     try:
         stored = read_expected(stage)
@@ -308,7 +306,7 @@ def _count(stage: Path, changes: list[str], judge: Callable[[], verify.Report]) 
 
 
 def counted_without_running(report: verify.Report) -> list[str]:
-    """Describe the implementations that are absent, whose counts follow from their declarations; one line each."""
+    """Return one line for each absent implementation. Its counts follow from its declarations."""
     return [
         f"{kind.name}: not run, so its counts follow from its declarations: {report.absent[kind.name]}"
         for kind in ALL
@@ -322,7 +320,7 @@ def write_counts(stage: Path, counts: Mapping[str, Any]) -> None:
 
 
 def failures(report: verify.Report) -> list[str]:
-    """Describe the checks of a run that failed, each with the command that repeats it; one line each."""
+    """Return one line for each failed check, with the command that repeats it."""
     return [
         f"failed: {', '.join(filter(None, (check.case, check.implementation, check.dtype)))}: {check.message};"
         f" repeat: {check.repeat}"

@@ -17,7 +17,7 @@ TABLES = {
     "tools/peer_table.py": "conformance/implementations/README.md",
     "tools/fault_table.py": "conformance/faults/README.md",
 }
-"""The scripts that write tables, and the file that each of them writes."""
+"""The scripts that write tables, and the files that they write."""
 
 ADOPTER = "examples/adopter"
 COUNTED = ("docs/judging.md", f"{ADOPTER}/tests/test_conformance.py", f"{ADOPTER}/.github/workflows/conformance.yml")
@@ -56,7 +56,7 @@ def renew(top: Path, loss: str) -> list[str]:
 
 
 def _count(top: Path) -> None:
-    """Update the numbers of checks in the files of ``COUNTED``."""
+    """Update the numbers of checks in ``COUNTED``."""
     texts = {name: (top / name).read_text(encoding="utf-8") for name in COUNTED}
     for attribute, loss, old in set(ASSERTED.findall("".join(texts.values()))):
         new = len(check_loss(f"{top / ADOPTER}/mylib/losses.py:{attribute}", loss, seed=0).judged)
@@ -67,7 +67,7 @@ def _count(top: Path) -> None:
 
 
 def _sample(readme: Path) -> None:
-    """Update the diagnosis and the verdict in the README's sample of the output of ``pairproof check``."""
+    """Update the diagnosis and the verdict in the README's sample output."""
     text = readme.read_text(encoding="utf-8")
     main = "from pairproof.conformance.cli import main; main()"
     command = [sys.executable, "-c", main, "check", "losses.py:supcon", "--loss=supcon", "--seed=0"]

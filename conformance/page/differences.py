@@ -1,4 +1,4 @@
-"""The value, anchors, pairs and gradients of a failing case: the expected ones beside those of the loss."""
+"""Tables that compare the values, anchors, pairs and gradients of a failing case with the expected ones."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from .examples import MOST_ROWS, exp, number
 from .findings import judged
 
 SHOWN = 40
-"""Largest number of failing cases that are shown."""
+"""Maximum number of shown cases."""
 
 SEARCHED = 5
-"""Number of failing cases for which ``computed_terms`` is called, which evaluates hundreds of variants."""
+"""Number of cases for which ``computed_terms`` is called. Each call evaluates hundreds of variants."""
 
 MOST_LINES = 24
-"""Largest number of rows of a table."""
+"""Maximum number of rows of a table."""
 
 BEFORE = 4
-"""Number of rows that are shown before the first difference if a table is too long to show whole."""
+"""Number of rows before the first difference that are shown of a longer table."""
 
 MOST_COLUMNS = 8
-"""Largest number of entries of a row of a gradient that are shown."""
+"""Maximum number of shown columns of a gradient."""
 
 DIFFERENT = 1e-5
-"""Smallest relative difference that is marked, if the message of the check names no term of the table."""
+"""Relative differences above this value are marked, unless the message of the check names a row."""
 
 Row = tuple[str, Sequence[Any], Sequence[Any]]
-"""The name of a term, and the expected and the found numbers."""
+"""Name of a term, expected numbers, found numbers."""
 
 
 Failures = Sequence[tuple[tuple[str, str], Sequence[Check]]]
-"""Failing cases: the implementation and the case, and the failing checks."""
+"""For each failing case: its implementation and id, and the failing checks."""
 
 
 def failing_cases(found: Report | CheckResult) -> Failures:
-    """Return the failing cases; for ``check``, sorted by level, then by size.
+    """Return the failing cases.
 
-    For ``check``, the failing usages (other ways to call the loss) are included.
+    Those of ``check`` include failing usages (other ways to call the loss), and are sorted by level, then by size.
 
     Args:
         found: the results of ``verify`` or of ``check``.
@@ -100,7 +100,6 @@ def _failure(
     *,
     search: bool,
 ) -> dict[str, Any]:
-    """One failing case: the message, the explanation, the command that repeats it, and its terms side by side."""
     first = same[0]
     data: dict[str, Any] = {
         "implementation": first.implementation,
@@ -128,7 +127,6 @@ def _failure(
 
 
 def _tables(evidence: Failing, outcome: Outcome, computed: Computed | None, message: str) -> Iterator[dict[str, Any]]:
-    """Yield the tables of a failing case: its loss, its anchors, its pairs and its gradients."""
     case, truth = evidence.case, evidence.truth
     several = len(truth.values) != 1
     rows: list[Row] = [
@@ -163,7 +161,7 @@ def _tables(evidence: Failing, outcome: Outcome, computed: Computed | None, mess
 
 
 def _gradients(truth: Expected, outcome: Outcome, name: str, message: str) -> Iterator[dict[str, Any]]:
-    """Yield a table of the gradient with respect to each matrix; ``name`` is the name of the first matrix."""
+    """Yield one table for each matrix. ``name`` is the name of the first matrix."""
     if truth.gradient is None or outcome.gradient is None:
         return
     pairs = {name: (truth.gradient, outcome.gradient)}

@@ -1,4 +1,4 @@
-"""The worked examples as data of the HTML page: the matrices of each batch, and the terms of each loss on it."""
+"""The worked examples of the HTML page: the matrices of each batch, and the terms of each loss."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ FOUR = ("supcon", "nt_xent", "nt_xent_pairwise", "nt_bxent")
 """The losses whose terms are shown for every batch."""
 
 MOST_ROWS = 12
-"""Largest number of rows of a shown batch, and largest ``Case.size`` of a failing case whose terms are shown."""
+"""Maximum number of rows of a shown batch, and maximum ``Case.size`` of a failing case whose pairs are shown."""
 
 
 def number(value: Any, digits: int = 6) -> float | str:
-    """Round a number to significant digits. Infinities and NaN become texts, because JSON does not have them."""
+    """Round a number to significant digits. Infinities and NaN become texts, because JSON lacks them."""
     x = float(value)
     return float(f"{x:.{digits}g}") if math.isfinite(x) else str(x)
 
@@ -38,7 +38,7 @@ def exp(value: Any) -> float | str:
 
 
 def pairs_of(result: Result) -> dict[str, list[Any]]:
-    """By anchor, a list for each pair: other row, whether positive, members, numerator, denominator, value, ratio."""
+    """By anchor, one list per pair: [other row, whether positive, members, numerator, denominator, value, ratio]."""
     found: dict[str, list[Any]] = {}
     for (anchor, other), pair in result.terms.pairs.items():
         found.setdefault(str(anchor), []).append([other, pair.positive, list(pair.members), *_parts(pair)])
@@ -76,7 +76,7 @@ def _terms(case: Case, calls: Sequence[str]) -> dict[str, Any]:
 
 
 def _four(case: Case) -> Iterator[Case]:
-    """The losses of ``FOUR`` on the positives of a case; nt_xent only if the positives are mutual partners."""
+    """One case per loss in ``FOUR``, with the positives of a case. nt_xent needs mutual partners."""
     mask, ignored = case.positive_array() & case.member_array(), case.ignored_array()
     partners = mask.argmax(axis=1)
     arguments: dict[str, dict[str, Any]] = {
@@ -94,7 +94,7 @@ def _four(case: Case) -> Iterator[Case]:
 
 
 def _same(one: Case, other: Case) -> bool:
-    """Whether two cases of one batch have the same loss, the same pairs and the same value."""
+    """Whether two cases of one batch have the same loss, pairs and value."""
     if one.loss != other.loss:
         return False
     a, b = call_reference(one), call_reference(other)
@@ -105,14 +105,14 @@ def _same(one: Case, other: Case) -> bool:
 
 
 def _batch(case: Case) -> tuple[Any, ...]:
-    """What the calls of one batch have in common."""
+    """A key that all calls on one batch share."""
     positives, ignored = (case.positive_array() & case.member_array()).tobytes(), case.ignored_array().tobytes()
     rows = case.embeddings.shape, case.embeddings.tobytes()
     return *rows, positives, ignored, case.temperature, case.option("similarity")
 
 
 def _view(cases: Sequence[Case]) -> dict[str, Any]:
-    """The matrices of a batch, and the terms of each loss: those of ``FOUR``, and those of other calls."""
+    """The matrices of a batch, and the terms of each loss."""
     case = cases[0]
     terms = call_reference(case).terms
     logits = np.array([[float(x) for x in row] for row in terms.logits])
@@ -141,14 +141,14 @@ def _view(cases: Sequence[Case]) -> dict[str, Any]:
 
 
 def _certified(judgement: Judgement) -> str:
-    """The exact loss of a figure's inputs. Without it, the recorded true value if the figure is wrong; else ""."""
+    """The certified value of a figure, the value recorded for an artefact, or ""."""
     if judgement.value is None and judgement.verdict == "artefact" and judgement.figure.instead:
         return f"{float(judgement.figure.instead['value']):.9g}"
     return "" if judgement.value is None else repr(judgement.value)
 
 
 def _digits_differ(judgement: Judgement) -> bool:
-    """Whether a reproduced figure differs from the certified value, rounded to the printed number of decimals."""
+    """Whether a reproduced figure differs from the certified value, rounded to the printed decimals."""
     printed = judgement.figure.printed
     if judgement.value is None or judgement.verdict != "reproduced" or not isinstance(printed, str):
         return False
@@ -156,7 +156,7 @@ def _digits_differ(judgement: Judgement) -> bool:
 
 
 def document(fixture: WorkedFixture, report: Report) -> dict[str, Any]:
-    """A document: its batches, its figures and its claims with their verdicts.
+    """Return the batches, figures and claims of a document, with their verdicts.
 
     Args:
         fixture: the document.

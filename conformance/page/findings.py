@@ -1,4 +1,4 @@
-"""What is computed for the findings of the HTML page: charts of known mistakes, temperature sweeps, public losses."""
+"""The findings of the HTML page: charts of known mistakes, temperature sweeps, and public losses."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DTYPE = "float32"
 """The dtype of the sweeps."""
 
 BOTTOM = 1e-9
-"""Relative errors below this value are drawn at this value."""
+"""Smaller relative errors are drawn at this value."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Finding:
     Attributes:
         id: name in the page.
         title: what happens, in a few words.
-        because: why, as the figure or the deviation records it.
+        because: why, from the record of the figure or of the deviation.
         proof: the numbers that show it.
         link: where the cause is discussed or documented; "" for a finding about a document.
         charts: the charts.
@@ -69,7 +69,7 @@ class Finding:
 
 
 def judged(report: Report) -> dict[str, Implementation]:
-    """Load the implementations that a run judged, by name, without those that are no longer available."""
+    """Load the implementations that a run judged, by name; unavailable ones are left out."""
     found = {}
     for kind in ALL:
         if kind.name in report.versions:
@@ -106,7 +106,7 @@ def _largest(outcome: Outcome) -> float:
 
 
 def _constant(figure: Judgement, tutorial: Implementation) -> Finding:
-    """The batch tutorial's loss on random rows multiplied by a factor, which is 1 in the tutorial itself."""
+    """The batch tutorial's loss on random rows times a factor. In the tutorial, the factor is 1."""
     rows, labels = np.random.default_rng(0).standard_normal((5, 192)).astype(np.float32), [0, 3, 9, 3, 1]
     factors = np.geomspace(0.01, 1, 17).tolist()
     cases = [
@@ -163,9 +163,9 @@ def _negative(logits: npt.NDArray[np.float64], dtype: torch.dtype) -> list[float
 
 
 def _rising_mean(pml: Implementation, reason: Deviation) -> Finding:
-    """The mean loss of eight pairs that are solved one after the other, the pair with the smallest loss first.
+    """The mean loss of eight orthogonal pairs that are solved one after the other, the smallest loss first.
 
-    The pairs are orthogonal to each other. The cosine of a solved pair is 1, that of any other pair 0 or negative.
+    A solved pair has a cosine of 1, any other pair a cosine of 0 or less.
     """
     pairs, cases = 8, []
     for solved in range(pairs):
@@ -224,10 +224,10 @@ def _saturation(pml: Implementation, reason: Deviation) -> Finding:
 
 
 def sweeps(losses: Iterable[str], implementations: Mapping[str, Implementation]) -> Iterator[dict[str, Any]]:
-    """Yield the temperature sweep of each loss that some implementation computes: its chart and its table.
+    """Yield the chart and the table of a temperature sweep for each loss.
 
-    The rows, and the size from which an error counts as wrong, are those of the search for limits
-    (``judge/ranges.py``).
+    A loss that no implementation computes is left out. The batch and the allowed error are those of
+    ``judge/ranges.py``.
 
     Args:
         losses: the losses.
@@ -258,7 +258,7 @@ def _case(loss: str, temperature: float) -> Case:
 
 
 def _errors(one: Implementation, case: Case, true: Expected) -> tuple[float, float]:
-    """The relative errors of value and gradient; infinite if one is not finite, or if the implementation fails."""
+    """The relative errors of value and gradient; infinite if a result is not finite or the call fails."""
     try:
         outcome = one.evaluate(case, DTYPE)
     except Exception:  # external code may raise anything
@@ -279,9 +279,10 @@ def _distance(expected: Any, found: Any) -> float:
 
 
 def _sweep(loss: str, found: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Any]:
-    """The chart of a loss, and where each implementation breaks. Implementations with the same errors share a line.
+    """The chart of a loss, and where each implementation breaks.
 
-    An implementation that is wrong even at the highest temperature computes another loss, and is not in the chart.
+    Implementations with equal errors share a line. The chart leaves out those that are wrong even at the highest
+    temperature, because they compute another loss.
     """
     eps = float(np.finfo(DTYPE).eps)
     allowed = [min(max(ranges.WIDE, 16 * eps / t), 100 * ranges.WIDE) for t in TEMPERATURES]
@@ -317,7 +318,7 @@ def _shown(error: float) -> float | str:
 
 
 def public_losses(stored: Mapping[Case, GoldenCase | None]) -> Iterator[dict[str, Any]]:
-    """Yield the public losses that are not installed: what each computes, what ``check`` reports, and a failing case.
+    """Yield for each public loss what it computes, what ``check`` reports, and a failing case.
 
     Args:
         stored: the cases with their golden entries, as ``load_cases`` returns them.
@@ -332,7 +333,7 @@ def public_losses(stored: Mapping[Case, GoldenCase | None]) -> Iterator[dict[str
 
 
 def _first_failure(loss: PublicLoss, golden: Mapping[str, GoldenCase]) -> Check | None:
-    """The first recorded answer that fails at a required level, if possible with a true loss other than 0, or None."""
+    """The first recorded answer that fails at a required level, preferably with a true loss other than 0."""
     path = FOLDER / "answers" / f"{loss.name}.json"
     data = json.loads(path.read_text(encoding="utf-8"))
     request = public.request_of(loss, "recorded")

@@ -1,7 +1,7 @@
-"""Line charts as SVG. Colours are CSS variables of the page, so that a chart follows its light or dark theme.
+"""Line charts as SVG, in the colours of the page's light or dark theme.
 
-The lines of a chart differ in colour, marker and dashes, so that they can be told apart without colours. A value that
-is not finite, or not positive on a logarithmic axis, is drawn as a cross on the upper edge.
+Lines also differ in marker and dashes, for readers who cannot tell the colours apart. A number that cannot be drawn
+(NaN, infinite, or not positive on a logarithmic axis) becomes a cross on the upper edge.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Chart:
     """A line chart.
 
     Attributes:
-        title: what it shows, in one sentence; the text alternative.
+        title: what it shows, in one sentence; also the text for screen readers.
         x: name of the x axis.
         y: name of the y axis.
         lines: the lines.
@@ -64,7 +64,7 @@ class Chart:
     ticks: Sequence[float] | None = None
 
     def data(self) -> dict[str, Any]:
-        """The chart as JSON data, from which ``from_data`` makes it again."""
+        """The chart as JSON data."""
         lines = [
             {"name": line.name, "points": [[_rounded(x), _rounded(y)] for x, y in line.points], "faint": line.faint}
             for line in self.lines
@@ -123,7 +123,6 @@ class Chart:
         return "".join([*parts, "</svg>"])
 
     def _line(self, line: Line, style: str, dash: str, marker: int | None, across: _Axis, upward: _Axis) -> list[str]:
-        """The path of a line, its markers, and crosses for values that cannot be drawn."""
         parts, path, down = list[str](), list[str](), False
         for x, y in line.points:
             value = max(y, self.lowest) if self.log_y and not math.isnan(y) else y
@@ -141,17 +140,14 @@ class Chart:
 
 @dataclass(frozen=True)
 class _Axis:
-    """An axis: a function from values to places, and the ticks."""
+    """A function from values to places, and the ticks."""
 
     place: Function
     ticks: Sequence[float]
 
 
 def _axis(values: Sequence[float], start: float, end: float, *, log: bool, margin: float = 0.02) -> _Axis:
-    """The axis that contains these values, from one place to another.
-
-    ``margin`` is the empty part at each end, as a fraction of the span of the values.
-    """
+    """The axis of these values. ``margin`` is the empty part at each end, as a fraction of the span of the values."""
     change: Function = math.log10 if log else float
     low, high = min(map(change, values)), max(map(change, values))
     if low == high:
@@ -195,7 +191,7 @@ def _cross(x: float, y: float, style: str) -> str:
 
 
 def _marker(kind: int, x: float, y: float, style: str) -> str:
-    """A marker: a circle, a square, a triangle, a diamond, or these without filling."""
+    """A circle, square, triangle or diamond, filled or hollow."""
     shapes = (
         "m-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0 -7 0",
         "m-3 -3h6v6h-6z",
@@ -207,7 +203,7 @@ def _marker(kind: int, x: float, y: float, style: str) -> str:
 
 
 def range_bar(low: float, middle: float, high: float) -> str:
-    """A small picture of three numbers from 0 to 1 on a logarithmic scale that begins at 0.001: a line with marks."""
+    """A line that marks three numbers from 0 to 1 on a logarithmic scale that begins at 0.001."""
     places = [150 * max(0.0, 1 + math.log10(max(value, 1e-300)) / 3) + 4 for value in (low, middle, high)]
     first, second, third = places
     return (

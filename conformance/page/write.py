@@ -1,4 +1,4 @@
-"""The results of ``verify`` or of ``check`` as one HTML page. Its data are embedded as JSON; it loads no other file."""
+"""The results of ``verify`` or of ``check`` as one HTML page that loads no other file."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from .plots import Chart, Line, range_bar
 
 FORMAT = "pairproof-page/1"
 LARGEST = 3_000_000
-"""Largest size of a page in bytes."""
+"""Maximum size of a page in bytes."""
 BENCH = Path(__file__).resolve().parents[2] / "bench/results/cpu.json"
 """The results of the benchmark. The installed package does not contain them."""
 SMALLEST = 1e-9
-"""If a loss differs from the expected one by at most this, or at most 0.1 %, a term that differs is shown instead."""
+"""If a loss differs by at most this or by at most 0.1 %, another term that differs is shown instead."""
 NOT_FINITE = re.compile(r"got (?:nan|-?inf)")
 COLUMNS = 128
-"""The number of columns of the embeddings in the timings that are plotted."""
+"""Number of columns of the embeddings in the plotted timings."""
 OPENED = "supcon_notebook/supcon-3x3"
 """The worked example that is open at first."""
 LEVELS = {
@@ -45,9 +45,9 @@ LEVELS = {
     Level.RANGE: "extreme temperatures, norms and logits",
     Level.DIGITS: "results close to the rounding error of the dtype",
 }
-"""What the cases of each level contain, in a few words."""
+"""The cases of each level, in a few words."""
 ORDER = (Status.ERRORED, Status.FAILED, Status.DEVIATES, Status.PASSED, Status.SKIPPED)
-"""Statuses by importance. If the dtypes of a case have different statuses, the first of these is shown."""
+"""Statuses by importance. If the dtypes of a case differ, the most important status is shown."""
 
 
 def _is_test(fixture: WorkedFixture) -> bool:
@@ -97,10 +97,10 @@ def _cases(checks: Sequence[Check], fixtures: Sequence[WorkedFixture]) -> Iterat
 
 
 def _deviations(checks: Sequence[Check], versions: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """The declared deviations that occurred, those with the same reason together, each with a case that shows it.
+    """The declared deviations that occurred, grouped by reason, each with an example.
 
-    If possible, no other deviation applies to this case, and its loss clearly differs. If the loss does not differ, the
-    term that differs is shown instead.
+    An example should have no other deviation, and its loss should clearly differ. If no loss differs, another term is
+    shown.
     """
     reasons = {(kind.name, one.name): one for kind in ALL for one in kind.deviations}
     golden = {case.id: found.expected.loss for case, found in load_cases(()).items() if found}
@@ -137,13 +137,13 @@ def _deviations(checks: Sequence[Check], versions: Mapping[str, str]) -> Iterato
 
 
 def _term(check: Check) -> str:
-    """The term of a check that differs, with its numbers rounded to six digits."""
+    """The term that differs, with its numbers rounded to six digits."""
     words = check.message.partition(DECLARED)[0].partition("; ")[0]
     return re.sub(r"-?\d+\.\d+(?:e[-+]?\d+)?", lambda found: f"{float(found[0]):.6g}", words)
 
 
 def _speed() -> Iterator[dict[str, Any]]:
-    """For each loss, two charts of the time of plain torch / that of pairproof.fast, a line per kind of batch."""
+    """For each loss, two charts of time of plain torch / time of pairproof.fast, with a line per kind of batch."""
     if not BENCH.is_file():
         return
     timings = json.loads(BENCH.read_text(encoding="utf-8"))["timings"]

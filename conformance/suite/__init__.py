@@ -1,1 +1,1 @@
-"""The suite: the catalogue of losses, the cases, and the files they are stored in."""
+"""The catalogue of losses, the cases, and the files that store them."""

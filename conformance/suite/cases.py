@@ -1,7 +1,6 @@
 """Cases: a case is one evaluation of one loss on exact inputs.
 
-A(i) is the set of columns of the similarity matrix that row i is contrasted with, and P(i) the set of its positives
-among them.
+Row i of the similarity matrix is contrasted with the columns A(i). Its positives are P(i), a subset of A(i).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ SIGNIFICAND = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 """Bits in the significand of each dtype, including the implicit bit."""
 
 MATRICES = ("embeddings_b", "negatives", "hard_negatives", "ref_embeddings")
-"""The arguments that are float matrices, besides the embeddings."""
+"""The arguments that are float matrices, apart from the embeddings."""
 
 MASKS = ("positives", "anchors", "ignored")
 """The arguments that are boolean arrays."""
@@ -37,14 +36,14 @@ IDS = ("ignored_ids", "ref_ignored_ids")
 """The arguments that are ids of rows."""
 
 COUNTED = {"negatives": "negatives", "hard_negatives": "hard negatives", "ref_embeddings": "references"}
-"""Matrices that may have more or fewer rows than the embeddings, and the words for their rows in messages."""
+"""The words for the rows of these matrices in messages."""
 
 
 T = TypeVar("T")
 
 
 def once(method: Callable[[Case], T]) -> Callable[[Case], T]:
-    """Make a method of a case compute its result once; callers must not change the result."""
+    """Cache the result of a method of a case. Callers must not change the result."""
     name = f"_{method.__name__}"
 
     @functools.wraps(method)
@@ -64,7 +63,7 @@ class Block:
     Attributes:
         left: name of the matrix whose rows are anchors.
         right: name of the matrix whose rows they are contrasted with.
-        part: the rows and columns of the block, as an index of the similarity matrix.
+        part: the position of the block, as an index of the similarity matrix.
     """
 
     left: str
@@ -79,12 +78,12 @@ class Case:
     Attributes:
         id: stable name, such as "golden/supcon/two-rows" or "document/call".
         loss: short name in the catalogue.
-        embeddings: [N, D] float64, the exact inputs; for two towers the first, embeddings_a.
-        arguments: the positives as labels, partners, positive_pairs or positives (optional for two towers); also
-            ref_labels, self_rows, ignored, ignored_ids, ref_ignored_ids, and the weights of pairs and anchors.
+        embeddings: [N, D] float64, the exact inputs. For two towers (two encoders), the first one: embeddings_a.
+        arguments: the positives, as labels, partners, positive_pairs or positives (optional for two towers). May also
+            have ref_labels, self_rows, ignored, ignored_ids, ref_ignored_ids, and weights of pairs and anchors.
         keywords: the options that differ from their defaults.
         others: the other float matrices by argument: ref_embeddings [M, D], embeddings_b [M, D], negatives [K, D],
-            hard_negatives [N H, D] (``called`` returns them as [N, H, D]).
+            hard_negatives [N H, D].
     """
 
     id: str
@@ -116,15 +115,14 @@ class Case:
 
     @property
     def size(self) -> int:
-        """The square root of the number of similarities, rounded up; the reference's time grows with its square."""
+        """The square root of the number of similarities, rounded up."""
         return math.ceil(math.sqrt(math.prod(self.shape)))
 
     @functools.cached_property
     def shape(self) -> tuple[int, int]:
-        """The shape of the similarity matrix: rows that may be anchors, and rows that they are contrasted with.
+        """The shape of the similarity matrix: possible anchors, and rows that they are contrasted with.
 
-        If the rows of both towers are anchors and the towers differ in length, the shorter rows of the matrix are
-        padded with zeros.
+        If both towers have anchors and differ in length, the narrower half of the matrix is padded with zeros.
         """
         if "directions" in self.entry.keywords:
             bands = self._bands()
@@ -136,20 +134,23 @@ class Case:
         return self.n, len(self.others.get("ref_embeddings", self.embeddings))
 
     def _sides(self) -> list[tuple[str, str]]:
-        """The towers whose rows are anchors, in order, each with the other tower."""
+        """The towers whose rows are anchors, each followed by the other tower."""
         sides = [("embeddings_a", "embeddings_b"), ("embeddings_b", "embeddings_a")]
         return {"both": sides, "b_to_a": sides[1:]}.get(self.option("direction"), sides[:1])
 
     @once
     def groups(self) -> list[range] | None:
-        """The rows of each direction; reduction "mean" adds the means of these. None without ``direction_weights``."""
+        """The rows of each direction, or None without ``direction_weights``.
+
+        Reduction "mean" adds the means of the directions.
+        """
         if self.option("direction_weights") is None:
             return None
         return [range(self.n), range(self.n, self.shape[0])]
 
     @once
     def divisors(self) -> list[float]:
-        """For each row, the number that the reduction divides its value by."""
+        """For each row, the number by which the reduction divides its value."""
         if self.groups() is None or self.option("reduction") != "mean":
             return [self.divisor()] * self.shape[0]
         weights, counted = self.row_weights(), {*self.counted()}
@@ -179,9 +180,9 @@ class Case:
 
     @once
     def _bands(self) -> list[list[tuple[str, str, npt.NDArray[np.bool_]]]]:
-        """The blocks of a loss with ``directions``: one list for each band of N anchors, from left to right.
+        """The blocks of a loss with ``directions``: one list per band of N anchors, from left to right.
 
-        A block has the names of both matrices, and the mask of the pairs that are in A(i).
+        A block is (left matrix, right matrix, mask of the pairs in A(i)).
         """
         a, b, h = "embeddings_a", "embeddings_b", "hard_negatives"
         scope, chosen = self.option("hard_negatives_scope"), self.option("directions").split("+")
@@ -196,12 +197,12 @@ class Case:
         if "doc_to_doc" in chosen:
             documents += [(b, b, ~same), *([(b, h, ~own)] if scope == "batch" else [])]
         apart = self.option("partition") == "per_direction" and documents
-        # Both bands need the same width. The documents therefore have columns of hard negatives outside A(i).
+        # Both bands need the same width, so documents also have columns of hard negatives, outside A(i).
         bands = [queries, [*documents, (b, h, own & False)]] if apart else [queries + documents]
         return [[block for block in band if block[1] != h or own.size] for band in bands]
 
     def sizes(self) -> str:
-        """The sizes of the matrices in words: rows and width of the embeddings, rows of the others."""
+        """The sizes of the matrices, in words."""
         rows, width = _count(self.n, "rows"), _count(self.embeddings.shape[1], "numbers")
         words = f"{rows} of {width}"
         if self.entry.two_towers:
@@ -211,7 +212,7 @@ class Case:
         return ", ".join([words, *counted])
 
     def option(self, name: str) -> Any:
-        """The value of a keyword: the value in the case, or the default of the catalogue."""
+        """The value of a keyword: that of the case, or the default."""
         found = self.keywords.get(name)
         return self.entry.default(name, self.others) if found is None else found
 
@@ -228,12 +229,12 @@ class Case:
 
     @property
     def bias(self) -> float:
-        """The number that is added to the logits; 0 for a loss without a bias."""
+        """The number added to the logits; 0 for a loss without a bias."""
         return float(self.option("bias") or 0.0)
 
     @property
     def lowest(self) -> dict[str, float]:
-        """The option ``lowest`` of the baseline, the lowest possible logit; empty if the baseline does not take it."""
+        """Keywords of the baseline: ``lowest``, the lowest possible logit. Empty if the baseline does not take it."""
         lowest = self.entry.lowest
         return {} if lowest is None else {"lowest": lowest / self.temperature}
 
@@ -251,7 +252,7 @@ class Case:
         return bool(self.entry.keywords.get("detach_weights") is None or self.option("detach_weights"))
 
     def holds_in(self, dtype: str) -> bool:
-        """Whether every input is zero or a normal number of this dtype, so that converting to it does not round."""
+        """Whether every input is zero or a normal number of this dtype."""
         return dtype in self.exact_dtypes()
 
     @once
@@ -269,22 +270,22 @@ class Case:
 
     @once
     def members(self) -> list[list[int]]:
-        """A(i) of every row that may be an anchor: the columns that the row is contrasted with."""
+        """A(i) of every row: the columns that it is contrasted with."""
         return _columns_where(self.member_array())
 
     @once
     def positives(self) -> list[list[int]]:
-        """P(i) of every row that may be an anchor."""
+        """P(i) of every row."""
         return _columns_where(self.member_array() & self.positive_array())
 
     def positive_mask(self) -> list[list[bool]]:
-        """The mask of positives, of the case's ``shape``, from labels, positives, partners, pairs or towers."""
+        """``positive_array`` as nested lists."""
         found: list[list[bool]] = self.positive_array().tolist()
         return found
 
     @once
     def member_array(self) -> npt.NDArray[np.bool_]:
-        """A(i) of every row that may be an anchor, as a mask of the case's ``shape``."""
+        """A(i) of every row, as a mask of the case's ``shape``."""
         found = self._columns_but_own() & ~self.ignored_array()
         of_positives, of_negatives = self.weights("positive_weights"), self.weights("negative_weights")
         positive = self.positive_array()
@@ -295,31 +296,31 @@ class Case:
         return found
 
     def weights(self, name: str) -> Matrix | None:
-        """The weights of pairs, of the case's ``shape``, or of anchors; None if they are not given."""
+        """The weights of pairs or anchors with this name, as an array; None if they are not given."""
         given = self.arguments.get(name)
         return None if given is None else np.array(given, dtype=np.float64)
 
     @once
     def row_weights(self) -> list[float]:
-        """The weight of every row as an anchor; for both directions of two towers, those of a, then the same for b."""
+        """The weight of every row as an anchor. Both directions of two towers have the same weights."""
         found = self.weights("anchor_weights")
         return [1.0] * self.shape[0] if found is None else found.tolist() * (self.shape[0] // self.n)
 
     @once
     def direction_weights(self) -> list[float]:
-        """For each row, the weight of its direction, by which its value is multiplied."""
+        """For each row, the weight of its direction."""
         weights = self.option("direction_weights") or ()
         found = [float(weight) for rows, weight in zip(self.groups() or (), weights, strict=True) for _ in rows]
         return found or [1.0] * self.shape[0]
 
     @once
     def anchor_weights(self) -> list[float]:
-        """For each row, the factor of its value: its own weight times that of its direction."""
+        """For each row, the factor of its value: its weight times the weight of its direction."""
         return [own * factor for own, factor in zip(self.row_weights(), self.direction_weights(), strict=True)]
 
     @once
     def pair_numbers(self) -> list[float]:
-        """For each row, the divisor of the weighted sum over its positives: their number or the sum of the weights."""
+        """For each row, the divisor of the sum over its positives: their number or the sum of their weights."""
         found, positive = self.weights("positive_weights"), self.member_array() & self.positive_array()
         weights = np.ones(self.shape) if found is None or self.option("weights_divisor") == "count" else found
         numbers: list[float] = weights.sum(axis=1, where=positive).tolist()
@@ -334,7 +335,7 @@ class Case:
             for block in self.blocks():
                 found[block.part] = True
             if "negatives" in self.others:
-                # A row of the other tower is a column only as the positive.
+                # With a queue, the other tower contributes only the positive.
                 found[:, : self.n] = self.positive_array()[:, : self.n]
             return found
         own: Sequence[int] = range(rows)
@@ -343,7 +344,7 @@ class Case:
         return np.asarray(np.arange(columns) != np.array(own).reshape(-1, 1))
 
     def ignored_array(self) -> npt.NDArray[np.bool_]:
-        """The pairs that are left out, of the case's ``shape``."""
+        """The mask of ignored pairs, of the case's ``shape``."""
         ids, of_columns = self.arguments.get("ignored_ids"), self.arguments.get("ref_ignored_ids")
         found = np.zeros(self.shape, dtype=bool)
         if self.arguments.get("ignored") is not None and "directions" in self.entry.keywords:
@@ -359,7 +360,7 @@ class Case:
         return found
 
     def _of_each_direction(self, pairs: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """A mask of the case's ``shape`` from a mask of pairs; for two towers [N, M], transposed for anchors of b."""
+        """Expand a mask of pairs to the case's ``shape``. Anchors of the second tower use the transposed mask."""
         if not self.entry.two_towers:
             return pairs.reshape(self.shape)
         found = np.zeros(self.shape, dtype=bool)
@@ -370,7 +371,7 @@ class Case:
 
     @once
     def positive_array(self) -> npt.NDArray[np.bool_]:
-        """The mask of positives, of the case's ``shape``, also outside A(i)."""
+        """The mask of positives, of the case's ``shape``. Positives outside A(i) are included."""
         if "directions" in self.entry.keywords:  # the positives are in the first block
             return np.tile(np.eye(self.n, self.shape[1], dtype=bool), (self.shape[0] // self.n, 1))
         labels, mask, partners = (self.arguments.get(name) for name in ("labels", "positives", "partners"))
@@ -395,19 +396,19 @@ class Case:
 
     @once
     def positive_counts(self) -> list[int]:
-        """|P(i)| of every row that may be an anchor."""
+        """|P(i)| of every row."""
         counts: list[int] = (self.member_array() & self.positive_array()).sum(axis=1).tolist()
         return counts
 
     @once
     def member_counts(self) -> list[int]:
-        """|A(i)| of every row that may be an anchor."""
+        """|A(i)| of every row."""
         counts: list[int] = self.member_array().sum(axis=1).tolist()
         return counts
 
     @property
     def over_pairs(self) -> bool:
-        """Whether the reduction is over the pairs, not over the anchors."""
+        """Whether the reduction is over pairs instead of anchors."""
         return self.option("reduction") in PAIR_REDUCTIONS
 
     @property
@@ -423,15 +424,15 @@ class Case:
 
     @once
     def pair_factors(self) -> list[float]:
-        """The factor of the value of each of the ``pairs``: the weight of the pair times the weight of its anchor."""
+        """For each of ``pairs``, the factor of its value: its weight times the weight of its anchor."""
         of_anchors, of_positives = self.anchor_weights(), self.weights("positive_weights")
         return [of_anchors[i] * (1.0 if of_positives is None else float(of_positives[i, j])) for i, j in self.pairs()]
 
     @once
     def divisor(self) -> float:
-        """The divisor of a mean: the number of its anchors or pairs, or the sum of their weights; 1 instead of 0.
+        """The divisor of a mean: the number of anchors or pairs, or the sum of their weights. 0 is replaced by 1.
 
-        With ``direction_weights`` each direction has a divisor of its own.
+        With ``direction_weights``, ``divisors`` applies instead.
         """
         weights, found = self.row_weights(), 1.0
         if self.option("reduction") == "mean":
@@ -451,7 +452,7 @@ class Case:
 
     @once
     def undefined(self) -> set[int]:
-        """The anchors whose value is NaN because of ``no_positive`` or ``no_negative``; no other value is NaN."""
+        """The anchors whose value is NaN, because ``no_positive`` or ``no_negative`` is "nan"."""
         positives, members, policy = self.positive_counts(), self.member_counts(), self.option("no_positive")
         # A loss without the option ``denominator`` applies ``no_negative`` to every anchor.
         applies = self.option("no_negative") == "nan" and self.option("denominator") in (None, "only_negatives")
@@ -461,7 +462,7 @@ class Case:
 
     @once
     def counted(self) -> list[int]:
-        """The anchors whose values reduction "none" returns: all, except those left out by ``no_positive="drop"``."""
+        """The anchors that count: all, except those that ``no_positive="drop"`` leaves out."""
         positives = self.positive_counts()
         return [i for i in self.anchors() if positives[i] or self.option("no_positive") != "drop"]
 
@@ -473,15 +474,15 @@ def _starts(band: Sequence[tuple[str, str, npt.NDArray[np.bool_]]]) -> list[int]
 
 
 def called(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments as a loss takes them: hard negatives [N H, D], arrays or tensors, become [N, H, D]."""
+    """The arguments as a loss takes them: hard negatives [N H, D] are reshaped to [N, H, D]."""
     h = given.get("hard_negatives")
     shape = () if h is None else (len(given["embeddings_a"]), -1, len(h[0]))
     return {**given} if h is None or np.ndim(h) == 3 else {**given, "hard_negatives": h.reshape(shape)}
 
 
 def _columns_where(mask: npt.NDArray[np.bool_]) -> list[list[int]]:
-    """The columns of every row in which a mask is true. The rows share their integers, which saves memory."""
-    columns = list(range(mask.shape[1]))
+    """For every row, the columns where a mask is true."""
+    columns = list(range(mask.shape[1]))  # the rows share these integers, which saves memory
     return [list(itertools.compress(columns, row)) for row in mask.tolist()]
 
 
@@ -494,11 +495,8 @@ def call_reference(case: Case, rows: Mapping[str, npt.ArrayLike] | None = None, 
 
     Args:
         case: the case.
-        rows: matrices that replace those of the case, by argument; their entries may be scalars of any type.
+        rows: matrices that replace those of the case, by argument. Entries may be scalars of any type.
         changed: arguments and keywords that replace those of the case.
-
-    Returns:
-        The loss and its terms.
     """
     given = {**case.matrices, **(rows or {}), **case.arguments, **case.keywords, **changed}
     for name in MASKS:
@@ -513,12 +511,7 @@ def call_reference(case: Case, rows: Mapping[str, npt.ArrayLike] | None = None, 
 
 
 def similarities(case: Case, rows: Mapping[str, Sequence[Sequence[Any]]]) -> list[list[Any]]:
-    """The similarity matrix of a case, of the case's ``shape``, computed with scalars of any type.
-
-    Args:
-        case: the case.
-        rows: every float matrix by the name of its argument.
-    """
+    """The similarity matrix of a case, from its matrices (by argument) with scalars of any type."""
     found = np.empty(case.shape, dtype=object)
     found[:] = zero_like(rows[case.first][0][0])
     for block in case.blocks():
@@ -535,9 +528,6 @@ def reference_of_similarities(case: Case, matrix: Sequence[Sequence[Any]], **cha
         case: the case.
         matrix: the similarities, of the case's ``shape``.
         changed: arguments of ``evaluate_similarities`` that replace those of the case.
-
-    Returns:
-        The loss and its terms.
     """
     names = ("temperature", "bias", "base_temperature", "no_positive", "reduction", *case.entry.formula_options)
     options: dict[str, Any] = {name: case.option(name) for name in names}
@@ -549,7 +539,7 @@ def reference_of_similarities(case: Case, matrix: Sequence[Sequence[Any]], **cha
     options |= {name: case.arguments.get(name) for name in WEIGHTS}
     if "anchor_weights" in case.arguments:
         options["anchor_weights"] = case.row_weights()
-    # A proof passes the sets of one anchor at a time in ``changed``.
+    # Proofs pass the sets of one anchor at a time in ``changed``.
     if "is_positive" not in changed:
         options |= {"is_positive": case.positive_mask(), "anchors": case.anchors(), "members": case.members()}
     return evaluate_similarities(case.entry.formula, matrix, **{**options, **changed})

@@ -1,7 +1,6 @@
-"""The catalogue of losses: one entry per loss, with everything that the rest of the package needs to know about it.
+"""The catalogue of losses: one entry per loss, with its keywords, their defaults, and a baseline implementation.
 
-The defaults of all keywords are defined here; a test compares the signatures in ``reference`` and ``fast`` with them. A
-loss defined elsewhere is added to the catalogue with ``register``.
+A test checks that ``reference`` and ``fast`` have the same defaults. ``register`` adds losses defined elsewhere.
 """
 
 from __future__ import annotations
@@ -58,8 +57,8 @@ POSITIVES_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "pairs": ("positive_pairs", ("pairs", "command")),
     "towers": ("", ("towers", "views", "similarities", "command")),
 }
-"""For each way of giving positives: the positional argument ("" for two towers), and the ways of calling a target (the
-function to check) that can pass such positives."""
+"""For each way of giving positives: the positional argument ("" for two towers), and the values of ``--call`` that
+support it."""
 
 COMMON: Mapping[str, object] = {
     "temperature": 0.07,
@@ -70,26 +69,26 @@ COMMON: Mapping[str, object] = {
 """The keywords that every loss has, with their usual defaults."""
 
 NUMBERS = ("base_temperature", "bias", "tau_plus", "beta", "sigma", "hardness_strength")
-"""The options apart from the temperature that are numbers."""
+"""The options that are numbers, apart from the temperature."""
 
 REFERENCES: Mapping[str, object] = {"ref_embeddings": None, "ref_labels": None, "self_rows": None}
 """The keywords of a loss that contrasts a batch with other rows."""
 
 IGNORED: Mapping[str, object] = {"ignored": None, "ignored_ids": None, "ref_ignored_ids": None}
-"""The keywords by which a loss leaves out pairs; the last one has the ids of the references."""
+"""The keywords by which a loss leaves out pairs."""
 
 WEIGHTS: Mapping[str, object] = {"positive_weights": None, "negative_weights": None, "anchor_weights": None}
 """The keywords by which a loss weights pairs or anchors."""
 
 TOWER_TARGETS: Mapping[str, object] = {"partners": None, "labels": None, "ref_labels": None, "positives": None}
-"""The keywords of a loss of two towers whose positives need not be row k of both towers."""
+"""The keywords that give the positives of two towers. By default, row k of both towers is a positive pair."""
 
 OUTSIDE_FORMULA = (
     *(*COMMON, *REFERENCES, *IGNORED, *WEIGHTS, *TOWER_TARGETS),
     *("anchors", "no_positive", "negatives", "direction", "direction_weights", "bias", "detach_weights"),
     *("hard_negatives", "hard_negatives_scope", "directions", "partition", "zero_row"),
 )
-"""The keywords that are applied before or after the formula; all others are passed to the formula."""
+"""The keywords that are not passed to the formula."""
 
 FAST_ONLY_KEYWORDS: Mapping[str, object] = {"validate": False, "backend": "auto", "group": None}
 """Keywords that only ``fast`` has. ``validate`` is off by default because it synchronises an accelerator."""
@@ -97,16 +96,15 @@ FAST_ONLY_KEYWORDS: Mapping[str, object] = {"validate": False, "backend": "auto"
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights that a formula takes as the option ``weights``, and that are functions of all similarities of the batch.
+    """Weights that a formula takes as the option ``weights``, computed from all similarities of the batch.
 
-    Unless the loss has the keyword ``detach_weights`` and it is False, they are constants, through which no gradient
-    flows. They do not depend on the temperature.
+    Weights do not depend on the temperature. No gradient flows through weights, except with ``detach_weights=False``.
 
     Attributes:
         baseline: the straightforward torch function, ``baseline(similarity [R, C], member bool [R, C], positive bool
-            [R, C], **options) -> [R, K]``; K is 1 for a weight of each anchor, or C for one of each pair. The reference
-            has a function of its own, ``weights(similarity, P, N, **options)``.
-        options: the keywords of the loss that both functions take; they are not passed to the formula.
+            [R, C], **options)``. It returns a weight per anchor, [R, 1], or per pair, [R, C]. The reference has its own
+            function, ``weights(similarity, P, N, **options)``.
+        options: the keywords that both functions take. They are not passed to the formula.
     """
 
     baseline: Callable[..., Tensor] = field(repr=False)
@@ -115,29 +113,28 @@ class Weights:
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """One loss of the catalogue; it is equal only to itself, so it can be a key of a cache.
+    """One loss of the catalogue.
 
     Attributes:
         name: short name, as on the command line.
         module: stem of its file in ``reference/`` and in ``fast/``.
         source: where it is published.
         positives_by: how positives are given: "labels", "partners", "pairs" or "towers".
-        keywords: every keyword with its default; None for ``direction``, see ``default``.
+        keywords: every keyword with its default. That of ``direction`` is None here; see ``default``.
         baseline: the straightforward torch implementation, ``baseline(logits [R, C], member bool [R, C], positive bool
-            [R, C], **options) -> [R]``; 0 for a row without terms. The options are those of the formula.
-        lowest: the lowest possible similarity, whose logit is passed to the formula and the baseline as the option
-            ``lowest``; None if they have no such option.
-        weights: the weights that the formula and the baseline take as the option ``weights``, if there are any.
-        unfit: takes the options and matrices of a call, and returns the options whose values contradict the others. A
-            default never does. By default every combination is valid.
+            [R, C], **options) -> [R]``. It gives 0 for a row without terms, and takes the options of the formula.
+        lowest: the lowest possible similarity. The formula and the baseline take its logit as the option ``lowest``.
+            None if they have no such option.
+        weights: the weights that the formula and the baseline take as the option ``weights``, if any.
+        unfit: a function that takes the options and matrices of a call, and returns the options that contradict the
+            others. A default never contradicts. By default, every combination is valid.
         module_class: name of its ``torch.nn.Module`` in ``fast``, or "".
         own_choices: allowed values of options that differ from ``CHOICES`` or are not in it.
         variant: fields of ``diagnose.variants.Variant`` that describe the loss. If empty, ``diagnose`` evaluates the
             baseline instead.
-        epsilon: number added to every exponential; the exponentials are relative to the maximum of the row, including
-            the self pair, but no ignored pair. 0 for most losses.
-        functions: the "reference", "fast", "formula" and "weights" functions of a loss that is defined outside this
-            package.
+        epsilon: number added to every exponential e^(logit - maximum of the row); 0 for most losses. The maximum
+            includes the self pair, but no ignored pair.
+        functions: the "reference", "fast", "formula" and "weights" functions of a loss that is defined elsewhere.
     """
 
     name: str
@@ -202,12 +199,12 @@ class Loss:
 
     @property
     def calls(self) -> tuple[str, ...]:
-        """The ways of calling a target that can pass the positives of this loss."""
+        """The values of ``--call`` that support the positives of this loss."""
         return POSITIVES_BY[self.positives_by][1]
 
     @property
     def two_towers(self) -> bool:
-        """Whether it contrasts two matrices, row k of one being by default the positive of row k of the other."""
+        """Whether it contrasts two matrices. By default, row k of each is the positive of row k of the other."""
         return self.positives_by == "towers"
 
     @property
@@ -222,31 +219,31 @@ class Loss:
 
     @property
     def choices(self) -> Mapping[str, tuple[Any, ...]]:
-        """The values of each option."""
+        """The allowed values of each option."""
         every = {**CHOICES, **self.own_choices}
         return {name: values for name, values in every.items() if name in self.keywords}
 
     def default(self, name: str, given: Container[str] = ()) -> object:
-        """The default of a keyword in a call with the arguments ``given``; None for a keyword that it does not have.
+        """The default of a keyword, or None if the loss does not have it.
 
-        The default of ``direction`` is "both", or "a_to_b" with ``negatives``.
+        The default of ``direction`` is "both", or "a_to_b" if ``negatives`` is among the ``given`` arguments.
         """
         if name == "direction" and name in self.keywords:
             return "a_to_b" if "negatives" in given else "both"
         return self.keywords.get(name)
 
     def fitting(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Options and matrices of a call, with the default of every option whose value does not fit the others."""
+        """The options and matrices of a call, with every ``unfit`` option replaced by its default."""
         return {**given, **{name: self.default(name, given) for name in self.unfit(given)}}
 
     @property
     def scalars(self) -> tuple[str, ...]:
-        """The options apart from the temperature whose values are not arrays."""
+        """The options whose values are not arrays, apart from the temperature."""
         return (*self.choices, *(name for name in NUMBERS if name in self.keywords))
 
     @property
     def formula_options(self) -> tuple[str, ...]:
-        """The keywords that are passed to the formula and to the baseline."""
+        """The keywords that are passed to the formula and the baseline."""
         outside = (*OUTSIDE_FORMULA, *(self.weights.options if self.weights else ()))
         return tuple(name for name in self.keywords if name not in outside)
 
@@ -254,18 +251,21 @@ class Loss:
     def form(self) -> str:
         """How the value of an anchor is computed from its terms.
 
-        "mean" is the mean over the positives of -log ratio, "inside" is -log of the mean ratio or of the sum of the
-        ratios, "binary" is the binary cross-entropy of every pair, averaged over the negatives and over the positives
-        (of which the self pair is one, with loss 0), "sigmoid" is the sum of the binary cross-entropies of all pairs,
-        "mass" is the cross-entropy of ``hard_negative``, "weighted" is the logarithm of the sum over the negatives less
-        the weighted logit of the positive, and "" is any other.
+        * "mean": the mean over the positives of -log ratio;
+        * "inside": -log of the mean or of the sum of the ratios;
+        * "binary": the binary cross-entropy, averaged over the negatives and over the positives. The self pair counts
+          as a positive with loss 0;
+        * "sigmoid": the sum of the binary cross-entropies of all pairs;
+        * "mass": the cross-entropy of ``hard_negative``;
+        * "weighted": the logsumexp of the negatives minus the weighted logit of the positive;
+        * "": any other.
         """
         return self.variant.get("form", "")
 
 
 _registered: dict[str, Loss] = {}
 LOSSES: Mapping[str, Loss] = MappingProxyType(_registered)
-"""Every loss of the catalogue by name, in the order of registration; a read-only view."""
+"""Every loss by name, in the order of registration. Read-only."""
 
 
 def register(loss: Loss) -> Loss:
@@ -302,19 +302,19 @@ def find_loss(name: str) -> Loss:
 
 
 def choice_of(value: object, choices: Collection[Any]) -> Any:
-    """The choice that equals a value; None if there is none. The texts "True" and "False" also mean True and False."""
+    """The choice that equals a value, or None. The texts "True" and "False" also mean True and False."""
     named = (choice for choice in choices if type(choice) is type(value) and choice == value)
     return next(named, next((choice for choice in choices if choice in (True, False) and value == str(choice)), None))
 
 
 def masked_logsumexp(logits: Tensor, mask: Tensor) -> Tensor:
-    """Logarithm of the sum of exponentials over a mask, [R, 1]; 0 for a row whose mask is empty."""
+    """The logsumexp of each row over a mask, [R, 1]; 0 for a row whose mask is empty."""
     empty = ~mask.any(dim=1, keepdim=True)
     return logits.masked_fill(~mask & ~empty, -math.inf).logsumexp(dim=1, keepdim=True).where(~empty, 0.0)
 
 
 def cross_entropies(logits: Tensor, member: Tensor, positive: Tensor, denominator: str) -> tuple[Tensor, Tensor]:
-    """-log(numerator / denominator) of every positive, [R, C], with 0 elsewhere; and the rows with such terms, [R]."""
+    """-log(numerator / denominator) of every positive, [R, C], 0 elsewhere; and the rows that have a term, bool [R]."""
     negative = member & ~positive
     rows = positive.any(dim=1)
     if denominator == "all":
@@ -339,7 +339,7 @@ def supcon_baseline(
     positive_weights: Tensor | None = None,
     negative_weights: Tensor | None = None,
 ) -> Tensor:
-    """SupCon, the mean over the positives; with other masks and denominators, NT-Xent, pairwise NT-Xent and InfoNCE."""
+    """SupCon. Other masks and denominators give NT-Xent, pairwise NT-Xent and InfoNCE."""
     if negative_weights is not None:
         logits = logits + negative_weights.log().to(logits.dtype).where(member & ~positive, 0.0)
     each, rows = cross_entropies(logits, member, positive, denominator)
@@ -360,7 +360,7 @@ def supcon_in_baseline(
     inside_reduction: str = "mean",
     no_negative: str = "zero",
 ) -> Tensor:
-    """SupCon with the mean over the positives, or their sum, inside the logarithm."""
+    """SupCon with the mean or the sum over the positives inside the logarithm."""
     each, rows = cross_entropies(logits, member, positive, denominator)
     ratios = (-each).masked_fill(~positive, -math.inf).where(rows[:, None], 0.0)
     value = -ratios.logsumexp(dim=1)
@@ -370,14 +370,14 @@ def supcon_in_baseline(
 
 
 def info_nce_baseline(logits: Tensor, member: Tensor, positive: Tensor, *, inside_reduction: str = "none") -> Tensor:
-    """SupCon with the mean over the positives outside the logarithm or, on request, the mean or the sum inside."""
+    """SupCon with the mean over the positives outside the logarithm, or the mean or sum inside."""
     if inside_reduction == "none":
         return supcon_baseline(logits, member, positive)
     return supcon_in_baseline(logits, member, positive, inside_reduction=inside_reduction)
 
 
 def supcon_epsilon_baseline(logits: Tensor, member: Tensor, positive: Tensor, *, epsilon: float = 1e-8) -> Tensor:
-    """The batch tutorial's loss: epsilon is added to exponentials relative to the row's maximum, and to the count."""
+    """The batch tutorial's loss: epsilon is added to every e^(logit - maximum) and to the number of positives."""
     import torch
 
     compared = member | torch.eye(len(member), dtype=torch.bool)
@@ -388,10 +388,10 @@ def supcon_epsilon_baseline(logits: Tensor, member: Tensor, positive: Tensor, *,
 
 
 def nt_bxent_baseline(logits: Tensor, member: Tensor, positive: Tensor, *, no_negative: str = "zero") -> Tensor:
-    """Binary cross-entropy of every pair, averaged separately over negatives and over positives with the self pair."""
+    """Binary cross-entropy, averaged over the negatives and over the positives including the self pair."""
     from torch.nn.functional import logsigmoid
 
-    # torch's softplus is the identity above 20, an error of 2e-9.
+    # torch's softplus is the identity above 20, with an error of 2e-9. logsigmoid has no such error.
     negative = member & ~positive
     attract = -logsigmoid(logits).where(positive, 0.0).sum(dim=1) / (positive.sum(dim=1).to(logits.dtype) + 1)
     return attract - logsigmoid(-logits).where(negative, 0.0).sum(dim=1) / negative.sum(dim=1).clamp(min=1)
@@ -414,7 +414,7 @@ def hard_negative_baseline(
     tau_plus: float = 0.1,
     beta: float = 1.0,
 ) -> Tensor:
-    """The cross-entropy of the one positive against a debiased mass of negatives weighted by their hardness."""
+    """The cross-entropy of the positive against the *mass*, a debiased and hardness-weighted sum over the negatives."""
     from torch.nn.functional import logsigmoid
 
     negative = member & ~positive
@@ -423,7 +423,7 @@ def hard_negative_baseline(
     of_weighted, of_weights = masked_logsumexp((1 + beta) * logits, negative), masked_logsumexp(beta * logits, negative)
     log_mass = (of_weighted - of_weights)[:, 0] - own
     if tau_plus:
-        # A mass that is not positive is below the floor. The replaced values keep the gradient finite.
+        # Where the mass is not positive, the floor applies. Replacing the values keeps the gradient finite.
         above = log_mass > math.log(tau_plus)
         share = tau_plus * (-log_mass.where(above, 0.0)).exp()
         log_mass = (log_mass + (1 - share).log() - math.log(1 - tau_plus)).where(above, -math.inf)
@@ -432,7 +432,7 @@ def hard_negative_baseline(
 
 
 def ranking_baseline(logits: Tensor, member: Tensor, positive: Tensor, *, weights: Tensor) -> Tensor:
-    """The cross-entropy of the one positive; the weights are added to the logits."""
+    """The cross-entropy of the positive. The weights are added to the logits."""
     return supcon_baseline(logits + weights, member, positive)
 
 
@@ -447,7 +447,7 @@ def ranking_weights_baseline(
     directions: str,
     partition: str,
 ) -> Tensor:
-    """``hardness_strength`` times the similarity for the negatives that ``hardness_mode`` selects, else 0; [R, C]."""
+    """``hardness_strength`` times the similarity for the negatives that ``hardness_mode`` selects, 0 elsewhere."""
     import torch
 
     further, columns = directions.count("+"), similarity.shape[1]
@@ -468,8 +468,8 @@ def ranking_weights_baseline(
 def unfit_for_ranking(given: Mapping[str, object]) -> list[str]:
     """The options that contradict the others.
 
-    These are "partition" if a separate denominator would contain no positive, and "hard_negatives_scope" if it is
-    "own_only" and there are no hard negatives.
+    * "partition", if a separate denominator would contain no positive;
+    * "hard_negatives_scope", if it is "own_only" and there are no hard negatives.
     """
     alike = any(name in str(given.get("directions")) for name in ("query_to_query", "doc_to_doc"))
     found = ["partition"] if alike and given.get("partition") == "per_direction" else []
@@ -478,13 +478,13 @@ def unfit_for_ranking(given: Mapping[str, object]) -> list[str]:
 
 
 def dclw_weights_baseline(similarity: Tensor, member: Tensor, positive: Tensor, *, sigma: float = 0.5) -> Tensor:
-    """2 - R softmax(s / sigma), [R, 1], where s has the similarity of each of the R rows and its positive."""
+    """2 - R softmax(s / sigma), [R, 1], where s are the similarities of the R rows and their positives."""
     closeness = similarity.where(positive, 0.0).sum(dim=1, keepdim=True) / sigma
     return 2 - len(closeness) * closeness.softmax(dim=0)
 
 
 def dclw_baseline(logits: Tensor, member: Tensor, positive: Tensor, *, weights: Tensor) -> Tensor:
-    """The logarithm of the sum over the negatives, less the weighted logit of the one positive."""
+    """The logsumexp of the negatives minus the weighted logit of the positive."""
     negative = member & ~positive
     own = logits.where(positive, 0.0).sum(dim=1)
     return (masked_logsumexp(logits, negative)[:, 0] - weights[:, 0] * own).where(negative.any(dim=1), 0.0)

@@ -1,4 +1,4 @@
-"""The conditions that golden cases with certain flags must satisfy."""
+"""For each flag of a golden case, the condition that the case must meet."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .records import Matrix
 
 
 class Facts:
-    """The properties of a case that conditions use, each computed once.
+    """The properties of a case that conditions use.
 
     Attributes:
         case: the case.
@@ -30,10 +30,10 @@ class Facts:
         longest: the largest norm.
         shortest: the smallest norm of a row that is not zero; 0 if all rows are zero.
         anchors: the rows that are anchors.
-        first_views: the rows of the first view, if the batch has two, three or four views, in the stacked and the
-            interleaved layout; only for numbers of views that divide the number of rows.
+        first_views: the rows of the first view, if the batch has two, three or four views. One entry per possible
+            number of views and layout (stacked, interleaved).
         mutual: whether the mask of positives is square and symmetric.
-        labels: the labels of rows and references; a single 0 if the case has no labels.
+        labels: the labels of rows and references, or a single 0.
     """
 
     def __init__(self, case: Case) -> None:
@@ -206,7 +206,7 @@ CONDITIONS: Mapping[str, Condition] = {
     "weighted-positives": _given("sigma"),
     "differentiated-weights": _given("detach_weights"),
 }
-"""For each flag, the condition in words and as a function. Flags that are not listed are not checked."""
+"""For each flag, the condition in words and as a function. Other flags are not checked."""
 
 
 def _holds(facts: Facts, flag: str) -> bool:
@@ -223,24 +223,16 @@ def true_flags(case: Case) -> tuple[str, ...]:
 
 
 def first_untrue(case: Case, flags: Sequence[str]) -> str | None:
-    """Check the flags of a case.
-
-    Args:
-        case: the case.
-        flags: names of flags.
-
-    Returns:
-        A message about the first flag whose condition the case does not meet, or None if it meets all of them.
-    """
+    """Return a message about the first flag whose condition the case does not meet, or None."""
     facts = Facts(case)
     untrue = next((flag for flag in flags if not _holds(facts, flag)), None)
     return untrue and f"{case.id}: the flag {untrue!r} needs a case in which {CONDITIONS[untrue][0]}"
 
 
 def saturated(case: Case) -> bool:
-    """Return whether a positive's exponential is below 2^-53 max(1, E); E is the largest exponential in its row.
+    """Return whether a positive's exponential is below 2^-53 max(1, largest exponential of the row).
 
-    The flag "saturated" also marks golden cases with less extreme positives, so it has no condition.
+    The flag "saturated" has no condition, because it also marks less extreme cases.
     """
     logits, members = _logits(case), case.member_array()
     largest = np.where(members, np.maximum(logits, 0.0), 0.0).max(axis=1, keepdims=True)
@@ -248,7 +240,7 @@ def saturated(case: Case) -> bool:
 
 
 def _repeats_a_positive(case: Case) -> bool:
-    """Return whether an anchor has a positive and a negative that are equal rows."""
+    """Return whether an anchor has a negative that equals one of its positives."""
     positive, member = case.positive_array(), case.member_array()
     columns: Matrix = np.zeros((*case.shape, case.embeddings.shape[1]))
     for block in case.blocks():
@@ -260,13 +252,13 @@ def _repeats_a_positive(case: Case) -> bool:
 
 
 def _collide_in_bfloat16(labels: Sequence[int]) -> bool:
-    """Return whether two labels from 0 to 999 are equal when rounded to the 8 significant bits of bfloat16."""
+    """Return whether two labels from 0 to 999 are equal when rounded to bfloat16 (8 significant bits)."""
     steps = [2.0 ** max(0, label.bit_length() - 8) for label in labels]
     return len({round(label / step) * step for label, step in zip(labels, steps, strict=True)}) < len({*labels})
 
 
 def _is_floored(case: Case) -> bool:
-    """Return whether the mass of an anchor's negatives is below its floor, both as in ``hard_negative_loss``."""
+    """Return whether an anchor's mass of negatives (see ``hard_negative_loss``) is below its floor."""
     if not case.lowest:
         return False
     logits, members, positives = _logits(case).tolist(), case.members(), case.positives()
@@ -292,7 +284,7 @@ def _logits(case: Case) -> Matrix:
 
 def _normalised(rows: Matrix) -> Matrix:
     """Divide rows by their norms; rows of zeros stay zero."""
-    # Squares of extreme entries leave the range of float64, so rows are scaled first.
+    # The squares of extreme entries overflow or underflow, so rows are scaled first.
     largest = abs(rows).max(axis=1, keepdims=True)
     scaled = rows / np.where(largest, largest, 1.0)
     return np.asarray(scaled / np.maximum(np.linalg.norm(scaled, axis=1, keepdims=True), 1.0))

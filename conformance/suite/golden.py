@@ -1,7 +1,6 @@
 """Load and check the golden cases of ``fixtures/golden``.
 
-A golden case stores the inputs and the expected results of one evaluation. Inputs are stored as values, never as the
-seed of a generator.
+A golden case stores the inputs and the expected results of one evaluation. Inputs are stored as values, not as seeds.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ SCHEMA = "schema/golden.schema.json"
 ERRORS = f"{FOLDER}/errors.json"
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 EXACT_INTEGERS = 2**53
-"""Labels of at least this magnitude are written as strings, because many JSON readers convert numbers to float64."""
+"""Labels of this magnitude or more are stored as strings, because many JSON readers convert numbers to float64."""
 
 TARGETS = ("labels", "positives", "partners", "positive_pairs")
-"""The arguments that give the positives; a case has exactly one of them, or at most one for two towers."""
+"""The arguments that give the positives. A case has exactly one of them; with two towers, at most one."""
 
 ARGUMENTS = (
     *TARGETS,
@@ -61,7 +60,7 @@ ARGUMENTS = (
     *IGNORED,
     *WEIGHTS,
 )
-"""The fields of ``arguments`` in the file, in order; the functions take some of them by keyword."""
+"""The fields of ``arguments`` in the file, in order."""
 
 ALWAYS = ("loss", "anchors", "gradient")
 """The fields of ``expected`` that every case has."""
@@ -86,13 +85,14 @@ SHAPES: Mapping[str, str] = {
 }
 """The shape of every array of a case, one character per axis.
 
-M equals N for one tower without ref_embeddings, and for two towers without an argument that gives the positives. K and
-P are arbitrary; for hard_negatives K is a multiple of N, and a loss takes them as [N, H, D]. The axis "2" has two
-entries.
+* M is the number of references, or of rows of the second tower. M = N for a batch without references, and for two
+  towers whose positives are not given.
+* K and P are arbitrary. For hard_negatives, K = N H: a loss takes them as [N, H, D].
+* "2" has two entries.
 """
 
 WHOLE_NUMBERS = ("labels", "ref_labels", *IDS)
-"""The arguments that are arbitrary integers, of which only the equality matters."""
+"""The arguments whose integers are only compared for equality."""
 
 EXCEPTIONS: Mapping[str, type[Exception]] = {"type": TypeError, "value": ValueError}
 
@@ -165,18 +165,15 @@ class ErrorCase:
 
 
 def load_golden(root: Path | None = None, losses: Collection[str] = ()) -> list[GoldenCase]:
-    """Load every golden case, in the order of the catalogue and of its file.
+    """Load and check the golden cases, in the order of the catalogue and of its files.
 
     Args:
         root: a folder of fixtures; by default the installed one.
-        losses: short names; only their cases are loaded, or all if there are none.
-
-    Returns:
-        The cases, checked.
+        losses: short names of the losses whose cases are loaded; by default all.
 
     Raises:
-        FixtureError: a file is altered, missing or extra, does not match the schema, or is inconsistent. The
-            message names the file and the field.
+        FixtureError: a file is altered, missing or extra, does not match the schema, or is inconsistent. The message
+            names the file and the field.
         ImportError: the folder is not the installed one, and jsonschema is not installed.
     """
     root = checked_root(root)
@@ -194,7 +191,6 @@ def load_golden(root: Path | None = None, losses: Collection[str] = ()) -> list[
 
 
 _loaded: dict[tuple[str | bool | bytes, ...], list[GoldenCase]] = {}
-"""The cases of every loaded file. A key holds the contents of the file, the flags and the schema."""
 
 
 def _load_file(root: Path, name: str, flags: Mapping[str, Flag]) -> Iterator[GoldenCase]:
@@ -250,24 +246,12 @@ def golden_files(root: Path) -> list[str]:
 
 
 def file_of(loss: Loss, cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The JSON object of a loss's golden file.
-
-    Args:
-        loss: the loss.
-        cases: its cases, as returned by ``as_json``.
-    """
+    """The JSON object of a loss's golden file. The ``cases`` are returned by ``as_json``."""
     return {"format": FORMAT, "loss": loss.name, "function": loss.function, "source": loss.source, "cases": list(cases)}
 
 
 def as_json(case: Case, flags: Sequence[str], note: str, expected: Expected) -> dict[str, Any]:
-    """The JSON object of a golden case.
-
-    Args:
-        case: the case; its id begins with "golden/".
-        flags: names of flags, which ``flags.json`` explains.
-        note: the purpose of the case.
-        expected: the expected results.
-    """
+    """The JSON object of a golden case; see ``GoldenCase`` for the arguments."""
     values = [_number(x) for x in expected.values]
     results = {
         "loss": values if isinstance(expected.loss, tuple) else values[0],
@@ -325,7 +309,7 @@ def read_flags(root: Path) -> dict[str, Flag]:
 
 
 def inputs_of(name: str, data: Any, flags: Mapping[str, Flag]) -> list[Case]:
-    """The cases of a golden file without their results, with the checks that a schema cannot express.
+    """The cases of a golden file without their results. Checks what a schema cannot express.
 
     Args:
         name: name of the file, relative to the folder of fixtures.
@@ -352,7 +336,7 @@ def inputs_of(name: str, data: Any, flags: Mapping[str, Flag]) -> list[Case]:
 
 
 def _case(path: str, loss: Loss, raw: Mapping[str, Any]) -> Case:
-    """Build the case of an entry, without its results. Raises a FixtureError if the entry is inconsistent."""
+    """Build the case of an entry, without its results."""
     first = loss.embeddings[0]
     keywords = _keywords(f"{path}.keywords", loss, raw["keywords"], raw["arguments"])
     cosine = keywords.get("similarity", loss.keywords["similarity"]) == "cosine"
@@ -456,7 +440,7 @@ def is_number(loss: Loss, key: str) -> bool:
 
 
 def _array(path: str, name: str, value: Any, sizes: dict[str, int]) -> npt.NDArray[Any]:
-    """Convert an argument to an array of the shape given by ``SHAPES``; axes not in ``sizes`` are added to it."""
+    """Convert an argument to an array and check its shape. New axes are added to ``sizes``."""
     matrix = "D" in SHAPES[name]
     if name in WHOLE_NUMBERS:
         value = [_label(f"{path}[{i}]", x) for i, x in enumerate(value)]
@@ -514,7 +498,7 @@ def _expected(path: str, case: Case, raw: Mapping[str, Any]) -> Expected:
 
 
 def _values(path: str, entries: Sequence[Any], nan: Sequence[bool]) -> tuple[float, ...]:
-    """Convert results to numbers, which must be NaN exactly where ``nan`` is true and finite elsewhere."""
+    """Convert results to numbers. They must be NaN where ``nan`` is true, and finite elsewhere."""
     expect(
         len(entries) == len(nan), path, f"a list of {len(nan)}, one value per counted anchor or per pair", len(entries)
     )

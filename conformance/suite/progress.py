@@ -8,11 +8,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 Progress = Callable[[str, int, int], None]
-"""Called with the name of a step, how many of its items are done, and how many there are."""
+"""Called with the name of a step, the number of items done, and the number of all items."""
 
 
 def tracked(what: str, items: Iterable[T], total: int, progress: Progress | None) -> Iterator[T]:
-    """Yield the items of a step, and report each one when the caller asks for the next.
+    """Yield the items of a step. An item is reported as done when the next one is requested.
 
     Args:
         what: the name of the step.

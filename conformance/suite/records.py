@@ -26,16 +26,17 @@ LEFT_OUT = (NAN_LOSS, TIE, FLOOR, BY_CHOICE)
 class Expected:
     """The expected results of a case, each the float64 nearest to the true value.
 
+    If the loss has several values, derivatives are those of their sum.
+
     Attributes:
-        loss: the value, or one value per counted anchor (``Case.counted``) for reduction "none", or per pair for
-            "none_pairs".
+        loss: the value. For reduction "none", one value per counted anchor (``Case.counted``); for "none_pairs", one
+            value per pair.
         anchors: the value of every counted anchor, by row.
-        gradient: [N, D], the gradient of the loss (of the sum of its values if it has several), or None.
+        gradient: [N, D], the gradient with respect to the embeddings, or None.
         gradient_left_out: why there is no gradient, or None.
         other_gradients: the gradients with respect to the other matrices, by name; empty without ``gradient``.
-        temperature_gradient: the derivative of the loss (of the sum of its values if it has several) with respect to
-            the temperature; None without ``gradient``.
-        bias_gradient: the same with respect to the bias; None also for a loss without a bias.
+        temperature_gradient: the derivative with respect to the temperature; None without ``gradient``.
+        bias_gradient: the derivative with respect to the bias; None without ``gradient`` or without a bias.
     """
 
     loss: float | tuple[float, ...]
@@ -48,18 +49,18 @@ class Expected:
 
     @property
     def values(self) -> tuple[float, ...]:
-        """The loss as a tuple: one value, or one per counted anchor or per pair."""
+        """The loss as a tuple."""
         return self.loss if isinstance(self.loss, tuple) else (self.loss,)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Truth(Expected):
-    """The expected results of a case, with the quantities that determine its condition number.
+    """The expected results of a case, and its sensitivity to rounding errors.
 
     Attributes:
-        similarity: the similarity matrix, of the case's ``shape``; None for batches too large to recompute it.
-        weights: the derivative of the loss with respect to each similarity, of the case's ``shape``; s_ij and s_ji
-            are separate entries.
+        similarity: the similarity matrix, of the case's ``shape``; None for large batches.
+        weights: the derivative of the loss with respect to each similarity, of the case's ``shape``. s_ij and s_ji are
+            separate entries.
     """
 
     similarity: Matrix | None
@@ -71,12 +72,12 @@ class Outcome:
     """The results of an implementation on a case.
 
     Attributes:
-        values: the loss, or one value per counted anchor for reduction "none", or per pair for "none_pairs".
-        gradient: [N, D] with respect to the embeddings, of the loss or of the sum of its values; None if unavailable.
+        values: the loss. For reduction "none", one value per counted anchor; for "none_pairs", one value per pair.
+        gradient: [N, D], the gradient of the sum of ``values`` with respect to the embeddings; None if unavailable.
         anchors: the value of every anchor by row, if the implementation reports them.
         terms: the terms, if the implementation is the reference.
         other_gradients: the gradients with respect to the other matrices, by name; empty without ``gradient``.
-        observed: side effects and further results of a user's loss, as JSON data (``implementations.usages``).
+        observed: side effects and further results of a user's loss, as JSON data; see ``implementations.usages``.
     """
 
     values: list[float]
@@ -94,11 +95,11 @@ class Bounds:
     Attributes:
         values: bounds on the error of each value of the loss.
         anchors: bounds on the error of each anchor's value, by row.
-        rows: by the name of the matrix, the embeddings first: bounds on the Euclidean norm of the error of each row
-            of its gradient. The norm of ``rows`` bounds the norm of the error of the whole gradient.
-        share_of_floor: ``truth.tolerances.held_to`` tightens no bound on a row below this fraction of the bound.
+        rows: for every matrix, the embeddings first: bounds on the Euclidean norm of the error of each row of its
+            gradient.
+        share_of_floor: the smallest factor by which ``truth.tolerances.held_to`` may multiply a bound on a row.
         similarity: bounds on the error of each similarity, of the case's ``shape``.
-        least: the bounds on values and anchors that ``held_to`` never goes below.
+        least: the smallest values to which ``held_to`` may reduce the bounds on values and anchors.
     """
 
     values: list[float]
@@ -113,14 +114,14 @@ class Bounds:
         return {} if result.gradient is None else {next(iter(self.rows)): result.gradient, **result.other_gradients}
 
     def map_values(self, function: Callable[..., Matrix], *results: Expected | Outcome) -> Bounds:
-        """Replace each bound on a value or anchor by a function of it and of the matching entries of the results."""
+        """Replace each bound on a value or anchor by ``function(bound, *entries)``, with one entry per result."""
         anchors = ([(result.anchors or {}).get(i, math.nan) for i in self.anchors] for result in results)
         values = function(*map(np.array, (self.values, *(result.values for result in results)))).tolist()
         of_anchors = function(*map(np.array, (list(self.anchors.values()), *anchors))).tolist()
         return replace(self, values=values, anchors=dict(zip(self.anchors, of_anchors, strict=True)))
 
     def map_rows(self, function: Callable[..., Matrix], *results: Expected | Outcome) -> Bounds:
-        """Replace the bounds on the rows of gradients in the same way, for each gradient that all results have."""
+        """Replace the bounds on rows by ``function(bounds, *gradients)``, for each gradient that all results have."""
         found = [self.gradients(result) for result in results]
         common = [name for name in self.rows if all(name in gradients for gradients in found)]
         changed = {name: function(self.rows[name], *(gradients[name] for gradients in found)) for name in common}

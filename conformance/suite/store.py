@@ -39,7 +39,7 @@ def require(met: bool, path: str, message: str) -> None:
 
 
 def expect(met: bool, path: str, expected: object, found: object) -> None:
-    """Raise a FixtureError that says what was expected and what was found, unless a condition is met.
+    """Raise a FixtureError with an expected and a found value, unless a condition is met.
 
     Args:
         met: the condition.
@@ -52,9 +52,9 @@ def expect(met: bool, path: str, expected: object, found: object) -> None:
 
 @contextmanager
 def damage_of(name: str) -> Iterator[None]:
-    """Replace an exception that the content of a file causes by a FixtureError that names the file.
+    """Convert exceptions that the content of a file causes to a FixtureError that names the file.
 
-    Causes are, for example, objects that are nested too deeply, and integers with too many digits or above every float.
+    Causes are, for example, deep nesting and integers with too many digits.
 
     Args:
         name: name of the file, for messages.
@@ -75,11 +75,7 @@ def damage_of(name: str) -> Iterator[None]:
 
 @contextmanager
 def fixtures_at(root: Path) -> Iterator[None]:
-    """Use another folder of fixtures in place of the installed one inside a ``with`` statement.
-
-    Args:
-        root: a folder of fixtures.
-    """
+    """Use the folder of fixtures ``root`` instead of the installed one, inside a ``with`` statement."""
     token = _elsewhere.set(root)
     try:
         yield
@@ -103,7 +99,7 @@ def fixtures_root() -> Path:
 
 
 def checked_root(root: Path | None) -> Path:
-    """Check a folder of fixtures, by default the installed one, against its manifest, and return the folder.
+    """Check a folder of fixtures (by default the installed one) against its manifest, and return it.
 
     Raises:
         FixtureError: as ``check_manifest``.
@@ -116,8 +112,7 @@ def checked_root(root: Path | None) -> Path:
 def data_files(root: Path) -> list[str]:
     """The data files of a folder of fixtures, as sorted paths relative to it.
 
-    Every file is data except the manifest, the README, the changelog, Python files and caches, and everything whose
-    name, or that of a folder around it, begins with a dot.
+    All files are data, except the manifest, the README, the changelog, Python files and caches, and hidden files.
     """
     files = {path.relative_to(root) for path in root.rglob("*") if path.is_file() and path.suffix != ".py"}
     kept = (path for path in files if not any(part.startswith((".", "__pycache__")) for part in path.parts))
@@ -129,9 +124,9 @@ def _checksums(root: Path) -> dict[str, str]:
 
 
 def _checksum(path: Path) -> str:
-    """The SHA-256 of a file, which is read again only after a change.
+    """The SHA-256 of a file, cached until the file changes.
 
-    As in git, a file that changed within the last seconds is always read: the next change may have the same time.
+    A file that changed within the last 3 seconds is not cached: another change may have the same time.
     """
     status = path.stat()
     key = (path, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
@@ -162,7 +157,7 @@ def write_manifest(root: Path | None = None) -> Path:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace the content of a file; other processes read either the old text or the new text."""
+    """Replace the content of a file. Other processes read either the old text or the new text."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_text(text, encoding="utf-8", newline="\n")
@@ -218,8 +213,7 @@ def read_json(root: Path, name: str) -> Any:
     """Read a JSON file of a folder of fixtures.
 
     Raises:
-        FixtureError: the file cannot be read or is not JSON, it is nested too deeply, an integer is too long, or an
-            object has a duplicate name.
+        FixtureError: the file cannot be read or parsed, or an object has a duplicate name.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -255,11 +249,11 @@ def _first_rows(value: Any) -> Any:
 def check_schema(root: Path, name: str, data: Any, expected: str, loosen: Callable[[Any], Any] = dict) -> None:
     """Validate the content of a file against the schema of its format.
 
-    Validation is slow, so only the first row of a matrix of numbers is validated. Shapes and integers are checked by
-    the loaders.
+    Validation is slow, so only the first row of a matrix of numbers is validated. The loaders check shapes and
+    integers.
 
     Args:
-        root: a folder of fixtures, with the schemas; that of "pairproof-golden-flags/1", for example, is
+        root: a folder of fixtures. The schema of the format "pairproof-golden-flags/1", for example, is
             schema/golden_flags.schema.json.
         name: name of the file, for messages.
         data: content of the file.
@@ -281,7 +275,7 @@ def check_schema(root: Path, name: str, data: Any, expected: str, loosen: Callab
         raise ImportError('loading the fixtures needs jsonschema: pip install "pairproof[verify]"') from error
     try:
         rules, rows = json.dumps(loosen(schema)), _first_rows(data)
-        # Commands validate the same content several times, also as a copy.
+        # Commands validate the same content several times.
         digest = hashlib.sha256(f"{rules}\n{json.dumps(rows)}".encode()).digest()
         if digest in _valid:
             return
@@ -298,7 +292,7 @@ def check_schema(root: Path, name: str, data: Any, expected: str, loosen: Callab
 
 @functools.lru_cache(maxsize=32)
 def _validator(schema: str) -> Any:
-    """Return the validator of a schema, given as JSON. A malformed schema raises an exception of jsonschema."""
+    """Return the validator of a schema, given as JSON."""
     validator = importlib.import_module("jsonschema").Draft202012Validator
     rules = json.loads(schema)
     validator.check_schema(rules)
@@ -306,25 +300,25 @@ def _validator(schema: str) -> Any:
 
 
 _valid: set[bytes] = set()
-"""Digests of a schema and the content that was validated against it."""
+"""Digests of schemas with content that they validate."""
 
 
 def content_key(root: Path, names: Iterable[str]) -> tuple[str | bool | bytes, ...]:
-    """A key for what is loaded from files: whether the folder is the installed one, and the content of each file."""
+    """A cache key for what is loaded from files, with the content of each file."""
     files = [name for name in names if (root / name).is_file()]
     return (is_installed(root), *files, *((root / name).read_bytes() for name in files))
 
 
 def is_installed(root: Path) -> bool:
-    """Return whether a folder of fixtures is the installed one, whose files are not validated again."""
+    """Return whether a folder of fixtures is the installed one."""
     return _elsewhere.get() is None and root == fixtures_root()
 
 
 def read_checked(root: Path, name: str, expected: str) -> Any:
     """Read a JSON file of a folder of fixtures and validate it against its schema.
 
-    The installed files are not validated again: they were validated when they were written, their checksums show that
-    they have not changed, and ``pairproof fixtures check`` validates a copy of them.
+    The installed files are not validated again: they were validated when they were written, and the manifest shows
+    that they have not changed.
 
     Args:
         root: a folder of fixtures.
@@ -349,11 +343,6 @@ def place(index: Iterable[int]) -> str:
 
 
 def check_ids(path: str, ids: Sequence[str]) -> None:
-    """Raise a FixtureError if two entries of a list have the same id.
-
-    Args:
-        path: the file and the list.
-        ids: the ids of the entries.
-    """
+    """Raise a FixtureError if an id occurs twice. ``path`` names the file and the list."""
     for k, identity in enumerate(ids):
         require(identity not in ids[:k], f"{path}[{k}].id", f"duplicate id {identity!r}")

@@ -1,7 +1,7 @@
 """Choose a small subset of cases that together have every trait of the whole set.
 
-The subset is for implementations that are slow on every case, such as Triton's interpreter. Finding the smallest subset
-is a set cover problem, which is NP-hard; a greedy choice comes close and is the same on every machine.
+The subset is for slow implementations, such as Triton's interpreter. The choice is greedy, because finding the smallest
+subset is NP-hard (set cover).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def covering(
 
     Args:
         cases: the cases to choose from, each with its golden case, or None if it has none.
-        traits_of_case: a function that returns the traits of a case. None: :func:`traits_of`.
+        traits_of_case: a function that returns the traits of a case; by default :func:`traits_of`.
 
     Returns:
         The chosen cases, in the order of ``cases``.
@@ -38,8 +38,8 @@ def covering(
     traits = {case: (traits_of_case or traits_of)(case, golden) for case, golden in cases.items()}
     missing: set[Hashable] = set().union(*traits.values())
     order = list(cases)
-    # The case with the most missing traits; among equals the smallest, then the first. A number in the heap may be out
-    # of date. It is too large then, because the number of missing traits of a case never grows.
+    # The heap yields the case with the most missing traits; among equals the smallest, then the first. The numbers in
+    # the heap may be out of date, but are never too small: the missing traits of a case never grow.
     heap = [(-len(traits[case]), case.size, k) for k, case in enumerate(order)]
     heapq.heapify(heap)
     chosen: set[int] = set()
@@ -56,7 +56,7 @@ def covering(
 
 
 def traits_of(case: Case, golden: GoldenCase | None) -> set[Hashable]:
-    """The traits of a case: flags, values of options, arguments, sizes, dtypes, and the kernels that evaluate it."""
+    """The traits of a case: flags, options, arguments, sizes, dtypes, and the kernels that evaluate it."""
     loss = case.loss
     found: set[Hashable] = {(loss, "flag", flag) for flag in (golden.flags if golden else ())}
     found |= {(loss, option, case.option(option)) for option in LOSSES[loss].choices}

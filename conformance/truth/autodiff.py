@@ -1,8 +1,8 @@
-"""Reverse-mode automatic differentiation with scalars of any type, for the gradient of the reference's loops.
+"""Reverse-mode automatic differentiation of the reference, with scalars of any type.
 
-A ``Var`` records the operation that computed it; ``gradient`` goes through the record backwards. With balls (``arb``)
-as scalars, every entry of the gradient is a proved enclosure. At a kink, such as the maximum of two equal values, the
-branch that the loops take is differentiated.
+A ``Var`` records the operation that computed it, and ``gradient`` traverses the record backwards. If the scalars are
+balls (``arb``), every entry of the gradient is a proved enclosure. At a kink, such as the maximum of two equal values,
+the branch that the reference takes is differentiated.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 
 def _elementary(function: Callable[[Any], Any], slope: Callable[[Any, Any], Any]) -> Callable[[Var], Var]:
-    """The method of ``Var`` for an elementary function y of x, with its derivative ``slope(x, y)``."""
+    """The method of ``Var`` for y = function(x), whose derivative is ``slope(x, y)``."""
 
     def apply(self: Var) -> Var:
         x = self.value
@@ -32,7 +32,7 @@ _INDICES = itertools.count()
 class Var:
     """A value, and the operation that computed it from other variables.
 
-    A variable refers only to those from which it was computed, so that terms that are not part of the result are freed.
+    It refers only to its parents, so that unused terms are freed.
 
     Attributes:
         value: the value.
@@ -76,7 +76,7 @@ class Var:
             quotient, below = self.value / other.value, other.value
             return Var(quotient, (self, other), lambda: (1 / below, -quotient / below))
         zero = self.value * 0
-        # zero + other has the type of the value, so that the derivative is as exact as the value.
+        # zero + other has the type of the value, so the derivative is as exact as the value.
         return Var(self.value / other, (self,), lambda: (1 / (zero + other),))
 
     def __rtruediv__(self, other: Any) -> Var:
@@ -92,7 +92,7 @@ class Var:
 
     @property
     def real(self) -> Any:
-        """The value, which the loops use in comparisons."""
+        """The value, which the reference uses in comparisons."""
         return self.value
 
     exp = _elementary(np.exp, lambda x, y: y)
@@ -113,7 +113,7 @@ def variables(values: Sequence[Sequence[Any]]) -> list[list[Var]]:
 
 
 def gradient(result: Any, inputs: Sequence[Sequence[Var]]) -> list[list[Any]]:
-    """The derivatives [N][D] of ``result`` with respect to ``inputs``; zeros if it does not depend on them."""
+    """The derivatives [N][D] of ``result`` with respect to ``inputs``."""
     nodes: dict[int, Var] = {}
     reached = [result] if isinstance(result, Var) else []
     while reached:

@@ -1,10 +1,10 @@
 """The straightforward torch implementation of every loss, which measures the accuracy that a dtype allows.
 
-It normalises, multiplies, divides by the temperature and applies the catalogue's baseline formula, in the accumulating
-dtype (float64 for float64, else float32), without precautions against cancellation. The error of ``fast`` may be at
-most twice the error of this implementation, with a minimum of a few units in the last place, because the
-straightforward result is sometimes exact by chance. As in flash-attention's tests, the tolerance scales with the
-problem.
+It normalises, multiplies, divides by the temperature and applies the catalogue's baseline formula. It computes in the
+accumulating dtype (float64 for float64, else float32), without precautions against cancellation.
+
+The error of ``fast`` may be at most twice the error of this implementation, as in flash-attention's tests. An error of
+a few units in the last place is always allowed, because the straightforward result is sometimes exact by chance.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..suite.records import Matrix, Outcome
 
 
 def plain_outcome(case: Case, dtype: str, *, single: bool = True) -> Outcome:
-    """The loss, the anchors' values and the gradients of a case by the straightforward implementation.
+    """The results of the straightforward implementation on a case.
 
     Args:
         case: the case.
@@ -42,7 +42,7 @@ def plain_outcome(case: Case, dtype: str, *, single: bool = True) -> Outcome:
 
 
 def with_gradient_in(outcome: Outcome, dtype: str) -> Outcome:
-    """Round the gradients of an outcome to a narrower dtype with the same accumulating dtype; the values stay."""
+    """Round the gradients of an outcome to a narrower dtype. Values stay in the accumulating dtype."""
 
     def rounded(gradient: Matrix) -> Matrix:
         found: Matrix = torch.from_numpy(gradient).to(getattr(torch, dtype)).double().numpy()
@@ -61,7 +61,7 @@ def plain_weights(case: Case) -> Matrix:
 
 
 def scaled_similarities(case: Case) -> Matrix:
-    """The similarity matrix, of the case's ``shape``, in float64; no norm overflows under cosine."""
+    """The similarity matrix, of the case's ``shape``, in float64. Under cosine, no norm overflows."""
     given = case.matrices
     if case.option("similarity") == "cosine":
         given = {name: z / _or_one(np.max(np.abs(z), axis=1, keepdims=True)) for name, z in given.items()}
@@ -101,7 +101,7 @@ def _or_one(sizes: Matrix) -> Matrix:
 
 
 def _units(z: torch.Tensor) -> torch.Tensor:
-    """Rows divided by their norms; a row of zeros stays 0 and has the gradient 0."""
+    """Rows divided by their norms. A row of zeros stays 0 and has the gradient 0."""
     norm: torch.Tensor = z.norm(dim=1, keepdim=True)
     zero = norm.detach() == 0
     if not bool(zero.any()):
@@ -111,7 +111,7 @@ def _units(z: torch.Tensor) -> torch.Tensor:
 
 
 def similarities(case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The similarity matrix, of the case's ``shape``, from its matrices by the names of their arguments."""
+    """The similarity matrix, of the case's ``shape``, from the matrices ``given`` by argument name."""
     if case.option("similarity") == "cosine":
         given = {name: _units(z) for name, z in given.items()}
     bands: dict[int, list[torch.Tensor]] = {}
@@ -122,9 +122,9 @@ def similarities(case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def pair_values(case: Case, s: torch.Tensor) -> torch.Tensor:
-    """The value of every pair from the logits ``s``: the value that its anchor would have without other positives.
+    """The value of every pair, from the logits ``s``: the anchor's value if it had no other positive.
 
-    In the sigmoid loss, it is the value that its anchor would have without other pairs.
+    In the sigmoid loss: the anchor's value if it had no other pair.
     """
     rows, columns = (list(part) for part in zip(*case.pairs(), strict=True)) if case.pairs() else ([], [])
     alone = torch.zeros((len(rows), case.shape[1]), dtype=torch.bool)
@@ -140,9 +140,9 @@ def pair_values(case: Case, s: torch.Tensor) -> torch.Tensor:
 
 
 def anchor_values(case: Case, s: torch.Tensor, similarity: torch.Tensor) -> torch.Tensor:
-    """The value of every row from the logits ``s`` and, if the loss has weights, the similarities.
+    """The value of every row, from the logits ``s``; 0 for a row without terms.
 
-    It is 0 for a row without terms.
+    The ``similarity`` is only used by losses with weights.
     """
     member = case.member_array()
     positive = case.positive_array() & member

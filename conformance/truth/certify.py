@@ -1,11 +1,12 @@
 """Certify results: prove that every result of a case is the float64 nearest to the true value.
 
-The reference is evaluated in ball arithmetic with 128 bits, then 256, 512 and so on, until both ends of every enclosure
-round to the same float64. The enclosure of a result that is exactly 0 has a nonzero radius at every precision; the
-result is proved to be 0 if the enclosure lies within 2^-1076 of 0, because 0 is then the nearest float64.
+The reference is evaluated in ball arithmetic: every number is an enclosure, an interval that contains the true value.
+The precision is 128 bits, then 256, 512 and so on, until both ends of every enclosure round to the same float64.
 
-The loops take minutes on cases whose ``Case.size`` is above ``LOOPS_UP_TO``. Such a case is proved with the closed form
-of its loss in ``closed.py``, if there is one. Tests compare the two.
+An exact 0 is proved when its enclosure lies within 2^-1076 of 0. The nearest float64 is then 0.
+
+The reference takes minutes on cases whose ``Case.size`` is above ``LOOPS_UP_TO``. They are proved with the closed form
+of their loss in ``closed.py``, if there is one. Tests compare both.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ PRECISIONS = (128, 256, 512, 1024, 2048, 4096, 8192)
 """Precisions in bits, tried in turn. An exact 0 needs about 1100 bits, and more if large numbers cancel."""
 
 LOOPS_UP_TO = 258
-"""The largest ``Case.size`` for which the reference's loops are evaluated although the loss has a closed form."""
+"""Cases above this ``Case.size`` are proved with the closed form of the loss, if there is one."""
 
 ZERO = -1076
-"""A number of magnitude at most 2^ZERO rounds to 0, because half of the smallest positive float64 is 2^-1075."""
+"""Numbers of magnitude at most 2^ZERO round to 0: half of the smallest positive float64 is 2^-1075."""
 
 
 def certify(case: Case, *, gradient: bool = True) -> Expected:
@@ -40,14 +41,14 @@ def certify(case: Case, *, gradient: bool = True) -> Expected:
 
     Args:
         case: the case.
-        gradient: whether to prove the gradient too; otherwise it is left out with the reason ``BY_CHOICE``.
+        gradient: whether to prove the gradient too. If not, it is left out with the reason ``BY_CHOICE``.
 
     Returns:
         The results, each the float64 nearest to its true value.
 
     Raises:
-        CertificationError: at the last precision an enclosure still contains numbers that round to different float64,
-            or two entries that determine a maximum differ but are equal in float64.
+        CertificationError: a result cannot be proved at the last precision, or two different candidates for a maximum
+            are equal in float64.
     """
     left_out = NAN_LOSS if any(case.undefined_values()) else kink_of(case) or (None if gradient else BY_CHOICE)
     for bits in PRECISIONS[:-1]:
@@ -57,19 +58,19 @@ def certify(case: Case, *, gradient: bool = True) -> Expected:
 
 
 def kink_of(case: Case) -> str | None:
-    """Why a case has no gradient although its loss is defined, or None if it has one."""
+    """The reason for leaving out the gradient if the loss has a kink at the case, or None."""
     return (FLOOR if case.entry.form == "mass" else TIE) if maximum_is_tied(case) else None
 
 
 def maximum_is_tied(case: Case) -> bool:
     """Whether the loss has a kink at the case, because two arguments of a maximum are equal.
 
-    In ``supcon_epsilon``, the largest dot product of an anchor's row may occur twice. Under cosine the largest entry of
-    a row is always 1, its self-similarity, so there is no kink. In ``hard_negative``, the mass of an anchor's negatives
-    (M in its formula) may be equal to its floor.
+    * ``supcon_epsilon``: the largest dot product of an anchor's row may occur twice. Under cosine, the maximum is
+      always 1 (the self-similarity), so there is no kink.
+    * ``hard_negative``: the mass of an anchor's negatives (M in its formula) may be equal to its floor.
 
     Raises:
-        CertificationError: the loops, which compare in float64, would choose the wrong entry as the largest.
+        CertificationError: the reference, which compares in float64, would choose the wrong maximum.
     """
     if case.entry.form == "mass":
         return floor_is_reached(case)
@@ -103,8 +104,8 @@ def floor_is_reached(case: Case) -> bool:
     """Whether the mass of an anchor's negatives is equal to its floor.
 
     By the Lindemann-Weierstrass theorem, sums of exponentials of algebraic numbers with rational factors are equal only
-    if they have the same terms. The mass is therefore equal to its floor only if all negatives are opposite to the
-    anchor, and either tau_plus is 0 or the positive is opposite to it too.
+    if they have the same terms. Equality therefore requires that all negatives are opposite to the anchor. Unless
+    tau_plus is 0, the positive must be opposite too.
     """
 
     def exact(matrix: Matrix) -> list[list[Fraction]]:
@@ -136,7 +137,7 @@ def nearest(value: arb) -> float | None:
     """The float64 nearest to every number of an enclosure, or None if they round to different float64."""
     if not value.is_finite():
         return None
-    # The ends of a ball are rounded outwards to the working precision, so it must be higher than that of the ball.
+    # The ends of a ball are rounded outwards, so the working precision must be higher than that of the ball.
     with precision(max(PRECISION, value.bits() + 64)):
         if value.abs_upper() <= arb((1, ZERO)):
             return 0.0
@@ -146,13 +147,13 @@ def nearest(value: arb) -> float | None:
         mantissa, exponent = (int(x) for x in end.man_exp())
         if not ZERO <= mantissa.bit_length() + exponent <= 1024 or mantissa == 0:
             return None
-        # Division of integers rounds once, also to subnormal numbers.
+        # Python rounds the quotient of integers once, also to subnormal numbers.
         ends.append(float(mantissa * 2**exponent) if exponent >= 0 else mantissa / 2**-exponent)
     return ends[0] + 0.0 if ends[0] == ends[1] else None
 
 
 def _proved(case: Case, bits: int, left_out: str | None) -> Expected:
-    """Prove the results with this many bits. Raises a CertificationError that names the first unproved entry."""
+    """Prove the results with this many bits, or raise a CertificationError that names the first unproved entry."""
     form = closed_form(case) if case.size > LOOPS_UP_TO else None
     found = enclosures(case, bits, gradient=left_out is None, form=form)
     counted, undefined = case.counted(), case.undefined()

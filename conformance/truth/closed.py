@@ -1,8 +1,7 @@
-"""Closed forms of an anchor's value and of its derivatives, for batches too large for the loops of the reference.
+"""Closed forms of an anchor's value and its derivatives, for batches that are too large for the reference.
 
-The reference evaluates each positive of an anchor in a loop over its denominator, which is slow for large classes.
-These forms compute the shared sums once, so they also scale the tolerances of small cases. A test compares their
-enclosures with those of the reference on small cases.
+The reference loops over the denominator of every positive. A closed form computes shared sums once. A test compares
+both on small cases.
 """
 
 from __future__ import annotations
@@ -18,20 +17,16 @@ from ..suite.catalogue import WEIGHTS
 
 Columns = Sequence[int]
 Closed = tuple[arb, dict[int, arb]]
-"""The value of an anchor, and its derivatives with respect to the logits of some columns; the others are 0."""
+"""The value of an anchor, and its derivatives with respect to the logits, by column; 0 for other columns."""
 Form = Callable[[Sequence[arb], Columns, Columns], Closed]
 """A closed form, as a function of the logits, the members and the positives of an anchor."""
 
 
 def closed_form(case: Case) -> Form | None:
-    """Return the closed form of the loss of a case.
+    """Return the closed form of the loss of a case, or None if the loss has none.
 
-    Args:
-        case: the case.
-
-    Returns:
-        The closed form; None if the loss has none, the value of an anchor is NaN, a row has no negatives, the reduction
-        is over pairs, or there are weights (of pairs, anchors or directions, or by hardness).
+    Also return None if an anchor's value is NaN, a row has no negatives, the reduction is over pairs, or there are
+    weights (of pairs, anchors, directions or hardness).
     """
     entry, options = case.entry, case.formula_options()
     sets = zip(case.positives(), case.members(), strict=True)
@@ -49,14 +44,7 @@ def closed_form(case: Case) -> Form | None:
 
 
 def evaluated(case: Case, form: Form, i: int, row: Sequence[arb]) -> tuple[arb, list[arb]]:
-    """Return the value of an anchor, and its derivatives with respect to its row of the similarity matrix.
-
-    Args:
-        case: the case.
-        form: its closed form.
-        i: the anchor.
-        row: its similarities.
-    """
+    """Return the value of anchor i, and its derivatives with respect to its row of similarities."""
     if case.option("no_positive") and not case.positives()[i]:
         return arb(0), [arb(0)] * len(row)
     temperature, base = arb(case.temperature), case.option("base_temperature")
@@ -68,7 +56,7 @@ def evaluated(case: Case, form: Form, i: int, row: Sequence[arb]) -> tuple[arb, 
 
 
 def _exponentials(s: Sequence[arb], members: Columns) -> tuple[dict[int, arb], arb, arb]:
-    """e^(s - top) of every member, their sum, and the logarithm of the sum of e^s."""
+    """e^(s - top) of every member, the sum of these, and the logsumexp of the members."""
     top = max((s[a] for a in members), key=float)
     e = {a: (s[a] - top).exp() for a in members}
     total = _sum(e.values())
@@ -153,7 +141,7 @@ def _with_epsilon(s: Sequence[arb], members: Columns, positives: Columns, epsilo
     slopes = {a: e[a] / total * len(positives) / count for a in members}
     for p in positives:
         slopes[p] -= e[p] / (e[p] + arb(epsilon)) / count
-    # The value depends on differences from the largest logit only.
+    # The value depends only on differences from the largest logit, so the derivatives add up to 0.
     rest = _sum(slopes.values())
     slopes[largest] = slopes.get(largest, arb(0)) - rest
     return value, slopes

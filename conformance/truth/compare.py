@@ -15,10 +15,10 @@ from ..suite.records import Bounds, Matrix, Outcome, Truth
 from .tolerances import accumulating, unit_roundoff
 
 PAIR_ULPS = 16
-"""Bound on the errors of the recorded terms of a pair, in units of (1 + their sizes) times the unit roundoff."""
+"""Recorded terms of a pair may be wrong by PAIR_ULPS u (1 + |log numerator| + |log denominator|)."""
 
 NORMAL = 1e-300
-"""Recorded numerators and denominators below this are not compared, because underflow may have rounded them."""
+"""Smaller numerators and denominators are not compared, because underflow may have rounded them."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def compare(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds, dtype: s
         return Comparison(math.inf, f"loss: expected {len(truth.values)} values, got {len(outcome.values)}")
     right, given = bounds.gradients(truth), bounds.gradients(outcome)
     for name, gradient in right.items() if given else ():
-        # Without references, towers or negatives there is one gradient, so messages do not name its matrix.
+        # If there is only one gradient, messages do not name its matrix.
         what = "gradient" if len(right) == 1 else f"gradient of {name}"
         ratio, text = _gradient(what, gradient, given.get(name), bounds.rows[name])
         first = first or text
@@ -65,7 +65,7 @@ def compare(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds, dtype: s
 
 
 def _ulps(expected: Sequence[float], found: Sequence[float], dtype: str) -> float:
-    """Return the largest error of the loss in units in the last place of the true value; inf if one is not finite."""
+    """Return the largest error of the loss in units in the last place; inf if an error is not finite."""
     number, pairs = np.dtype(dtype).type, zip(expected, found, strict=True)
     differ = [(e, f) for e, f in pairs if e != f and not (math.isnan(e) and math.isnan(f))]
     with np.errstate(over="ignore", invalid="ignore"):
@@ -86,7 +86,7 @@ def _ratio(expected: float, found: float, bound: float) -> float:
 
 
 def _terms(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds) -> Iterator[tuple[str, float, float, float]]:
-    """Yield the name, the true value, the found value and the bound of each term of the outcome except the gradient."""
+    """Yield (name, true value, found value, bound) for each term of the outcome except the gradients."""
     if outcome.terms is not None and truth.similarity is not None:
         what = "rows" if len(case.matrices) == 1 else "anchor and column"
         for (i, j), similarity in np.ndenumerate(truth.similarity):
@@ -101,7 +101,7 @@ def _terms(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds) -> Iterat
 
 
 def _pairs(terms: Terms) -> Iterator[tuple[str, float, float, float]]:
-    """Yield terms that compare recorded numerators and denominators, and their logarithms, with the values of pairs."""
+    """Yield terms that compare the recorded value of each pair with log(denominator / numerator)."""
     u = unit_roundoff("float64")
     for (i, j), pair in terms.pairs.items():
         value, above, below = float(pair.value), float(pair.log_numerator), float(pair.log_denominator)
@@ -114,7 +114,7 @@ def _pairs(terms: Terms) -> Iterator[tuple[str, float, float, float]]:
 
 
 def _gradient(what: str, expected: Matrix, found: Matrix | None, rows: Matrix) -> tuple[float, str]:
-    """Return the largest ratio of a row's error to its bound, and a message about the first ratio above 1, or ""."""
+    """Return the largest ratio of a row's error to its bound, and a message about the first one above 1, or ""."""
     if found is None or found.shape != expected.shape:
         got = "none" if found is None else list(found.shape)
         return math.inf, f"{what}: expected shape {list(expected.shape)}, got {got}"

@@ -22,8 +22,7 @@ from .closed import Form, closed_form, evaluated
 from .intervals import PRECISION, precision
 
 PROVE_UP_TO = 40
-"""The largest ``Case.size`` for which every run uses the slow loops: for ``Truth.similarity``, ``Truth.weights``, and
-gradients by the complex step."""
+"""The largest ``Case.size`` for which every run uses the slow loops of the reference."""
 
 NARROW = 2.0**-100
 """Largest radius of a result that :func:`truth` returns, relative to the size of the terms it is computed from."""
@@ -40,17 +39,16 @@ class CertificationError(ValueError):
 class Enclosures:
     """Balls that enclose the true results of a case.
 
+    Derivatives are those of the sum of ``values``, and are only valid if gradients were requested.
+
     Attributes:
-        values: a list with the loss, or with one value per counted anchor or per pair for "none" or "none_pairs".
+        values: the loss; or one value per counted anchor (reduction "none") or per pair ("none_pairs").
         anchors: the value of every anchor, by row.
-        gradients: the gradient of the sum of ``values`` with respect to every float matrix, by the matrix's name and in
-            its shape; empty if gradients were not requested.
+        gradients: the gradient with respect to every float matrix, by name.
         similarity: the similarity matrix, of the case's ``shape``.
-        temperature_gradient: the derivative of the sum of ``values`` with respect to the temperature; valid only if
-            gradients were requested.
-        bias_gradient: the same with respect to the bias.
-        slopes: the derivative of the sum of ``values`` with respect to each similarity of an anchor, by row, rounded to
-            float64; without a closed form, empty if gradients were not requested.
+        temperature_gradient: the derivative with respect to the temperature.
+        bias_gradient: the derivative with respect to the bias.
+        slopes: the derivatives with respect to each anchor's row of similarities, rounded to float64.
     """
 
     values: list[arb]
@@ -70,27 +68,25 @@ def enclosures(
     upstream: Sequence[float] | None = None,
     form: Form | None = None,
 ) -> Enclosures:
-    """Evaluate a case in ball arithmetic, with this many bits.
+    """Evaluate a case in ball arithmetic.
 
-    The reference evaluates one anchor at a time from its row of the similarity matrix, and the tape (``autodiff``)
-    differentiates its part of the loss with respect to that row. Memory is therefore proportional to the number of
-    similarities.
+    The reference evaluates one anchor at a time, and ``autodiff`` differentiates the anchor's part of the loss with
+    respect to its row of similarities. Memory is therefore proportional to the number of similarities.
 
-    Every loss is a function of the logits s_ij / T, plus the bias if it has one, multiplied by T / base_temperature if
-    there is one. It may also depend on weights, which are functions of the s_ij but not of T. With these held constant,
-    its derivative with respect to T is -sum_ij (dL/ds_ij) s_ij / T, plus L / T if there is a base temperature; that
-    with respect to the bias is T sum_ij (dL/ds_ij). If the formula takes a lowest logit, the lowest similarity is one
-    more s_ij.
+    The logits are s_ij / T + bias, and a base temperature multiplies the loss by T / base_temperature. Hence::
 
-    The tape also differentiates an anchor's part with respect to its weights. If the weights are not constants, the
-    derivatives with respect to the similarities follow from these by differentiating the function of the weights.
+        dL/dT = -sum_ij (dL/ds_ij) s_ij / T     (with a base temperature: + L / T)
+        dL/dbias = T sum_ij (dL/ds_ij)
+
+    Weights of a loss (``catalogue.Weights``) are constants in both formulas, because they do not depend on T. The
+    lowest similarity counts as one more s_ij, if the formula takes a lowest logit.
 
     Args:
         case: the case.
         bits: the working precision.
         gradient: whether gradients are computed.
-        upstream: for reduction "none", the factor of each value in the sum that is differentiated; by default 1. It
-            has no effect on a closed form.
+        upstream: for reduction "none", the factor of each value in the sum that is differentiated; by default 1. A
+            closed form ignores it.
         form: a closed form, which is evaluated instead of the reference.
     """
     with precision(bits), _without_collections():
@@ -144,7 +140,7 @@ def enclosures(
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Suspend the garbage collector, which would search thousands of balls for cycles; there are none."""
+    """Suspend the garbage collector. Searching thousands of balls for cycles is slow, and they have none."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -165,7 +161,7 @@ def _weights(case: Case, matrix: Sequence[Sequence[Any]]) -> list[list[Any]]:
 def _through_weights(
     case: Case, matrix: Sequence[Sequence[arb]], slopes: Mapping[int, Sequence[arb]]
 ) -> list[list[arb]]:
-    """The derivatives with respect to the similarities, from those with respect to the weights of each anchor."""
+    """The derivatives with respect to the similarities, from the derivatives with respect to the weights."""
     variables = tape.variables(matrix)
     weights = _weights(case, variables)
     total = sum((w * slope for i, row in slopes.items() for w, slope in zip(weights[i], row, strict=True)), arb(0))
@@ -175,19 +171,12 @@ def _through_weights(
 def _part_of_anchor(
     case: Case, i: int, row: Sequence[Any], lowest: Any = None, weights: Sequence[Any] | None = None
 ) -> tuple[Any, reference.Result]:
-    """The part of the loss that anchor i contributes, before the division by the number of anchors or pairs.
-
-    Args:
-        case: the case.
-        i: the anchor.
-        row: its similarities.
-        lowest: the lowest similarity, if the formula uses it.
-        weights: the anchor's weights, if the formula uses them.
+    """Evaluate the reference on anchor i alone, given its row of similarities.
 
     Returns:
-        The part, 0 for an anchor that does not count, and the result of the reference for this anchor.
+        What the anchor adds to the loss before the division of a mean, and the result of the reference.
     """
-    # The other rows are not anchors: a single entry, which is not a variable, and empty sets are enough for them.
+    # The other rows are not anchors, so a constant entry and empty sets are enough for them.
     other = [tape.value_of(row[0])]
     mask, members = case.positive_array()[i].tolist(), case.members()[i]
     rows, each = range(case.shape[0]), case.option("reduction") == "none_pairs"
@@ -205,7 +194,7 @@ def _part_of_anchor(
 
 
 def _sum(case: Case, anchors: Sequence[int]) -> arb:
-    """The exact sum of the weights of some anchors, or 1 if it is 0."""
+    """The exact sum of the weights of some anchors; 1 if it is 0."""
     weights = case.row_weights()
     found = sum((arb(weights[i]) for i in anchors), arb(0))
     return found if found != 0 else arb(1)
@@ -227,16 +216,12 @@ def _divisor(case: Case) -> arb:
 def _pull_back(
     case: Case, given: Mapping[str, list[list[arb]]], slopes: Mapping[int, list[arb]], divisor: arb
 ) -> dict[str, list[list[arb]]]:
-    """The gradient of every matrix, from the derivatives of the loss with respect to the similarities.
+    """The gradient of every matrix, from the derivatives w_ij of the loss with respect to the similarities.
 
-    With dL/ds_ij = w_ij and s_ij = y_i . y_j, the gradient of row y_i is the sum of w_ij y_j over the columns. Under
-    cosine y = x / |x|, and the gradient of x is (g - (g . y) y) / |x|, where g is the gradient of y.
+    With s_ij = y_i . y_j, the gradient of row y_i is g = sum_j w_ij y_j. Under cosine y = x / |x|, and the gradient of
+    x is (g - (g . y) y) / |x|.
 
-    Args:
-        case: the case.
-        given: its matrices.
-        slopes: divisor * w_ij for all columns j, by anchor i.
-        divisor: the number by which the reduction divides.
+    ``slopes`` has divisor * w_ij for all columns j, by anchor i.
     """
     cosine = case.option("similarity") == "cosine"
     norms = {
@@ -256,11 +241,11 @@ def _pull_back(
         found[block.right] += weights.transpose() * unit[block.left]
 
     def of_row(g: list[arb], y: list[arb], norm: arb) -> list[arb]:
-        if cosine and all(b == 0 for b in y):  # a row of zeros, whose gradient is 0 by convention
+        if cosine and all(b == 0 for b in y):  # the gradient of a row of zeros is 0 by convention
             return [arb(0)] * len(y)
         along = _dot(g, y) if cosine else arb(0)
-        # The gradient is orthogonal to the row. If the row has a single nonzero entry, the gradient of this entry is
-        # exactly 0, which no precision would prove.
+        # The gradient is orthogonal to the row. If only one entry of the row is nonzero, the gradient of this entry is
+        # exactly 0. The formula would give a ball around 0, which takes more bits to prove.
         axis = cosine and sum(b != 0 for b in y) == 1
         return [arb(0) if axis and b != 0 else (a - along * b) / (norm * divisor) for a, b in zip(g, y, strict=True)]
 
@@ -280,13 +265,13 @@ def truth(
 ) -> Truth:
     """Compute the truth of a case: values, similarities, gradients, and the sensitivity to each similarity.
 
-    The precision is raised until every enclosure is narrow, so that its midpoint can be used as the result.
+    The precision is raised until every enclosure is narrow. The results are the midpoints.
 
     Args:
         case: the case.
         bits: the first precision that is tried.
-        upstream: for reduction "none", the factor of each value in the sum that is differentiated; by default 1. It
-            has no effect on a closed form.
+        upstream: for reduction "none", the factor of each value in the sum that is differentiated; by default 1. A
+            closed form ignores it.
         form: a closed form, which is evaluated instead of the reference.
 
     Raises:
@@ -336,7 +321,7 @@ def _first_wide(case: Case, found: Enclosures) -> str | None:
     cosine, longest = case.option("similarity") == "cosine", max(map(max, norms.values()))
     for name, rows in found.gradients.items():
         for i, (row, norm) in enumerate(zip(rows, norms[name], strict=True)):
-            # Each term of an entry is an entry of a row times a weight of at most scale / temperature.
+            # An entry is a sum of entries of rows times weights of at most scale / temperature.
             size = scale / case.temperature * (1 / (norm or 1.0) if cosine else longest)
             size = max(size, *(abs(float(x)) for x in row))
             if any(is_wide(x, size) for x in row):
@@ -345,12 +330,7 @@ def _first_wide(case: Case, found: Enclosures) -> str | None:
 
 
 def stored_truth(case: Case, expected: Expected) -> Truth:
-    """The truth of a golden case from its stored results, which were proved when the fixtures were made.
-
-    Args:
-        case: the case.
-        expected: the results that are stored in its file; a truth is returned as it is.
-    """
+    """The truth of a golden case, from its stored and proved results. A ``Truth`` is returned as it is."""
     if isinstance(expected, Truth):
         return expected
     similarity, weights = not_stored(case)
@@ -359,10 +339,10 @@ def stored_truth(case: Case, expected: Expected) -> Truth:
 
 @lru_cache(maxsize=1024)  # several implementations, dtypes and tests use the same case
 def not_stored(case: Case) -> tuple[Matrix | None, Matrix]:
-    """Return the true similarities, and the derivative of the loss with respect to each; ``case.shape``, read-only.
+    """Return the true similarities and the derivative of the loss with respect to each, as read-only matrices.
 
-    The derivatives only scale the tolerances. For cases larger than ``PROVE_UP_TO`` the loops are too slow: the
-    similarities are None, and the straightforward implementation is differentiated.
+    The derivatives only scale the tolerances. For cases larger than ``PROVE_UP_TO``, the similarities are None, and the
+    derivatives are those of the straightforward implementation.
     """
     if case.size > PROVE_UP_TO:
         from .baseline import plain_weights  # imports torch, which not every command needs
@@ -381,14 +361,14 @@ def not_stored(case: Case) -> tuple[Matrix | None, Matrix]:
 
 
 def _finite(matrix: Matrix) -> Matrix:
-    """The matrix with 0 in place of entries that are not finite, read-only."""
+    """Replace entries that are not finite by 0. The result is read-only."""
     found = np.where(np.isfinite(matrix), matrix, 0.0)
     found.setflags(write=False)
     return found
 
 
 def _by_closed_form(case: Case, matrix: Sequence[Sequence[arb]]) -> Matrix | None:
-    """The derivative of the loss with respect to each similarity; None without a form whose enclosures are narrow."""
+    """The derivative of the loss with respect to each similarity; None without a closed form, or if it is inexact."""
     if (form := closed_form(case)) is None:
         return None
     found, divisor = np.zeros(case.shape), float(_divisor(case))

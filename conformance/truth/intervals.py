@@ -1,8 +1,7 @@
 """Interval arithmetic: balls of arbitrary precision, and floating-point arithmetic on intervals.
 
-``ball`` converts a printed decimal to an ``arb``, a real interval of arbitrary precision, with a radius of half a unit
-of the last printed place. ``Rounded`` is float32 or float64 arithmetic on intervals: every result is rounded to the
-dtype, so that it encloses all results that a program with the same operations in that dtype can have.
+A ball (``arb``) is a real interval of arbitrary precision. ``Rounded`` is float32 or float64 arithmetic on intervals: a
+result encloses all results of programs with the same operations in that dtype.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ except ImportError as error:  # pragma: no cover - the base install has no harne
     raise ImportError('the conformance harness needs python-flint: pip install "pairproof[verify]"') from error
 
 PRECISION = 256
-"""Working precision in bits, so high that the width of an enclosure is due only to the width of its inputs."""
+"""Working precision in bits, so high that the width of a result is due only to the width of the inputs."""
 
 
 def precision(bits: int = PRECISION) -> AbstractContextManager[None]:
@@ -41,13 +40,13 @@ def exact(text: str) -> arb:
 
 
 def ball(text: str, decimals: int) -> arb:
-    """The ball of all numbers that round to ``text``: up to half a unit of the last of its ``decimals`` away."""
+    """The ball of all numbers that round to ``text``, which has this many decimals."""
     value, half = exact(text), arb(10) ** -decimals / 2
     return (value - half).union(value + half)
 
 
 def _operation(operation: Callable[..., Any], library: bool = False) -> Callable[..., Rounded]:
-    """The method of ``Rounded`` for an operation; if ``library``, its result is widened by the slack."""
+    """The method of ``Rounded`` for an operation. If ``library``, its result is widened by the slack."""
 
     def apply(self: Rounded, *others: Rounded | float) -> Rounded:
         operands = [self, *(o if isinstance(o, Rounded) else Rounded.number(o, self.dtype, self.slack) for o in others)]
@@ -59,7 +58,7 @@ def _operation(operation: Callable[..., Any], library: bool = False) -> Callable
                 upper = _outward(value.upper(), self.dtype, math.inf, slack)
                 return Rounded(lower, upper, self.dtype, self.slack)
         if all(o.lower == o.upper for o in operands):
-            # IEEE 754 defines the result for single numbers that are infinite, and for the logarithm of 0.
+            # For single numbers, IEEE 754 defines the result at infinity, and the logarithm of 0.
             with np.errstate(all="ignore"):
                 result = float(operation(*(self.dtype(o.lower) for o in operands)))
             return Rounded(result, result, self.dtype, self.slack)
@@ -72,11 +71,12 @@ def _operation(operation: Callable[..., Any], library: bool = False) -> Callable
 class Rounded:
     """A real interval whose ends are floating-point numbers of a dtype, with the arithmetic of that dtype.
 
-    ``+ - * /`` and ``sqrt`` round the exact result to nearest, as IEEE 754 requires. Rounding is monotone, so the
-    rounded ends enclose the rounded result. ``exp``, ``log`` and ``log1p`` are rounded in the same way and then widened
-    by ``slack`` units in the last place on either side, because mathematical libraries differ. With slack 0 and exact
-    inputs, the interval is a single number, the result of correctly rounded arithmetic. The logarithm of an interval
-    that contains 0 is unbounded (NaN); the logarithm of the single number 0 is -inf.
+    ``+ - * /`` and ``sqrt`` round to nearest, as IEEE 754 requires. Rounding is monotone, so the rounded ends enclose
+    the rounded result. ``exp``, ``log`` and ``log1p`` also widen their result by ``slack`` units in the last place on
+    either side, because mathematical libraries differ. With slack 0 and exact inputs, the interval is a single number,
+    the correctly rounded result.
+
+    The logarithm of an interval that contains 0 is unbounded (NaN). The logarithm of the number 0 is -inf.
 
     Attributes:
         lower: the lower end.
@@ -129,11 +129,11 @@ class Rounded:
 
     @property
     def real(self) -> Rounded:
-        """The interval itself, which is real."""
+        """The interval itself, as for any real number."""
         return self
 
     def at_least(self, bound: float) -> Rounded:
-        """The maximum of the value and ``bound``, as computed by a clamp."""
+        """The maximum of the value and ``bound``."""
         return Rounded(max(self.lower, bound), max(self.upper, bound), self.dtype, self.slack)
 
 
@@ -141,7 +141,7 @@ def _outward(end: arb, dtype: type[np.floating[Any]], towards: float, slack: int
     """Round one end of an interval to the dtype, and move it outwards by ``slack`` units in the last place."""
     once = float(end)
     if dtype is not np.float64 and once != end:
-        # Rounding first to float64 and then to the dtype may round a tie inwards, so the first rounding is outwards.
+        # Rounding twice, to float64 and to the dtype, may round a tie inwards. So the first rounding is outwards.
         once = float(np.nextafter(once, towards))
     with np.errstate(over="ignore"):
         rounded = dtype(once)

@@ -1,98 +1,101 @@
 """Tolerances: how far a correct implementation may be from the truth, and why. All tolerances are defined here.
 
-Every bound is derived from the unit roundoff u of the accumulating dtype, the condition number of the case (computed
-from the certified terms), and a count of operations. One rounding of the returned result is added. No bound was raised
-to make a test pass.
+A bound follows from the unit roundoff u of the accumulating dtype (float64 for float64, else float32), the derivatives
+of the loss at the case, and a count of operations. One rounding of the returned result is added. No bound was raised to
+make a test pass.
 
-*Similarities.* The error of a dot product of D products is at most about D u times the sum of its absolute products,
-a_ij. For rows of norm 1 that sum is at most 1; the norms and the divisions add a few roundings. Rounding errors
-accumulate like a random walk, so the bound uses the square root of D: (SIMILARITY_ULPS + sqrt(D)) u a_ij.
+*Notation.* s_ij is a similarity, T the temperature, z = s / T a logit, L the loss, and R the number of rows of the
+similarity matrix.
 
-*The loss.* To first order, an error in s_ij changes the loss by that error times the derivative of the loss with
-respect to s_ij. The loss therefore inherits the sum over all pairs of |dL/ds_ij| times the error of s_ij. Its own
-operations add to this. An implementation that computes an anchor's value as log(sum of e^z) minus the mean of the
-logits z of its positives, and subtracts the largest logit m before the exponentials, makes these errors:
+*Similarities.* Let a_ij be the sum of the absolute products in a dot product of D terms; a_ij <= 1 for rows of norm 1.
+The bound on the error of s_ij is (SIMILARITY_ULPS + sqrt(D)) u a_ij. The first part is for the norms and divisions. The
+second is for the sum: rounding errors accumulate like a random walk.
 
-- The exponentials e^(z - m) have a relative error of u, and their sum of n terms one of sqrt(n) u. The logarithm turns
-  relative errors into absolute ones. It is rounded relative to its size, which is at most log n. Adding m is rounded
-  relative to the result, whose size is at most max |z| + log n: u (1 + sqrt(n) + max |z| + 2 log n).
-- The mean of the logits of k > 1 positives is a quotient of a sum, whose j-th partial sum is about j mean |z|. The
-  errors of these accumulate to sqrt(1 + 4 + ... + k^2) / k, about sqrt(k/3): u (1 + sqrt(k/3)) mean |z|. A single logit
-  is exact.
-- The difference is rounded relative to the value. The mean over the anchors is, too: 2 u |value|.
+*The loss.* To first order, the errors of the similarities change the loss by at most the sum over all pairs of
+|dL/ds_ij| times the error of s_ij. This part of the bound is *inherited*. The loss's own operations add to it. If an
+anchor's value is logsumexp(z) minus the mean logit of its positives, they are:
 
-If the value is near 0, the logarithm and the logit cancel. Their rounding errors are relative to the size of a logit
-and do not cancel. The inherited part of the bound does not cover them, because the derivatives are near 0 too. With the
-mean inside the logarithm, the value is a difference of two logarithms of sums. Each has the first error.
+- The logsumexp of n logits, with an error of u (1 + sqrt(n) + max |z| + 2 log n). The exponentials and their sum
+  contribute 1 + sqrt(n). Rounding the logarithm contributes log n. Adding back the largest logit contributes
+  max |z| + log n.
+- The mean of k > 1 logits, with an error of u (1 + sqrt(k/3)) mean |z|. The j-th partial sum is about j mean |z|, and
+  sqrt(1 + 4 + ... + k^2) / k is about sqrt(k/3).
+- The difference and the mean over the anchors, with an error of 2 u |value|.
 
-The binary cross-entropy of a pair is softplus(z) or softplus(-z). PyTorch computes it as z minus the logarithm of the
-sigmoid of z, both of size |z|: u |z| for each pair, averaged like the pairs, and LOSS_ULPS u for the functions.
+If the value is near 0, the logsumexp and the logit cancel, but their rounding errors do not. The inherited part does
+not cover these errors, because the derivatives are near 0 too.
 
-The sigmoid loss is a sum of n terms softplus(z) or softplus(-z) with the logits z = s / T + b, which implementations
-compute directly, as -logsigmoid. Each term is positive and has a small relative error, so the error of the sum is
-(LOSS_ULPS + sqrt(n)) u times the sum. The bias b counts as one more product of the dot product, of size T |b| in units
-of a similarity.
+Some losses have other operations:
 
-In ``hard_negative``, the denominator is the exponential of the positive plus the *mass* M, an estimate from the
-negatives that has a floor. The loss contains the logarithms of two sums over negatives, of e^((1 + beta) z) and of
-e^(beta z), which may be computed from separate products. The weight of a negative is the
-difference of its shares in both sums. The bounds add the shares instead: the *gross* weight. Let q be the difference
-of the two logarithms minus the logit of the positive. The mass is a multiple of e^q - tau_plus, whose relative error is
-e^q / (e^q - tau_plus) times the error of q. This *growth* and 1 + 2 beta multiply the errors of the weights. At the
-floor, the value depends only on the positive, and there is no growth. The bounds do not cover a mass so close to its
-floor that rounding may change which of the two is larger; the golden cases contain no such mass, except for masses that
-are equal to the floor. The gradients of those cases are not compared.
+- ``supcon_in`` has the mean inside the logarithm. It is a difference of two logsumexps, each with the error above.
+- ``nt_bxent`` averages softplus(z) or softplus(-z) over pairs. PyTorch computes it as z minus log sigmoid(z), both of
+  size |z|. The error is u |z| for each pair, averaged like the pairs, plus LOSS_ULPS u for the functions.
+- ``sigmoid`` adds n positive terms with small relative errors. The error is (LOSS_ULPS + sqrt(n)) u times the sum. The
+  bias b counts as one more product of the dot product, of size T |b|.
+- ``supcon_epsilon`` subtracts logarithms of exponentials plus epsilon, each up to -log(epsilon) in size. The errors are
+  relative to this size.
 
-Let s be the similarity of a row and its positive. The loss with weights 2 - m (``dclw``), where m is R times the
-softmax of s / sigma over all R rows, has the gross weight (2 + m) / T for s. The value also changes through the
-weights, and so does the gradient if the weights are not constants. Their derivative adds m / (T sigma) times (|s| + the
-mean of m |s| over all rows). An error of a similarity changes m by that error times 2 m / sigma, and the derivative of
-m by twice as much. The growth is therefore 1 + 4 T / sigma.
+*Mass.* In ``hard_negative``, the negatives enter the denominator as a *mass*. Let S1 and S2 be the sums over the
+negatives of e^((1 + beta) z) and of e^(beta z), and let q be log(S1 / S2) minus the logit of the positive. The mass is
+proportional to e^q - tau_plus, and has a floor.
 
-Allowing these errors hides few mistakes. This was measured when 138 faults were known, against bounds of only 2u per
-anchor. 130 faults were caught by the same number of cases. The other eight were caught by one to five cases fewer, but
-still by 15 or more. In the cases that no longer caught them, the loss is near 0 (``trained-like`` or ``solved``), and
-the fault changes it by less than the rounding error of ``logsumexp``.
+- The weight of a negative is the difference of its shares in S1 and S2. The rounding errors of the sums do not cancel,
+  so the bounds use the sum of both shares, the *gross* weight.
+- The relative error of e^q - tau_plus is the error of q times e^q / (e^q - tau_plus). This factor, the *growth*, and
+  1 + 2 beta multiply the errors of the weights.
+- At the floor, the value depends only on the positive, and there is no growth.
+- The bounds do not cover a mass so close to its floor that rounding decides which is larger. No golden case has such a
+  mass. Some have a mass equal to the floor; their gradients are not compared.
 
-The batch tutorial's loss subtracts logarithms of exponentials plus epsilon, each up to -log(epsilon) in size; its own
-operations are rounded relative to that size.
+*Weighted positives.* In ``dclw``, the logit of the positive has the weight 2 - m. If s is the similarity of a row and
+its positive, m is R times the softmax of s / sigma over the R rows.
 
-*The gradient.* Row i of the gradient is a sum over j of weights V_ij = dL/dS_ij + dL/dS_ji times rows, divided by the
-norm of row i. A weight is a softmax entry minus a share of 1/|P|: exponentials amplify the error of a logit by
-1/temperature, the sum of n exponentials that divides them has a relative error of sqrt(n) u, and the difference has an
-absolute error of u times the share. The bound sums all three over the row.
+- The gross weight of s is (2 + m) / T.
+- The value also changes through m. This adds m / (T sigma) times (|s| + the mean of m |s| over the rows) to the gross
+  weight. Gradients with detached weights have no such part.
+- An error of s changes m by that error times 2 m / sigma, and the derivative of m by twice as much. The growth is
+  therefore 1 + 4 T / sigma.
 
-With references, two towers or a queue, the same holds for each matrix: the gradient of an anchor is a sum over its
-pairs of weights times the rows of the other matrix, and the gradient of a reference or a negative is such a sum over
-the anchors that are contrasted with it. The error of a weight is amplified by the logits of its anchor, and the share
-only applies to the anchor's positives. A matrix on both sides (a tower, in both directions) has the sum of both bounds.
+*Hidden faults.* The bounds were compared with bounds of only 2u per anchor, on 138 faults. 130 faults are caught by
+equally many cases. Eight are caught by one to five cases fewer, but still by at least 15.
 
-*Narrowed weights.* Fused kernels for bfloat16 and float16 compute a weight V_ij in float32 (in a batch without
-references, the sum of both orders) and round it once to the dtype of the rows, because tensor cores multiply numbers of
-one dtype. The error of row i of the gradient is then at most the dtype's u times the sum over j of |V_ij| |y_j|, where
-y_j are the rows as they are multiplied (of norm 1 under cosine), divided by the norm of row i under cosine. In float16
-a weight may be subnormal, where rounding is not relative: its error is then at most half the smallest subnormal number.
-The kernels scale weights by WEIGHTS_LIFTED before rounding, with the largest upstream gradient scaled to between 1 and
-2. These bounds apply to implementations that declare ``narrows_weights``, in these two dtypes: for rows of float32 the
-weights stay in float32. They are added after ``held_to``, because the straightforward implementation rounds no weights.
+*The gradient.* Row i of the gradient is the sum over j of V_ij y_j, where V_ij = dL/ds_ij + dL/ds_ji and y_j are the
+rows. Under cosine it is divided by the norm of row i. V_ij is a softmax entry minus a share of 1/|P|. The bound adds
+three errors for every j:
+
+- the error of the similarity, amplified by 1/T in the exponential;
+- the relative error sqrt(n) u of the sum of n exponentials in the denominator;
+- the error of the difference, u times the share.
+
+With references, two towers or a queue, y_j are the rows of the other matrix. If a matrix is on both sides, its two
+bounds are added.
+
+*Narrowed weights.* Fused kernels for bfloat16 and float16 compute V_ij in float32 and round it once to the dtype of the
+rows, because tensor cores multiply numbers of one dtype. With the u of this dtype, the error of row i grows by u times
+the sum over j of |V_ij| |y_j|. Under cosine y_j has norm 1, and the sum is divided by the norm of row i.
+
+A subnormal weight in float16 has an error of up to half the smallest subnormal number. The kernels therefore scale the
+largest upstream gradient to between 1 and 2, and multiply weights by WEIGHTS_LIFTED before rounding.
+
+These bounds apply in bfloat16 and float16 to implementations that declare ``narrows_weights``. They are added after
+``held_to``, because the straightforward implementation rounds no weights.
 
 *Wider sums.* An implementation that declares ``computes_in`` float64 converts narrower rows to float64 and rounds its
 results. Its bounds are those of float64, plus one rounding of the loss to the accumulating dtype and of the gradient to
-the dtype of the rows. With these bounds the golden cases distinguish ``backend="exact"`` from the other backends.
+the dtype of the rows. These bounds distinguish ``backend="exact"`` from the other backends.
 
-*Levels.* ``pairproof check`` also accepts a result whose errors are at most those of the straightforward torch
-implementation (``baseline.py``) in the same dtype. At levels below "digits" it accepts four times these errors, and 16
-units in the last place of every similarity. The factor 4 allows for implementations that perform their operations in
-another order, and therefore round in other places. The 16 units are needed because the straightforward result is
-sometimes exact by chance. They exceed the derivation's SIMILARITY_ULPS + sqrt(D) for D < 169, and all parts of the
-bound are widened in proportion. An error of the straightforward implementation beyond ROUNDING_WITHIN times the derived
-bound is not a rounding error (a norm overflows, for example), and widens no bound.
+*Levels.* ``pairproof check`` also accepts errors up to those of the straightforward torch implementation
+(``baseline.py``) in the same dtype. Below the level "digits", it accepts more:
 
-Peers are judged by the derived bounds. The bounds for ``fast`` are tighter: at most twice the error of the
+- four times the straightforward errors, because implementations round in different places;
+- 16 units in the last place of every similarity, because the straightforward result is sometimes exact by chance. This
+  exceeds the derived SIMILARITY_ULPS + sqrt(D) for D < 169. All parts of the bound are widened in proportion.
+
+A straightforward error above ROUNDING_WITHIN times the derived bound is not a rounding error, and widens no bound.
+
+*Implementations.* Other packages are judged by the derived bounds. ``fast`` may have at most twice the error of the
 straightforward implementation in the same dtype, with a minimum of a few units in the last place. ``pairproof verify
---show bounds`` prints the distribution of the ratio of error to bound, which shows how tight the bounds are.
-
-In the shapes of arrays, R is the number of rows of the similarity matrix.
+--show bounds`` prints the distribution of the ratio of error to bound.
 """
 
 from __future__ import annotations
@@ -110,16 +113,16 @@ SIMILARITY_ULPS = 3.0
 """Roundings of a similarity apart from its sum, in units of u: two norms, two divisions, the temperature."""
 
 LOSS_ULPS = 2.0
-"""Rounding errors of an exponential and a logarithm whose values are of size 1, in units of u per anchor."""
+"""Rounding errors of an exponential and a logarithm of size 1, in units of u."""
 
 GRADIENT_ULPS = 4.0
 """Roundings of a weight, of the sum over rows and of the backward pass of the norm, in units of u."""
 
 FLOOR_ULPS = 4.0
-"""Units in the last place of a similarity that are always allowed, also if the straightforward result is exact."""
+"""Units in the last place of a similarity that are always allowed, even if the straightforward result is exact."""
 
 FORMULA_TIMES = 4.0
-"""Largest error at levels below "digits", in units of that of the straightforward implementation."""
+"""Largest error at levels below "digits", in units of the error of the straightforward implementation."""
 
 FORMULA_ULPS = 16.0
 """Units in the last place of a similarity that are always allowed at levels below "digits"."""
@@ -130,7 +133,7 @@ ROUNDING_WITHIN = 1000.0
 SMALLEST_SUBNORMAL = {"float64": 2.0**-1074, "float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
 
 WEIGHTS_LIFTED = {"bfloat16": 1.0, "float16": 2.0**12}
-"""For each dtype to which weights are narrowed, the factor by which they are scaled before rounding."""
+"""The factor by which weights are scaled before they are rounded to a dtype."""
 
 
 def unit_roundoff(dtype: str) -> float:
@@ -145,25 +148,13 @@ def accumulating(dtype: str) -> str:
 
 @np.errstate(over="ignore")  # a bound beyond the range of float64 is inf
 def bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
-    """The bounds of a case in a dtype.
-
-    Args:
-        case: the case.
-        truth: its certified results.
-        dtype: dtype of the inputs and of the gradient; the loss has the accumulating dtype.
-    """
+    """The bounds of a case. ``dtype`` is that of the inputs and the gradient; the loss has the accumulating dtype."""
     return with_rounded_gradient(accumulated_bounds(case, truth, accumulating(dtype)), truth, dtype)
 
 
 @np.errstate(over="ignore")
 def accumulated_bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
-    """The bounds of a case before the gradient is rounded to the dtype of the rows.
-
-    Args:
-        case: the case.
-        truth: its certified results.
-        dtype: the accumulating dtype.
-    """
+    """The bounds of a case in the accumulating ``dtype``, before the gradient is rounded to the dtype of the rows."""
     u = unit_roundoff(dtype)
     tiny = SMALLEST_SUBNORMAL[dtype]
     dim = case.embeddings.shape[1]
@@ -176,7 +167,7 @@ def accumulated_bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
     row_inherited = np.divide(inherited.sum(axis=1), shares, out=np.zeros(len(shares)), where=shares > 0).tolist()
 
     def of_values(own: Matrix, of_pairs: tuple[list[float], list[float]]) -> tuple[list[float], dict[int, float]]:
-        """The bounds on the values, from the roundings of each anchor's own operations in units of u."""
+        """The bounds on the values, from the roundings of each anchor's own operations, in units of u."""
         own = own * _factors(case)
 
         def of_value(value: float, inherited: float, own: float) -> float:
@@ -202,7 +193,8 @@ def accumulated_bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
     none_pairs = case.option("reduction") == "none_pairs"
     of_pairs = _of_pairs(case, truth, per_similarity) if none_pairs else ([], [])
     values, anchors = of_values(own, of_pairs)
-    if case.form != "sigmoid":  # a sum of softplus has only relative errors
+    # The floor leaves out rounding errors that are relative to the size of a logit. The sigmoid loss has none.
+    if case.form != "sigmoid":
         own, of_pairs = np.full(case.shape[0], constant), (of_pairs[0], [constant * x for x in case.pair_factors()])
     least_values, least_anchors = of_values(own, of_pairs)
     least = Outcome([floor * x for x in least_values], anchors={i: floor * x for i, x in least_anchors.items()})
@@ -213,16 +205,15 @@ def accumulated_bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
 def temperature_bound(case: Case, truth: Truth, dtype: str) -> float:
     """The bound on ``truth.temperature_gradient``, the derivative with respect to the temperature.
 
-    The derivative is a sum of W_ij s_ij / T. The bound adds |s_ij| / T times the error of each weight W_ij, which is
-    the same as in the gradients of rows, and |W_ij| / T times the error of each similarity. With a base temperature,
-    the derivative also contains the value divided by T, so the bound contains the error of the value. In a loss with an
-    epsilon, the bound takes each s_ij relative to the largest similarity of the row, self pair included, as the loss
-    does.
+    The derivative is the sum of W_ij s_ij / T, with W_ij = dL/ds_ij. Each pair adds two errors to the bound:
 
-    Args:
-        case: the case, of a size for which the similarities are known.
-        truth: its certified results.
-        dtype: dtype of the inputs.
+    * |s_ij| / T times the error of W_ij, which is the same as in the gradients of rows;
+    * |W_ij| / T times the error of s_ij.
+
+    With a base temperature, the derivative also contains L / T, and the bound contains the error of L. In a loss with
+    an epsilon, s_ij is relative to the largest similarity of the row, including the self pair.
+
+    ``truth.similarity`` must not be None. ``dtype`` is that of the inputs.
     """
     assert truth.similarity is not None
     u, temperature = unit_roundoff(accumulating(dtype)), case.temperature
@@ -234,9 +225,9 @@ def temperature_bound(case: Case, truth: Truth, dtype: str) -> float:
     for i in case.anchors():
         if case.entry.epsilon:
             sizes[i] += abs(truth.similarity[i, [i, *members[i]]].max())
-        if case.form == "mass":  # the floor, the logit of similarity -1, has the weight of the positive
+        if case.form == "mass":  # the floor, the logit of similarity -1, has the same weight as the positive
             sizes[i, positives[i]] += 1
-        elif case.form not in ("sigmoid", "weighted"):  # other weights are a softmax entry minus a share of 1/|P|
+        elif case.form not in ("sigmoid", "weighted"):  # a weight is a softmax entry minus a share of 1/|P|
             errors[i] += _scale(case) / temperature * shares[i] * factors[i] * parts[i]
     per_logit = (SIMILARITY_ULPS + math.sqrt(dim)) * _products(case).max(axis=1) / temperature
     per_logit = per_logit + _of_repetition(case).max(axis=1)
@@ -249,7 +240,7 @@ def temperature_bound(case: Case, truth: Truth, dtype: str) -> float:
 
 @np.errstate(over="ignore")
 def bias_bound(case: Case, truth: Truth, dtype: str) -> float:
-    """The bound on ``truth.bias_gradient``, T times the sum of the weights W_ij; their errors are those for rows."""
+    """The bound on ``truth.bias_gradient``, which is T times the sum of dL/ds_ij."""
     u, dim = unit_roundoff(accumulating(dtype)), case.embeddings.shape[1]
     per_weight = 2 * GRADIENT_ULPS + (SIMILARITY_ULPS + math.sqrt(dim)) * _products(case).max() / case.temperature
     summed = math.sqrt(truth.weights.size)
@@ -261,13 +252,8 @@ def _gross_weights(
 ) -> tuple[Matrix, Matrix]:
     """The gross weights, of the case's ``shape``, and the growth of the errors of each anchor's weights.
 
-    Args:
-        case: the case.
-        truth: its certified results.
-        value: whether the bounds are on values, which change through the weights of the loss even if the weights are
-            detached.
-        temperature: whether the bound is on the derivative with respect to the temperature, on which the weights of the
-            loss do not depend.
+    In ``dclw``, the change through the weights is included for bounds on a ``value``. It is left out for the derivative
+    with respect to the ``temperature``, and for gradients if the weights are detached.
     """
     gross, growth = np.abs(truth.weights), np.ones(case.shape[0])
     if case.form == "weighted":
@@ -284,13 +270,13 @@ def _gross_weights(
 
 
 class _Weighted:
-    """The weights of all positives of a loss with weights 2 - m, computed in float64 to scale the tolerances.
+    """The weights of the positives in ``dclw``, computed in float64 to scale the tolerances.
 
     Attributes:
         positive: bool, of the case's ``shape``.
         own: [R], the logits of the positives.
-        m: [R], R times the softmax of s / sigma, where s are the similarities of all rows to their positives.
-        direct: [R], the gross derivative with respect to these similarities, with the weights held constant.
+        m: [R], R times the softmax of s / sigma, where s are the similarities of rows to their positives.
+        direct: [R], the gross derivative with respect to s at constant weights.
         through: [R], the gross derivative through the weights.
     """
 
@@ -316,7 +302,7 @@ class _Weighted:
 
 
 class _Masses:
-    """The masses of all anchors of a loss with a floor, computed in float64 to scale the tolerances.
+    """The masses of all anchors in ``hard_negative``, computed in float64 to scale the tolerances.
 
     Attributes:
         positive: bool, of the case's ``shape``.
@@ -348,12 +334,12 @@ class _Masses:
             debiased, self.growth = excess + np.log1p(-share) - math.log1p(-tau_plus), 1 / (1 - share)
         floor = case.lowest["lowest"] - self.own
         self.above = (debiased > floor) & (self.number > 0)
-        # The derivative of softplus, by which the errors of the logarithm of the mass are multiplied.
+        # The derivative of softplus multiplies the errors of the logarithm of the mass.
         log_ratio = np.maximum(debiased, floor) + np.log(np.maximum(self.number, 1))
         self.slope = np.where(self.number > 0, np.exp(-np.logaddexp(0.0, -log_ratio)), 0.0)
 
     def roundings(self) -> Matrix:
-        """[R], the rounding errors of the operations of each value after the logits, in units of u."""
+        """[R], the rounding errors of each value's operations after the logits, in units of u."""
         largest = np.abs(self.logits).max(axis=1, where=self.case.member_array(), initial=0.0)
         number = np.maximum(self.number, 1)
         of_sums = sum(
@@ -400,7 +386,7 @@ def _own_roundings(case: Case, truth: Truth, constant: float) -> Matrix:
 
 
 def _of_repetition(case: Case) -> Matrix:
-    """|log v| of the weights v of negatives, of the case's ``shape``; log v is added to a logit. 0 without weights."""
+    """|log v| for the weights v of negatives, whose logarithm is added to the logits; 0 without weights."""
     weights = case.weights("negative_weights")
     if weights is None:
         return np.zeros(case.shape)
@@ -408,15 +394,15 @@ def _of_repetition(case: Case) -> Matrix:
 
 
 def _of_log_sum(z: Matrix) -> float:
-    """The error of the logarithm of a sum of exponentials of logits of these sizes, in units of u."""
+    """The error of the logsumexp of logits of these sizes, in units of u."""
     return 1 + math.sqrt(len(z)) + float(z.max()) + 2 * math.log(len(z))
 
 
 def _of_pairs(case: Case, truth: Truth, per_similarity: Matrix) -> tuple[list[float], list[float]]:
     """Return the error that the value of each pair inherits, and the error of its own operations in units of u.
 
-    Let v be the value. Its derivative with respect to its own logit is 1 - e^-v in magnitude. If v is a softmax
-    cross-entropy, its derivatives with respect to the logits of the negatives add up to the same magnitude.
+    The derivative of a value v with respect to its own logit is 1 - e^-v in magnitude. In a softmax cross-entropy, the
+    derivatives with respect to the logits of the negatives add up to the same magnitude.
     """
     logits = (_similarities(case) if truth.similarity is None else truth.similarity) / case.temperature
     negative, scale = case.member_array() & ~case.positive_array(), _scale(case)
@@ -449,11 +435,7 @@ def _similarities(case: Case) -> Matrix:
 def with_narrowed_weights(allowed: Bounds, case: Case, truth: Truth, dtype: str) -> Bounds:
     """The bounds of an implementation that rounds its finished weights to the dtype of the rows.
 
-    Args:
-        allowed: the bounds of an implementation that does not round them.
-        case: the case.
-        truth: its certified results.
-        dtype: dtype of the inputs; only bfloat16 and float16 change the bounds.
+    ``allowed`` are the bounds without this rounding. Only bfloat16 and float16 change them.
     """
     if dtype not in WEIGHTS_LIFTED:
         return allowed
@@ -464,8 +446,8 @@ def with_narrowed_weights(allowed: Bounds, case: Case, truth: Truth, dtype: str)
     narrowed = _gross_weights(case, truth)[0] if case.form in ("mass", "weighted") else truth.weights
     lengths, more = _lengths(case), {name: np.zeros(len(matrix)) for name, matrix in case.matrices.items()}
     for name, weights, other in _by_matrix(case, narrowed):
-        # The rows that weights multiply. Under cosine a row is scaled by a power of two, so that its largest entry is
-        # between 1 and 2, and the rest of its norm is part of the weight.
+        # Under cosine, kernels scale a row by a power of two, so that its largest entry is between 1 and 2. The rest of
+        # the norm is part of the weight.
         multiplied = case.matrices[other]
         if cosine:
             exponents = np.frexp(np.abs(multiplied).max(axis=1, keepdims=True))[1]
@@ -479,10 +461,8 @@ def with_narrowed_weights(allowed: Bounds, case: Case, truth: Truth, dtype: str)
 def rounded_once(computed: Bounds, truth: Truth, dtype: str) -> Bounds:
     """The bounds of an implementation that computes in a wider dtype and rounds its results once.
 
-    Args:
-        computed: its bounds in the dtype in which it computes.
-        truth: the certified results.
-        dtype: dtype of the inputs and of the gradient; the loss has the accumulating dtype.
+    ``computed`` are its bounds in the wider dtype. ``dtype`` is that of the inputs and the gradient; the loss has the
+    accumulating dtype.
     """
     u, tiny = unit_roundoff(accumulating(dtype)), SMALLEST_SUBNORMAL[accumulating(dtype)]
     rounded = computed.map_values(lambda bound, expected: bound + u * np.abs(expected) + tiny, truth)
@@ -499,11 +479,11 @@ def with_rounded_gradient(computed: Bounds, truth: Truth, dtype: str) -> Bounds:
 
 
 def _by_matrix(case: Case, pairs: Matrix) -> Iterator[tuple[str, Matrix, str]]:
-    """The blocks of a matrix of the case's ``shape``, seen from each float matrix of the case.
+    """Split a matrix of the case's ``shape`` into blocks.
 
     Yields:
-        The name of a float matrix, the entries for its rows (rows of the other matrix as columns), and the name of the
-        other matrix. If both are the same matrix, the entries of both orders are added.
+        The name of a float matrix, the entries of ``pairs`` for its rows, and the name of the matrix of the columns. If
+        both are the same matrix, the entries (i, j) and (j, i) are added.
     """
     for block in case.blocks():
         part = pairs[block.part]
@@ -519,13 +499,13 @@ def _norms(matrix: Matrix) -> Matrix:
 
 
 def _divisors(matrix: Matrix) -> Matrix:
-    """The norms of the rows, by which a cosine divides; infinity for a row of zeros, whose gradient is 0."""
+    """The norms of the rows. The norm of a row of zeros is infinity here, because its gradient is 0."""
     norms = _norms(matrix)
     return np.where(norms == 0, np.inf, norms)
 
 
 def _lengths(case: Case) -> dict[str, Matrix]:
-    """The norms of the rows of every matrix, or 1 under cosine, where rows are normalised before the product."""
+    """The norms of the rows of every matrix; 1 under cosine."""
     cosine = case.option("similarity") == "cosine"
     return {name: np.ones(len(matrix)) if cosine else _norms(matrix) for name, matrix in case.matrices.items()}
 
@@ -537,10 +517,7 @@ def _scale(case: Case) -> float:
 
 
 def _products(case: Case) -> Matrix:
-    """The sum of the absolute products of every similarity, of the case's ``shape``; 1 under cosine.
-
-    A bias adds its size in units of a similarity.
-    """
+    """The sums a_ij of the absolute products, of the case's ``shape``; 1 under cosine. A bias adds T |b|."""
     cosine = case.option("similarity") == "cosine"
     products = np.full(case.shape, float(cosine))
     for block in () if cosine else case.blocks():
@@ -551,16 +528,11 @@ def _products(case: Case) -> Matrix:
 def _amplified(case: Case, truth: Truth, shares: Matrix, amplified: Matrix, dtype: str) -> dict[str, Matrix]:
     """Return, for every row of every matrix, the error of its gradient in units of u, before the division by its norm.
 
-    Args:
-        case: the case.
-        truth: its certified results.
-        shares: [R], the factor that turns the derivative of a row's value with respect to a logit into the derivative
-            of the loss with respect to the similarity.
-        amplified: [R], the relative errors of each row's weights, in units of u.
-        dtype: the accumulating dtype.
+    ``shares``, [R], are the derivatives of the loss with respect to each row's value, divided by T. ``amplified``, [R],
+    are the relative errors of each row's weights, in units of u.
     """
     lengths, positives, anchors, parts = _lengths(case), case.positives(), case.anchors(), _parts(case)
-    # In these two forms the errors of the weights grow, so the growth is applied to each anchor's weights.
+    # In these two forms the growth applies to each anchor's weights.
     within = len(case.matrices) == 1 and case.form not in ("mass", "weighted")
     errors, _ = _gross_weights(case, truth)
     # The rounding error of a subnormal exponential is absolute, and its result may be 0.
@@ -570,14 +542,14 @@ def _amplified(case: Case, truth: Truth, shares: Matrix, amplified: Matrix, dtyp
             if case.form == "mean":
                 errors[i] += shares[i] * parts[i]
             else:
-                # With the mean inside the logarithm, a share is a positive's part of a sum of exponentials: at most 1.
+                # The share of a positive in a sum of exponentials is at most 1.
                 errors[i, positives[i]] += shares[i]
         errors = errors * amplified[:, None]
     sums = {name: np.zeros(len(matrix)) for name, matrix in case.matrices.items()}
     for name, part, other in _by_matrix(case, errors):
         sums[name] += part @ lengths[other]
     if within:
-        # The weights of a row contain its own share, as an anchor, and those of the anchors whose positive it is.
+        # The weights of a row contain its own share as an anchor, and the shares of the anchors whose positive it is.
         own = shares * np.isin(range(case.n), anchors)
         longest, as_positive = lengths[case.first].max(), own @ parts
         sums[case.first] = amplified * (sums[case.first] + (own + as_positive) * longest)
@@ -587,15 +559,14 @@ def _amplified(case: Case, truth: Truth, shares: Matrix, amplified: Matrix, dtyp
 def held_to(allowed: Bounds, truth: Truth, plain: Outcome) -> Bounds:
     """Tighten bounds to twice the error of the straightforward implementation in the same dtype.
 
-    The straightforward result is sometimes exact by chance. Therefore no bound is made smaller than the effect of
-    FLOOR_ULPS units in the last place of every similarity: its two rows, their product and the quotient by the
-    temperature are all rounded. The floor of a value does not include the rounding errors that are relative to the
-    size of a logit. Bounds stay as they are where the straightforward result is not finite.
+    No bound falls below the effect of FLOOR_ULPS units in the last place of every similarity, because the
+    straightforward result is sometimes exact by chance. The four units are for the two rows, their product, and the
+    division by the temperature. Where the straightforward result is not finite, the bound does not change.
 
     Args:
-        allowed: the a-priori bounds.
+        allowed: the derived bounds.
         truth: the certified results.
-        plain: the results of the straightforward implementation in the same dtype.
+        plain: the straightforward results.
     """
 
     def tightened(bound: Matrix, floor: Matrix, error: Matrix) -> Matrix:
@@ -608,11 +579,12 @@ def widened(allowed: Bounds, truth: Truth, plain: Outcome, times: float = 1.0, u
     """Widen bounds to a multiple of the error of the straightforward implementation in the same dtype.
 
     Args:
-        allowed: the a-priori bounds.
+        allowed: the derived bounds.
         truth: the certified results.
-        plain: the results of the straightforward implementation in the same dtype.
-        times: the multiple of its error that is allowed, unless that error is not a rounding error.
-        ulps: units in the last place of every similarity that are allowed in any case.
+        plain: the straightforward results.
+        times: the multiple of the straightforward error that is allowed, if the error is at most ROUNDING_WITHIN times
+            the bound.
+        ulps: units in the last place of every similarity that are always allowed.
     """
 
     def wider(bound: Matrix, floor: Matrix, error: Matrix) -> Matrix:
@@ -630,7 +602,7 @@ def formula_bounds(allowed: Bounds, truth: Truth, plain: Outcome) -> Bounds:
 def _with_errors(
     change: Callable[[Matrix, Matrix, Matrix], Matrix], allowed: Bounds, truth: Truth, plain: Outcome
 ) -> Bounds:
-    """Replace each bound by a function of it, of the effect of FLOOR_ULPS, and of the straightforward error."""
+    """Replace each bound by ``change(bound, effect of FLOOR_ULPS, straightforward error)``."""
 
     def of_values(bound: Matrix, floor: Matrix, expected: Matrix, found: Matrix) -> Matrix:
         return change(bound, floor, np.abs(found - expected))
@@ -645,8 +617,8 @@ def _with_errors(
 def shares_of(case: Case) -> Matrix:
     """[R], the derivative of the loss with respect to the value of each row, if the row is an anchor that counts.
 
-    If the value of an anchor is the mean over its pairs, a reduction over pairs counts it once for each pair. If the
-    value is the sum over the pairs, it is counted once.
+    A reduction over pairs counts the value, a mean over pairs, once for each pair. In the sigmoid loss, the value is a
+    sum over pairs and is counted once.
     """
     found = np.ones(case.shape[0])
     if case.over_pairs and case.form != "sigmoid":
@@ -656,7 +628,7 @@ def shares_of(case: Case) -> Matrix:
 
 
 def _parts(case: Case) -> Matrix:
-    """The share of each positive in the mean over the positives of its row, of the case's ``shape``; 0 elsewhere."""
+    """The share of each positive in the mean over the positives of its row; 0 elsewhere."""
     weights, positive = case.weights("positive_weights"), case.positive_array() & case.member_array()
     found = positive * (np.ones(case.shape) if weights is None else weights)
     totals = found.sum(axis=1, keepdims=True)
@@ -664,9 +636,9 @@ def _parts(case: Case) -> Matrix:
 
 
 def _factors(case: Case) -> Matrix:
-    """[R], the factor of each anchor's value: its weight.
+    """[R], the factor of each anchor's value: its weight, times the mean weight of its positives.
 
-    If the option ``weights_divisor`` is "count", it is multiplied by the mean weight of the anchor's positives.
+    If ``weights_divisor`` is "weight", the factor is only the anchor's weight.
     """
     found, weights = np.array(case.anchor_weights()), case.weights("positive_weights")
     if weights is not None and case.option("weights_divisor") == "count":

@@ -1,9 +1,8 @@
 """pairproof: a verification suite for contrastive losses.
 
-The parts of this package are folders at the top of the repository: ``pairproof.reference`` in ``reference/``,
-``pairproof.fast`` in ``fast/``, ``pairproof.compat`` in ``compat/``, ``pairproof.conformance`` in ``conformance/`` and
-``pairproof.fixtures`` in ``fixtures/``. ``pyproject.toml`` maps them; importing this module does not import them.
-``pairproof.diagnose`` reports which value of a loss is plausible for a batch.
+The subpackages ``reference``, ``fast``, ``compat``, ``conformance`` and ``fixtures`` are the folders of these names at
+the top of the repository. ``import pairproof`` imports none of them. ``pairproof.diagnose`` reports whether the value
+of a loss is plausible for a batch.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Import ``diagnose`` on first use, so that importing this module does not import torch."""
+    """Import ``diagnose`` on first use, because it imports torch."""
     if name != "diagnose":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from .conformance.training import diagnose

@@ -1,1 +1,1 @@
-"""A library with two contrastive losses of its own."""
+"""A library with two contrastive losses."""

@@ -1,4 +1,4 @@
-"""The losses that this project trains with."""
+"""The losses of this project."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch.nn import functional
 
 
 class SupConLoss(torch.nn.Module):
-    """Supervised contrastive loss, the mean over all anchors; an anchor without positives contributes 0."""
+    """Supervised contrastive loss, averaged over all anchors. An anchor without positives has the value 0."""
 
     def __init__(self, temperature: float = 0.1) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class SupConLoss(torch.nn.Module):
 
 
 def nt_xent(view_a: torch.Tensor, view_b: torch.Tensor, temperature: float = 0.5) -> torch.Tensor:
-    """NT-Xent of two views; row i of both is the same item."""
+    """NT-Xent of two views. Row i of both views is the same item."""
     rows = functional.normalize(torch.cat([view_a, view_b]), dim=1)
     count = len(view_a)
     self_pairs = torch.eye(2 * count, dtype=torch.bool, device=rows.device)

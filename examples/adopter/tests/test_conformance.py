@@ -1,4 +1,4 @@
-"""Check our losses against the proved values and gradients of pairproof."""
+"""Compare our losses with the proved values and gradients of pairproof."""
 
 import pairproof.conformance
 
