@@ -1,7 +1,7 @@
-"""Vectorised contrastive losses for torch: the reference's names, keywords and defaults, on any device.
+"""Contrastive losses for torch, on any device, with the names, keywords and defaults of `pairproof.reference`.
 
-Embeddings are ``[N, D]`` in float64, float32, bfloat16 or float16. `pairproof.fast.engine` describes the backends, and
-the range in which values and gradients are correct.
+Embeddings are ``[N, D]`` in float64, float32, bfloat16 or float16. `pairproof.fast.engine` describes the backends and
+the range of temperatures and norms in which values and gradients are correct.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Gradient caching: the gradient of a large batch, with the activations of only a few rows in memory at a time.
+"""Gradient caching: the gradient of a large batch, with the activations of only one chunk of rows in memory at a time.
 
-A contrastive loss needs the embeddings of the whole batch, so the batch cannot be divided into independent smaller
-ones. But the gradient with respect to the parameters of the encoder is the sum over rows of the row's Jacobian times
-the gradient of the loss with respect to its embedding. So the encoder runs twice on every chunk of rows: first without
-a graph, for the embeddings; then with a graph, to multiply the gradient of the loss by the Jacobian.
+A contrastive loss needs the embeddings of the whole batch, so the batch cannot be split into independent ones. But the
+gradient of the encoder's parameters is a sum over rows: the Jacobian of a row's embedding times the gradient of the
+loss with respect to this embedding. So the encoder runs twice on every chunk of rows: first without a graph, for the
+embeddings; then with a graph, to multiply the gradient of the loss by the Jacobian.
 
 Source: Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup" (GradCache), arXiv
 2101.06983, section 3.2.
@@ -22,7 +22,7 @@ from torch.utils.checkpoint import get_device_states, set_device_states
 
 Encoder = Callable[[Any], Tensor]
 LIMIT = 0.05
-"""Largest accepted relative difference between the embeddings of both passes. Compilers and autocast cause some."""
+"""Largest allowed relative difference of embeddings between both passes. Compilers and autocast cause small ones."""
 
 
 def cached_backward(
@@ -34,8 +34,8 @@ def cached_backward(
 ) -> Tensor:
     """Add the gradient of the loss of a whole batch to the ``grad`` of the parameters, one chunk of rows at a time.
 
-    The gradients are those of ``loss(encoder(inputs)).backward()``. Torch's random numbers, such as those of dropout,
-    are the same in both passes. If the encoder is wrapped in ``DistributedDataParallel``, gradients are exchanged once.
+    The gradients are those of ``loss(encoder(inputs)).backward()``. Torch's random numbers, for example in dropout, are
+    the same in both passes. ``DistributedDataParallel`` exchanges the gradients of an encoder only once.
 
     Example:
         >>> import torch
@@ -47,17 +47,16 @@ def cached_backward(
         >>> torch.testing.assert_close(encoder.weight.grad, torch.autograd.grad(whole, encoder.weight)[0])
 
     Args:
-        loss: a function of the embeddings of each tower, ``[N, ...]``, that returns a scalar. Its own parameters, such
-            as a temperature, get their gradients too.
-        towers: pairs of an encoder and its inputs; two pairs for two towers. The inputs are a tensor whose first
-            dimension is that of the rows, or a tuple, list or dictionary of such tensors. The encoder is called with a
-            part of the same structure, and returns one embedding per row, which must not depend on the other rows.
-        chunk_size: number of rows per call of the encoder, at least 1. It affects the result only through rounding, and
-            through which random numbers each row gets.
-        backward: called with the loss, instead of its method ``backward``: with a gradient scaler,
-            ``lambda loss: scaler.scale(loss).backward()``.
-        validate: also compare the embeddings of both passes on devices other than the CPU, which synchronises with the
-            device.
+        loss: a function of the embeddings of each tower, ``[N, ...]``, that returns a scalar. Parameters of the loss,
+            such as a temperature, get gradients too.
+        towers: a pair (encoder, inputs) for each tower. Inputs are a tensor ``[N, ...]``, or a tuple, list or
+            dictionary of such tensors. The encoder is called with chunks of the same structure, and returns one
+            embedding per row. An embedding must not depend on other rows.
+        chunk_size: number of rows per call of the encoder, at least 1. Affects the result only through rounding and
+            random numbers.
+        backward: called with the loss, for example ``lambda loss: scaler.scale(loss).backward()`` for a gradient
+            scaler.
+        validate: also compare the embeddings of both passes on accelerators, which synchronises with the device.
 
     Returns:
         The loss, a scalar without a graph.
@@ -65,10 +64,10 @@ def cached_backward(
     Raises:
         TypeError: an argument has the wrong type, or an encoder does not return a tensor.
         ValueError: there is no tower or no row; inputs have different numbers of rows; chunk_size is less than 1; an
-            encoder returns another number of rows than it gets; an encoder is a module with batch normalisation in
-            training mode, whose embeddings depend on the other rows of the chunk; or the loss is not a scalar.
+            encoder returns the wrong number of rows; an encoder has batch normalisation in training mode; or the loss
+            is not a scalar.
         RuntimeError: an encoder returns other embeddings in the second pass, for example because it draws random
-            numbers that are not torch's.
+            numbers with numpy.
 
     Source:
         Gao et al. 2021, arXiv 2101.06983, section 3.2.
@@ -92,7 +91,7 @@ def cached_backward(
                 states.append(_random_state(part))
                 rows.append(_encoded(number, encoder, part))
             leaves.append(torch.cat(rows))
-    # In torch before pull request 165068, autocast would reuse the parameters cast in the first pass, without a graph.
+    # Before torch's pull request 165068, autocast reuses casts of the first pass, which have no graph.
     torch.clear_autocast_cache()
     for leaf in leaves:
         leaf.requires_grad_()
@@ -128,12 +127,7 @@ def cached_backward(
 
 
 def _check_tower(number: int, tower: Any) -> None:
-    """Check the type of a tower and the modules of its encoder.
-
-    Raises:
-        TypeError: it is not a pair of an encoder and its inputs.
-        ValueError: its encoder normalises over the batch.
-    """
+    """Check that a tower is a pair (encoder, inputs), without batch normalisation in training mode."""
     if not (isinstance(tower, tuple) and len(tower) == 2 and callable(tower[0])):
         raise TypeError(f"towers[{number}]: expected a pair (encoder, inputs), got {type(tower).__name__}")
     encoder, _ = tower
@@ -151,12 +145,7 @@ def _rows(part: Any) -> int:
 
 
 def _parts(number: int, inputs: Any, chunk_size: int) -> list[Any]:
-    """Return the inputs of a tower in chunks of rows.
-
-    Raises:
-        TypeError: they are not tensors with at least one dimension.
-        ValueError: they have no rows, or different numbers of rows.
-    """
+    """Check the inputs of a tower, and return them in chunks of rows."""
     leaves, _ = tree_flatten(inputs)
     for leaf in leaves:
         if not isinstance(leaf, Tensor) or leaf.dim() == 0:
@@ -172,12 +161,7 @@ def _parts(number: int, inputs: Any, chunk_size: int) -> list[Any]:
 
 
 def _encoded(number: int, encoder: Encoder, part: Any) -> Tensor:
-    """Return the embeddings of a chunk.
-
-    Raises:
-        TypeError: the encoder does not return a tensor.
-        ValueError: the encoder returns another number of rows.
-    """
+    """Return the embeddings of a chunk, after checking their type and number."""
     rows = encoder(part)
     if not isinstance(rows, Tensor):
         raise TypeError(f"towers[{number}]: expected an encoder that returns a tensor, got {type(rows).__name__}")
@@ -190,11 +174,7 @@ def _encoded(number: int, encoder: Encoder, part: Any) -> Tensor:
 
 
 def _check_same(number: int, first: Tensor, second: Tensor) -> None:
-    """Compare the embeddings of both passes.
-
-    Raises:
-        RuntimeError: their relative difference exceeds `LIMIT`.
-    """
+    """Check that the relative difference of the embeddings of both passes is at most `LIMIT`."""
     difference = torch.linalg.vector_norm((second - first).float())
     if difference > LIMIT * torch.linalg.vector_norm(first.float()):
         raise RuntimeError(
@@ -204,7 +184,7 @@ def _check_same(number: int, first: Tensor, second: Tensor) -> None:
 
 
 def _random_state(part: Any) -> tuple[Tensor, list[int], list[Tensor], str]:
-    """Return torch's random state on the CPU, and the numbers, random states and type of the inputs' other devices."""
+    """Return the CPU's random state, and the indices, random states and type of the accelerators of the inputs."""
     kind = next((leaf.device.type for leaf in tree_flatten(part)[0] if leaf.device.type != "cpu"), "cpu")
     devices, states = get_device_states(part) if kind != "cpu" else ([], [])
     return torch.get_rng_state(), devices, states, kind
@@ -217,6 +197,6 @@ def _set_random_state(state: tuple[Tensor, list[int], list[Tensor], str]) -> Non
 
 
 def _without_exchange(encoder: Encoder, last: bool) -> AbstractContextManager[None]:
-    """Return a context in which an encoder in DistributedDataParallel exchanges gradients only if ``last``."""
+    """Return a context in which DistributedDataParallel exchanges the gradients of an encoder only if ``last``."""
     no_sync: Callable[[], AbstractContextManager[None]] | None = getattr(encoder, "no_sync", None)
     return nullcontext() if last or no_sync is None else no_sync()

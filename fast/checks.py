@@ -1,10 +1,14 @@
-"""Argument checks, shared by every loss. Each message is one line: the argument, what is expected and what was given.
+"""Argument checks of the losses.
 
-Types, dtypes, shapes, devices and options are always checked. Checks that read values would synchronise with an
-accelerator, so they run for tensors on the CPU, and for others only if ``validate`` is True; never while a graph is
-compiled, nor under `torch.func.vmap`. In a compiled graph, row numbers such as partners are checked when it runs.
+A tensor or number of the wrong type or dtype raises a TypeError; all other errors are ValueErrors. Each message is one
+line: the argument, what is expected, and what was given.
 
-The argument ``shared`` is True if the rows of all ranks are contrasted with each other (see `distributed`).
+Types, dtypes, shapes, devices and options are always checked. Values of tensors are checked on the CPU. On
+accelerators, they are checked only if ``validate`` is True, because reading them synchronises. Values are never read
+while a graph is compiled, nor under `torch.func.vmap`. A compiled graph checks row numbers, such as partners, when it
+runs.
+
+``shared`` is True if the rows of all ranks are contrasted with each other (see `distributed`).
 """
 
 from __future__ import annotations
@@ -49,13 +53,13 @@ NO_POSITIVE = ("zero", "drop", "nan")
 NO_NEGATIVE = ("zero", "nan")
 DIRECTIONS = ("both", "a_to_b", "b_to_a")
 RANKED = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
-"""The directions of a ranking loss, in order; the first one is always chosen."""
+"""The directions of a ranking loss, in order. The first is always chosen."""
 SCOPES = ("batch", "own", "own_only")
 PARTITIONS = ("joint", "per_direction")
 HARDNESS_MODES = ("none", "in_batch_negatives", "hard_negatives", "all_negatives")
 BACKENDS: tuple[str, ...] = get_args(Backend)
 LOWEST = 1e-10
-"""Lowest temperature, at which float64 still determines losses to about 1e-6; the highest is its reciprocal."""
+"""Lowest temperature; the highest is 1 / LOWEST. At LOWEST, the error of float64 is about 1e-6."""
 RANGES = {
     "bias": (-1 / LOWEST, 1 / LOWEST, "-1e+10 to 1e+10"),
     "tau_plus": (0.0, math.nextafter(1.0, 0.0), "0 to 1, 1 excluded"),
@@ -64,13 +68,13 @@ RANGES = {
     "sigma": (LOWEST, 1 / LOWEST, "1e-10 to 1e+10"),
     "direction_weights": (0.0, 1 / LOWEST, "0 to 1e+10"),
 }
-"""The options that are numbers apart from the temperatures: the lowest value, the highest, and the range in words."""
+"""Lowest value, highest value, and the range in words, of each numeric option except temperatures."""
 VIEWS = "; flatten_views lays out [batch, views, dim] as rows"
-"""Hint for embeddings that still have an axis of views."""
+"""Hint for embeddings ``[batch, views, dim]``."""
 ROWS_NOT_ITEMS = "; stacked_partners and interleaved_partners take the number of rows, not of items"
-"""Hint for partners whose number is half the number of rows."""
+"""Hint for partners with half as many entries as there are rows."""
 NOT_LABELS = "; partners are row numbers: for labels use nt_xent_pairwise_loss or NTXentPairwiseLoss"
-"""Hint for partners that occur repeatedly, as class labels do."""
+"""Hint for partners with repeated values, which are probably class labels."""
 
 
 P = ParamSpec("P")
@@ -78,10 +82,7 @@ R = TypeVar("R")
 
 
 def across_ranks(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a loss whose ``group`` is a process group, "world", a `Ring` or None.
-
-    The decorated function gets `Ranks` or None instead.
-    """
+    """Return a loss that accepts a process group, "world" or a `Ring` as ``group``, and passes on `Ranks`."""
     names = tuple(inspect.signature(function).parameters)
 
     @wraps(function)
@@ -94,17 +95,12 @@ def across_ranks(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def ranks_of(group: object) -> Ranks:
-    """Return ``group`` as it is, typed as the `Ranks` that `across_ranks` passes."""
+    """Return ``group`` with the type `Ranks`, which `across_ranks` passes."""
     return cast(Ranks, group)
 
 
 def check_number(name: str, value: object) -> None:
-    """Check that an option is a positive, finite number in the range of temperatures.
-
-    Raises:
-        TypeError: the value is not a number.
-        ValueError: the value is zero, negative, NaN, infinite or out of range.
-    """
+    """Check that an option is a number in the range of temperatures."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
     try:
@@ -118,14 +114,7 @@ def check_number(name: str, value: object) -> None:
 
 
 def check_temperature(value: object, *, validate: bool = False) -> None:
-    """Check that a temperature is a positive, finite number, or a 0-dimensional floating tensor that holds one.
-
-    The value of a tensor is read on the CPU, and on other devices if ``validate`` is True.
-
-    Raises:
-        TypeError: the value is neither a number nor a floating tensor.
-        ValueError: the tensor has dimensions, or the number is zero, negative, NaN, infinite or out of range.
-    """
+    """Check that a temperature is a number in its range, or a 0-dimensional floating tensor with such a number."""
     if not isinstance(value, Tensor):
         check_number("temperature", value)
         return
@@ -138,14 +127,7 @@ def check_temperature(value: object, *, validate: bool = False) -> None:
 
 
 def check_bias(value: object, *, validate: bool = False) -> None:
-    """Check that a bias is a number from -1e10 to 1e10, or a 0-dimensional floating tensor that holds one.
-
-    The value of a tensor is read on the CPU, and on other devices if ``validate`` is True.
-
-    Raises:
-        TypeError: the value is neither a number nor a floating tensor.
-        ValueError: the tensor has dimensions, or the number is NaN or out of range.
-    """
+    """Check that a bias is a number from -1e10 to 1e10, or a 0-dimensional floating tensor with such a number."""
     if type(value) is float and -1 / LOWEST <= value <= 1 / LOWEST:
         return
     if isinstance(value, Tensor):
@@ -160,12 +142,7 @@ def check_bias(value: object, *, validate: bool = False) -> None:
 
 
 def check_range(name: str, value: object) -> None:
-    """Check that an option is a number in its range, `RANGES`.
-
-    Raises:
-        TypeError: the value is not a number.
-        ValueError: the number is NaN or out of range.
-    """
+    """Check that an option is a number in the range given by `RANGES`."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
     try:
@@ -178,22 +155,13 @@ def check_range(name: str, value: object) -> None:
 
 
 def check_flag(name: str, value: object) -> None:
-    """Check that an option is a bool.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """Check that an option is a bool."""
     if not isinstance(value, bool):
         raise ValueError(f"{name}: expected one of True, False, got {value!r}")
 
 
 def check_direction_weights(weights: object, direction: str = "both") -> tuple[float, float] | None:
-    """Check the weights of both directions, None or two numbers in the range of `RANGES`; return them as floats.
-
-    Raises:
-        TypeError: the value is not a pair, or an entry is not a number.
-        ValueError: there are not two entries, a number is out of range, or the direction is not "both".
-    """
+    """Check the weights of both directions, two numbers or None, and return them as floats."""
     if weights is None:
         return None
     if not isinstance(weights, (tuple, list)):
@@ -208,11 +176,7 @@ def check_direction_weights(weights: object, direction: str = "both") -> tuple[f
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Check that an option has one of its allowed values.
-
-    Raises:
-        ValueError: the value is not allowed.
-    """
+    """Check that an option has an allowed value."""
     if not (isinstance(value, str) and value in choices):
         raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
 
@@ -226,12 +190,7 @@ def check_options(
     reductions: Sequence[str] = REDUCTIONS,
     direction: object = "both",
 ) -> None:
-    """Check the options of a loss. Options that the loss does not have keep a valid default.
-
-    Raises:
-        TypeError: a temperature is neither a number nor a floating tensor, or the base temperature is not a number.
-        ValueError: a temperature is out of range or not a scalar, or an option has an unknown value.
-    """
+    """Check the options of a loss."""
     temperature = rule.temperature
     if isinstance(temperature, Tensor):
         check_temperature(temperature, validate=validate)
@@ -264,24 +223,18 @@ def check_embeddings(
     shape: str = "[N, D]",
     least: int = 2,
 ) -> Sizes | None:
-    """Check embeddings: ``[N, D]`` with D >= 1, real and floating; if values are read, finite.
-
-    If values are read under "cosine", also check that no row is zero.
+    """Check that embeddings are floating ``[N, D]``, D >= 1, and finite.
 
     Args:
         embeddings: the argument.
-        similarity: "cosine" or "dot".
-        validate: whether to read values on an accelerator too.
-        name: the argument's name, for messages.
+        similarity: under "cosine", rows of zeros are errors too.
+        validate: whether to read values on accelerators too.
+        name: the name of the argument, for messages.
         shape: the expected shape, for messages.
         least: the smallest allowed number of rows.
 
     Returns:
-        The sizes of the rows as measured by the engine, or None if values were not read or there are no rows.
-
-    Raises:
-        TypeError: not a tensor, or not of a floating dtype.
-        ValueError: wrong shape, NaN or infinity, or a zero row under "cosine".
+        The sizes of the rows; None if values were not read or there are no rows.
     """
     if not isinstance(embeddings, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(embeddings).__name__}")
@@ -296,7 +249,7 @@ def check_embeddings(
     if embeddings.shape[1] < 1:
         raise ValueError(f"{name}: expected at least 1 column, got shape {_shape(embeddings)}")
     sizes = measure(embeddings) if device.may_read(embeddings, validate) and embeddings.shape[0] else None
-    # A row's size is NaN or infinite if any of its entries is, and zero only for a zero row.
+    # The size of a row is NaN or infinite if any entry is, and 0 only for a row of zeros.
     if sizes is None or (sizes.low > 0 and sizes.high < math.inf):
         return sizes
     if not sizes.high < math.inf:
@@ -317,12 +270,7 @@ def check_references(
     similarity: str,
     validate: bool,
 ) -> References:
-    """Check and return references ``[M, D]`` or None, and self_rows, integers ``[N]`` from -1 to M - 1 or None.
-
-    Raises:
-        TypeError: an argument is not a tensor, or has the wrong dtype.
-        ValueError: a wrong shape, value or device, or ref_labels or self_rows without references.
-    """
+    """Check ref_embeddings ``[M, D]`` and self_rows, integers ``[N]`` from -1 to M - 1. Both may be None."""
     if ref_embeddings is None:
         if ref_labels is not None or self_rows is not None:
             name = "self_rows" if ref_labels is None else "ref_labels"
@@ -340,12 +288,7 @@ def check_references(
 
 
 def check_hard_negatives(hard_negatives: object, embeddings: Tensor, name: str = "hard_negatives") -> Tensor:
-    """Return hard negatives ``[N, H, D]`` as rows ``[N H, D]``; N and D are those of the embeddings.
-
-    Raises:
-        TypeError: not a tensor, or not of a floating dtype.
-        ValueError: wrong shape.
-    """
+    """Check hard negatives ``[N, H, D]`` for embeddings ``[N, D]``, and return them as rows ``[N H, D]``."""
     if not isinstance(hard_negatives, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(hard_negatives).__name__}")
     if not hard_negatives.is_floating_point():
@@ -366,19 +309,18 @@ def check_ignored_blocks(
     *,
     validate: bool,
 ) -> dict[str, Tensor | None]:
-    """Check a mask of ignored pairs, and return its part for each block of columns, by name.
+    """Check a mask of ignored pairs, and split it into its blocks of columns.
 
     Args:
         ignored: bool ``[N, C]``.
-        embeddings: ``[N, D]``, for its length and device.
-        widths: the number of columns of each block, by name, in order.
-        positives: the blocks with the positives, which must not be ignored.
-        place: int64 ``[N]``, the column of each row's positive in these blocks.
-        validate: whether to read values on an accelerator too.
+        embeddings: ``[N, D]``.
+        widths: the name and the number of columns of each block, in order.
+        positives: the names of the blocks that contain positives, which must not be ignored.
+        place: int64 ``[N]``, the column of each row's positive in the blocks with positives.
+        validate: whether to read values on accelerators too.
 
-    Raises:
-        TypeError: the mask is not a tensor, or not bool.
-        ValueError: wrong shape or device, or a positive is ignored.
+    Returns:
+        The part of the mask for each block, by name.
     """
     count, columns = embeddings.shape[0], sum(widths.values())
     mask = _given("ignored", ignored, embeddings, [count, columns], "one flag per pair", "bool")
@@ -392,11 +334,7 @@ def check_ignored_blocks(
 
 
 def check_directions(directions: object, partition: object, scope: object, hard_negatives: object) -> list[str]:
-    """Check the options of a ranking loss; return the chosen directions.
-
-    Raises:
-        ValueError: a value is unknown, or does not fit the other arguments.
-    """
+    """Check the options of a ranking loss; return the chosen directions."""
     check_choice("hard_negatives_scope", scope, SCOPES)
     check_choice("partition", partition, PARTITIONS)
     further = [chain for size in range(4) for chain in combinations(RANKED[1:], size)]
@@ -411,13 +349,9 @@ def check_directions(directions: object, partition: object, scope: object, hard_
 
 
 def check_alike(name: str, tensor: Tensor, other: str, model: Tensor) -> None:
-    """Check that rows ``[M, D]`` have the number of columns, the dtype and the device of other rows ``[N, D]``.
+    """Check that ``tensor`` has the number of columns, dtype and device of ``model``.
 
-    Under autocast the dtypes may differ; the wider one is used.
-
-    Raises:
-        TypeError: the dtypes differ, and autocast is disabled.
-        ValueError: the numbers of columns or the devices differ.
+    Under autocast, the dtypes may differ.
     """
     if tensor.shape[1] != model.shape[1]:
         raise ValueError(f"{name}: expected {model.shape[1]} columns as in {other}, got shape {_shape(tensor)}")
@@ -436,14 +370,10 @@ def check_labels_or_positives(
     *,
     shared: bool = False,
 ) -> Targets:
-    """Check that exactly one of labels ``[N]`` and positives ``[N, M]`` is given, and ref_labels ``[M]`` with labels.
+    """Check that either labels ``[N]`` or positives ``[N, M]`` are given.
 
-    Without references M is N, and ref_labels must be None. If ``shared``, the columns of positives are the rows of all
-    ranks, whose number is checked later.
-
-    Raises:
-        TypeError: an argument is not a tensor, labels are neither integers nor bool, or positives are not bool.
-        ValueError: both or neither are given, or a shape is wrong, or the device is not that of the embeddings.
+    With references, labels need ref_labels ``[M]``; without references, M is N. If ``shared``, M is the number of rows
+    of all ranks, and is checked later.
     """
     rows = references.embeddings
     count = embeddings.shape[0]
@@ -470,7 +400,7 @@ def check_labels_or_positives(
 
 
 def _numbered(labels: Tensor, ref_labels: Tensor, own: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """Renumber labels or ids if one side is uint64: its large values, read as int64, may equal negative ones."""
+    """Renumber labels of which one side is uint64: large uint64 labels, read as int64, may equal negative labels."""
     both = [(own, labels.dtype == torch.uint64), (others, ref_labels.dtype == torch.uint64)]
     keys = [torch.stack((values, (values < 0) & unsigned), 1) for values, unsigned in both]
     numbers = torch.unique(torch.cat(keys), dim=0, return_inverse=True)[1]
@@ -478,12 +408,7 @@ def _numbered(labels: Tensor, ref_labels: Tensor, own: Tensor, others: Tensor) -
 
 
 def check_anchors(embeddings: Tensor, anchors: object) -> None:
-    """Check anchors, bool ``[N]``.
-
-    Raises:
-        TypeError: anchors are not a tensor, or not bool.
-        ValueError: the shape is wrong, or the device is not that of the embeddings.
-    """
+    """Check anchors, bool ``[N]``."""
     _given("anchors", anchors, embeddings, [embeddings.shape[0]], "one flag per embedding", "bool")
 
 
@@ -498,15 +423,10 @@ def check_ignored(
     validate: bool,
     shared: bool = False,
 ) -> Targets:
-    """Check ignored pairs, bool ``[N, M]``, and ids, integers ``[N]`` and ``[M]``; return targets that contain them.
+    """Check ignored pairs, bool ``[N, M]``, and ids, integers ``[N]`` and ``[M]``, and add them to targets.
 
-    If each row has exactly one positive, this pair must not be ignored, which is checked if values are read. If
-    ``shared``, the columns of ignored are the rows of all ranks; their number and their positives are checked later.
-
-    Raises:
-        TypeError: an argument is not a tensor, ignored is not bool, or ids are not integers.
-        ValueError: a shape is wrong, the device is not that of the embeddings, ids of only one side are given, or a
-            row's only positive is ignored.
+    If targets are partners, no partner may be ignored. If ``shared``, M is the number of rows of all ranks; M and the
+    partners are checked later.
     """
     rows, count = references.embeddings, embeddings.shape[0]
     columns = count if rows is None else rows.shape[0]
@@ -543,24 +463,15 @@ def check_weights(
     validate: bool,
     shared: bool = False,
 ) -> Tensor | None:
-    """Check the weights of pairs ``[N, M]`` or of anchors ``[N]`` and, if values are read, their range.
+    """Check the weights of pairs ``[N, M]`` or of anchors ``[N]``, and return them.
 
     Args:
         embeddings: floating ``[N, D]``.
-        name: the argument's name.
-        weights: the argument; None: no weights.
-        references: the references, without embeddings if the rows of the batch take their place; None: the weights are
-            those of anchors.
-        validate: whether to read values on an accelerator too.
-        shared: whether the columns of pairs are the rows of all ranks, whose number is checked later.
-
-    Returns:
-        The weights.
-
-    Raises:
-        TypeError: weights are not a tensor, or neither float32 nor float64.
-        ValueError: the shape is wrong, the device is not that of the embeddings, a gradient is required, or a weight is
-            negative, NaN or above 1e10.
+        name: the name of the argument.
+        weights: the argument, or None.
+        references: for weights of pairs, the references; for weights of anchors, None.
+        validate: whether to read values on accelerators too.
+        shared: whether M is the number of rows of all ranks, which is checked later.
     """
     if weights is None:
         return None
@@ -591,14 +502,7 @@ def check_weights(
 
 
 def check_partners(embeddings: Tensor, partners: object, references: References, *, validate: bool) -> Targets:
-    """Check partners: integers ``[N]``; if values are read, in range, never the row itself, and mutual.
-
-    With references, partners are rows of the references and need not be mutual.
-
-    Raises:
-        TypeError: partners are not a tensor, or not integers.
-        ValueError: the shape is wrong, the device is not that of the embeddings, or a partner is impossible.
-    """
+    """Check partners, integers ``[N]``: in range, not the row itself and, without references, mutual."""
     count, rows = embeddings.shape[0], references.embeddings
     tensor = _given("partners", partners, embeddings, [count], "one partner per embedding")
     if rows is not None:
@@ -608,10 +512,10 @@ def check_partners(embeddings: Tensor, partners: object, references: References,
 
 
 def _are_mutual(partners: Tensor, own: Tensor) -> bool:
-    """Return whether partners ``[N]`` are valid, in as few operations as possible: they nearly always are."""
+    """Return whether partners ``[N]`` are valid, in few operations."""
     try:
-        # In index_select, a partner out of range (or negative) raises an IndexError on a CPU. On CUDA it would make all
-        # later operations of the process fail.
+        # If a partner is out of range or negative, index_select raises an IndexError on a CPU. On CUDA, all later
+        # operations of the process would fail.
         if partners.device.type != "cpu" and bool(((partners < 0) | (partners >= len(own))).any()):
             return False
         return torch.equal(partners.index_select(0, partners), own) and not torch.eq(partners, own).any().item()
@@ -620,7 +524,7 @@ def _are_mutual(partners: Tensor, own: Tensor) -> bool:
 
 
 def _refuse_partners(partners: Tensor, own: Tensor | None, columns: int, *, mutual: bool) -> None:
-    """Raise an error that describes what is wrong with partners ``[N]``, if anything is; see `_refuse`."""
+    """Raise an error if partners ``[N]`` are invalid; see `_refuse`."""
     hint = NOT_LABELS if mutual and len(set(partners.tolist())) < len(partners) else ""
     row = _first((partners < 0) | (partners >= columns))
     if row is not None:
@@ -649,14 +553,10 @@ def check_pairs_of_towers(
     validate: bool,
     shared: bool = False,
 ) -> Targets:
-    """Check the positives of the rows of a ``[N, D]`` among the rows of b ``[M, D]``.
+    """Check two towers a ``[N, D]`` and b ``[M, D]``, and their positives: partners, labels or a mask.
 
-    At most one of partners ``[N]``, labels ``[N]`` and positives ``[N, M]`` is given. Without them row k of b is the
-    positive of row k of a, and M is N. The labels of b are ref_labels ``[M]``; by default, if M is N, those of a.
-
-    Raises:
-        TypeError: an argument is not a tensor, or has the wrong dtype.
-        ValueError: several are given, ref_labels are given without labels, or a shape, value or device is wrong.
+    At most one of partners ``[N]``, labels ``[N]`` and positives ``[N, M]`` may be given. If none is, M must be N, and
+    row k of b is the positive of row k of a. If M is N, ref_labels ``[M]`` default to ``labels``.
     """
     options = {"partners": partners, "labels": labels, "positives": positives}
     given = [name for name, value in options.items() if value is not None]
@@ -690,9 +590,9 @@ def check_ignored_of_towers(
     validate: bool,
     shared: bool = False,
 ) -> Targets:
-    """Return targets with ignored pairs of a row of a ``[N, D]`` and a row of b ``[M, D]``; see `check_ignored`.
+    """Call `check_ignored` for two towers a ``[N, D]`` and b ``[M, D]``.
 
-    The ids of b are ref_ignored_ids ``[M]``; by default, if M is N, those of a.
+    If M is N, ref_ignored_ids ``[M]`` default to ``ignored_ids``.
     """
     if ignored is ignored_ids is ref_ignored_ids is None:
         return targets
@@ -703,22 +603,14 @@ def check_ignored_of_towers(
 
 
 def check_equal_towers(name: str, direction: str, a: Tensor, b: Tensor) -> None:
-    """Check that b has as many rows as a if rows of b are anchors: the weights ``name`` have one entry per row of a.
-
-    Raises:
-        ValueError: it has more or fewer rows.
-    """
+    """Check that the towers have equally many rows if rows of b are anchors, as the argument ``name`` requires."""
     n, m = a.shape[0], b.shape[0]
     if direction != "a_to_b" and n != m:
         raise ValueError(f"{name}: expected direction 'a_to_b' for towers of {n} and {m} rows, got {direction!r}")
 
 
 def check_no_queue(given: Sequence[str]) -> None:
-    """Check that no argument that describes pairs of the towers is given with negatives.
-
-    Raises:
-        ValueError: one is given.
-    """
+    """Check that ``given``, the names of arguments that ``negatives`` exclude, is empty."""
     if given:
         raise ValueError(f"{given[0]}: expected no negatives with it: negatives take the place of the other tower")
 
@@ -726,12 +618,7 @@ def check_no_queue(given: Sequence[str]) -> None:
 def check_positive_pairs(
     embeddings: Tensor, positive_pairs: object, *, validate: bool, shared: bool = False
 ) -> Targets:
-    """Check positive pairs: integers ``[M, 2]``; if values are read, in range. If ``shared``, ranges are checked later.
-
-    Raises:
-        TypeError: positive_pairs are not a tensor, or not integers.
-        ValueError: the shape is wrong, the device is not that of the embeddings, or an entry is out of range.
-    """
+    """Check positive pairs, integers ``[M, 2]``. If ``shared``, their range is checked later."""
     count = embeddings.shape[0]
     tensor = _given("positive_pairs", positive_pairs, embeddings)
     if tensor.ndim != 2 or tensor.shape[1] != 2:
@@ -740,7 +627,7 @@ def check_positive_pairs(
 
 
 def _checked(kind: str, rows: Tensor, own: Tensor | None, columns: int, validate: bool) -> Tensor:
-    """Return row numbers, checked if values may be read; in a compiled graph an operator checks them when it runs."""
+    """Return row numbers, checked if values may be read. In a compiled graph, an operator checks them at run time."""
     if device.may_read(rows, validate):
         _refuse(kind, rows, own, columns)
     elif device.traced(rows):
@@ -749,15 +636,15 @@ def _checked(kind: str, rows: Tensor, own: Tensor | None, columns: int, validate
 
 
 def _refuse(kind: str, rows: Tensor, own: Tensor | None, columns: int) -> None:
-    """Raise an error that describes what is wrong with row numbers, if anything is.
+    """Raise an error if row numbers are invalid.
 
     Args:
         kind: "partners", "mutual" (partners without references), "ignored" (pairs of rows and partners), "self_rows" or
             "positive_pairs".
         rows: int64 ``[N]``, the row numbers; ``[M, 2]`` for "positive_pairs".
-        own: int64 ``[N]``. For "partners" and "mutual", the number of the row itself, which is not allowed as its
-            partner, or -1; None: all -1. For "ignored", 1 if the pair is ignored, else 0.
-        columns: the number of rows that may be referred to.
+        own: int64 ``[N]``. For "partners" and "mutual", the number of the row itself, which must not be its partner; -1
+            or None: no such row. For "ignored", 1 if the pair is ignored, else 0.
+        columns: row numbers must be less than this number.
     """
     if kind == "mutual" and own is not None and _are_mutual(rows, own):
         return
@@ -800,18 +687,15 @@ def _given(
     meaning: str = "",
     kind: str = "integer",
 ) -> Tensor:
-    """Check the dtype, shape and device of a tensor of integers, of labels (integers or bool) or of flags (bool).
+    """Check the dtype, shape and device of a tensor, and return it: bool if ``kind`` is "bool", else int64.
 
     Args:
-        name: the argument's name, for messages.
+        name: the name of the argument, for messages.
         value: the argument.
-        embeddings: floating ``[N, D]``, on the expected device.
+        embeddings: a tensor on the expected device.
         shape: the expected shape; None: any.
         meaning: what the shape means, for messages.
-        kind: "integer", "label" or "bool".
-
-    Returns:
-        The tensor, as int64 unless it is bool flags.
+        kind: "integer", "label" (integers or bool) or "bool".
     """
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(value).__name__}")
@@ -827,17 +711,17 @@ def _given(
         raise ValueError(f"{name}: expected the embeddings' device, {embeddings.device}, got {value.device}")
     if kind == "bool":
         return value
-    # Reading uint64 as int64 keeps equality of labels, and only equality matters.
+    # uint64 labels are read as int64, because only equality matters.
     return value.view(torch.int64) if value.dtype == torch.uint64 else value.to(torch.int64)
 
 
 def _columns(value: object, columns: int, shared: bool) -> int:
-    """Return the expected number of columns of a mask: if ``shared``, the number that it has."""
+    """Return the expected number of columns of a mask. If ``shared``, any number is accepted for now."""
     return value.shape[1] if shared and isinstance(value, Tensor) and value.ndim == 2 else columns
 
 
 def _first(flags: Tensor) -> int | None:
-    """Return the position of the first True in bool ``[K]``, or None."""
+    """Return the index of the first True in bool ``[K]``, or None."""
     return int(flags.int().argmax()) if bool(flags.any()) else None
 
 

@@ -1,20 +1,20 @@
-"""Weighted decoupled contrastive learning (DCLW): the denominator leaves out the positive, whose term is weighted.
+"""Weighted decoupled contrastive learning (DCLW): no positive in the denominator, and weighted positive terms.
 
-Let s_ij be the cosine of rows i and j divided by the temperature, p the positive of anchor i, c_i their cosine, and
-N(i) every row except i and p. With references, N(i) is every reference except p and row i itself. Ignored pairs are
-left out of N(i). The loss of anchor i is
+Let s_ij be the cosine of rows i and j divided by the temperature, p the positive of anchor i, and c_i their cosine.
+N(i) is all rows except i and p; with ref_embeddings, it is all rows of ref_embeddings except p and self_rows[i].
+Ignored pairs are left out of N(i). R is the number of rows of the batch. The loss of anchor i is
 
-    log(sum over N(i) of e^s) - w_i s_ip
-    w_i = 2 - m_i,  m_i = R softmax(c / sigma)_i over the R rows of the batch
+    log(sum over n in N(i) of e^s_in) - w_i s_ip
+    w_i = 2 - m_i,  m_i = R softmax(c / sigma)_i over the rows of the batch
 
-The weights are constants, unless ``detach_weights`` is False. An anchor without negatives has the loss 0. The engine
-evaluates log(sum over N(i) of e^s / e^s_ip), to which (m_i - 1) s_ip is added. As sigma grows, every w_i approaches 1,
-and the loss approaches DCL, `supcon_loss` with denominator="only_negatives".
+The weights are constants, unless ``detach_weights`` is False. An anchor without negatives has the loss 0. As sigma
+grows, all w_i approach 1, and the loss approaches DCL: `supcon_loss` with denominator="only_negatives".
 
-Source: Yeh et al. 2022, "Decoupled Contrastive Learning", arXiv 2110.06848, the loss L_DCW. Like
-DCLWLoss of lightly at commit e8d317f, this loss takes the mean over the rows, which the paper sums, and its weights are
-constants. Gradients flow through the weights in raminnakhli/Decoupled-Contrastive-Learning at commit 0b9b76d and in
-nidl at commit efb1343.
+The engine evaluates log(sum over n in N(i) of e^s_in) - s_ip, to which (m_i - 1) s_ip is added.
+
+Source: Yeh et al. 2022, "Decoupled Contrastive Learning", arXiv 2110.06848, the loss L_DCW. The paper sums over the
+rows. DCLWLoss of lightly (commit e8d317f) takes the mean, with constant weights, and so does this loss. Gradients flow
+through the weights in raminnakhli/Decoupled-Contrastive-Learning (commit 0b9b76d) and in nidl (commit efb1343).
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ def dclw_loss(
     backend: Backend = "auto",
     group: Group = None,
 ) -> Tensor:
-    """Decoupled contrastive learning, positive terms weighted by 2 - N softmax(cosine / sigma) over the rows (DCLW).
+    """Decoupled contrastive learning with weighted positives (DCLW).
+
+    The weight of the positive of row i is 2 - N softmax(c / sigma)_i, where c are the cosines of the N positive pairs.
 
     Example:
         >>> import torch
@@ -79,32 +81,33 @@ def dclw_loss(
         6.1574
 
     Args:
-        embeddings: floating ``[N, D]``, N >= 2, or with references N >= 1.
-        partners: integers ``[N]``, the row of each row's positive. Partners are mutual, and no row is its own partner.
-            `stacked_partners` and `interleaved_partners` return them for two views per item. With references,
-            partners[i] is any row of the references except self_rows[i], and need not be mutual.
-        anchors: bool ``[N]``, the rows that are anchors; None: all rows. The weights are computed from all rows.
-        ref_embeddings: floating ``[M, D]``, rows that anchors are contrasted with instead of the batch: a memory bank,
-            a queue, or the gathered rows of all devices. None: the batch.
-        self_rows: integers ``[N]``, the reference that is the anchor itself and is left out, or -1; None: all -1.
-        ignored: bool ``[N, N]``, with references ``[N, M]``: the pairs (row, column) that are left out of the sum
-            over the negatives. A row and its partner must not be ignored. May be asymmetric. Has no effect on the
-            weights.
-        ignored_ids: integers ``[N]``; a pair of rows with equal ids is left out unless the column is the row's
-            partner. For duplicates among the negatives; needs no array of all pairs.
-        ref_ignored_ids: integers ``[M]``, the ids of the references; with references, both or neither are given.
-        temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
-            require a gradient.
-        base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
+        embeddings: floating ``[N, D]``, N >= 2, or N >= 1 with ref_embeddings. Below, M is the number of rows of
+            ref_embeddings if given, else N.
+        partners: integers ``[N]``: partners[i] is the positive of row i. Without ref_embeddings, partners are mutual,
+            and no row is its own partner. For two views per item, use `stacked_partners` or `interleaved_partners`.
+            With ref_embeddings, partners[i] is any row of ref_embeddings except self_rows[i].
+        anchors: bool ``[N]``: which rows are anchors; by default, all. The weights are computed from all rows.
+        ref_embeddings: floating ``[M, D]``: rows to contrast anchors with instead of the batch, such as a memory bank,
+            a queue, or the gathered rows of all devices.
+        self_rows: integers ``[N]``: the row of ref_embeddings that is row i itself and is left out. -1, the default,
+            means none.
+        ignored: bool ``[N, M]``: pairs (anchor, other row) to leave out of the sum over the negatives. May be
+            asymmetric. A row and its partner must not be ignored. The weights are the same with and without ignored
+            pairs.
+        ignored_ids: integers ``[N]``: negatives with the same id as the anchor are left out, for example duplicates.
+            Needs no ``[N, M]`` mask.
+        ref_ignored_ids: integers ``[M]``: the ids of ref_embeddings; required with ref_embeddings and ignored_ids.
+        temperature: number from 1e-10 to 1e10 that similarities are divided by. A 0-dimensional tensor may require a
+            gradient.
+        base_temperature: positive number; if given, the loss is multiplied by ``temperature / base_temperature``.
         similarity: only "cosine", because the weights are defined for unit vectors.
-        sigma: number from 1e-10 to 1e10; in the weights, similarities are divided by it.
-        detach_weights: whether the weights are constants, through which no gradient flows. It has no effect on the
-            value.
+        sigma: number from 1e-10 to 1e10 that cosines are divided by in the weights.
+        detach_weights: whether the weights are constants, without a gradient. The value of the loss is the same.
         reduction: "mean" or "sum" over the anchors, or "none": one value per anchor, in row order.
-        validate: also check values on devices other than the CPU, which synchronises with the device.
+        validate: also check values on accelerators, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
-        group: the processes that have the other rows of the batch: a process group of torch.distributed, or "world";
-            None: this process has all rows. See `pairproof.fast.distributed`.
+        group: process group of torch.distributed, or "world", if other processes have further rows of the batch; see
+            `pairproof.fast.distributed`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32. An anchor without
@@ -134,7 +137,7 @@ def dclw_loss(
         left_out = ignored, ignored_ids, ref_ignored_ids
         targets = check_ignored(embeddings, targets, references, *left_out, validate=validate, shared=shared)
 
-    # The gradients of the sums and of the positives are added before they are rounded to a narrow dtype.
+    # Rows are converted here, so that the gradients of sums and positives are added before they are rounded.
     returned, computing = dtypes_of(embeddings)
     if isinstance(temperature, Tensor):
         temperature = temperature.to(computing)  # a quotient of a narrow dtype would be rounded
@@ -156,11 +159,7 @@ def dclw_loss(
 class _Weighted:
     """The formula of the loss, for `combined`.
 
-    Args:
-        temperature: the temperature.
-        sigma: the number that cosines are divided by in the weights.
-        detach: whether the weights are constants.
-        share: how the rows are distributed over processes; None: one process.
+    ``share`` says which rows each process has; None: one process has all rows.
     """
 
     temperature: float | Tensor

@@ -1,22 +1,19 @@
 """Many processes: each rank passes its own rows, and the loss is that of the rows of all ranks together.
 
 With ``group=``, each rank passes the rows, labels, partners, ids, anchors and weights of its own batch. The rows of all
-ranks are contrasted with each other, in the order of the ranks. Numbers of rows may differ between ranks, and a rank
-may have none.
+ranks, in the order of the ranks, are contrasted with each other. Ranks may have different numbers of rows, even none.
 
 - Masks and weights of pairs have a row for each row of this rank, and a column for each row of all ranks.
-- ``partners`` and the first column of ``positive_pairs`` index the rows of the same rank; the second column indexes
-  those of all ranks.
-- ``ref_embeddings`` and ``negatives`` take the place of the rows of other ranks. They are not gathered: all ranks pass
-  the same ones.
-- The means and sums are those over the anchors of all ranks, and every rank returns the same value. "none" and
-  "none_pairs" return the values of this rank's anchors.
-- The gradient is multiplied by the number of ranks, so that the mean of the ranks' gradients, which
-  `DistributedDataParallel` computes, is the gradient of the returned value. Under "none" and "none_pairs" it is not
-  multiplied.
+- ``partners`` and the first column of ``positive_pairs`` index the rows of the same rank. The second column indexes
+  the rows of all ranks.
+- ``ref_embeddings`` and ``negatives`` replace the rows of other ranks. They are not gathered; all ranks pass the same.
+- Means and sums are over the anchors of all ranks, and every rank returns the same value. "none" and "none_pairs"
+  return the values of this rank's anchors.
+- The gradient of means and sums is multiplied by the number of ranks. The mean of the ranks' gradients, which
+  `DistributedDataParallel` computes, is then the gradient of the returned value. The gradient of "none" and
+  "none_pairs" is not multiplied.
 
-With ``group=Ring(...)``, the ranks pass their rows to each other instead of gathering them, so that no rank holds the
-rows of all ranks; see `Ring`.
+With ``group=Ring(...)``, the ranks pass their rows to each other, so that no rank holds all rows; see `Ring`.
 
 On each call, the ranks exchange a summary of their arguments. If the summaries differ, or arguments are invalid on any
 rank, every rank raises an error that says what is wrong on which ranks. If a rank does not take part, the others raise
@@ -59,16 +56,16 @@ if TYPE_CHECKING or dist.is_available():
 else:
 
     class ProcessGroup:
-        """Takes the place of the class that a torch without distributed lacks."""
+        """Replaces the class if torch was built without distributed."""
 
 
 @dataclass(frozen=True)
 class Ring:
     """A group whose ranks pass their rows to each other in a ring, instead of gathering the rows of all ranks.
 
-    Each rank holds a few blocks of rows at a time, so its memory is proportional to its own number of rows. The rows
-    travel while the ranks compute. They travel again in the backward pass, each block with its gradient, so that more
-    is sent than without a ring. The functions in `RINGS` and their modules support it.
+    Each rank holds only a few blocks of rows, so its memory is proportional to its own number of rows. More is sent
+    than without a ring: in the backward pass, each block travels again, with its gradient. Rows travel while the ranks
+    compute. The functions in `RINGS` and their modules support a ring.
 
     Example:
         >>> from pairproof.fast import Ring, SupConLoss
@@ -76,11 +73,11 @@ class Ring:
         Ring(group='world')
 
     Args:
-        group: a process group of torch.distributed, or "world" for that of all processes.
+        group: a process group of torch.distributed, or "world" for all processes.
 
     Raises:
         TypeError: the group is neither a process group nor a string.
-        ValueError: it is a string other than "world".
+        ValueError: the group is a string other than "world".
     """
 
     group: ProcessGroup | str = "world"
@@ -93,7 +90,7 @@ class Ring:
 
 
 Group = ProcessGroup | str | Ring | None
-"""A process group, "world" for that of all processes, a `Ring` of one of these, or None for one process."""
+"""A process group, "world" for all processes, a `Ring`, or None for one process."""
 
 R = TypeVar("R")
 
@@ -101,16 +98,16 @@ RINGS = ("supcon_loss", "supcon_in_loss", "nt_xent_loss", "nt_xent_pairwise_loss
 """The functions that support a `Ring`."""
 
 WIDE_MASKS = ("positives", "ignored", "positive_weights", "negative_weights")
-"""The arguments with a column for each row of all ranks."""
+"""Arguments with a column for each row of all ranks."""
 REPLICATED = ("ref_embeddings", "negatives")
-"""The rows that all ranks have in common. Their number must be the same on all ranks."""
+"""Arguments that must have the same number of rows on all ranks."""
 NAMING_TIMEOUT = 5.0
-"""How many seconds a rank waits, after a failed exchange, to find out which ranks do not answer."""
+"""Seconds that a rank waits, after a failed exchange, to learn which ranks do not answer."""
 
 
 def eagerly(*arguments: Any) -> Any:
-    """Call a loss with the other ranks, outside any graph that is compiled."""
-    # Importing torch._dynamo takes seconds, and is needed only if something is compiled.
+    """Call a loss with the other ranks, outside any compiled graph."""
+    # Without torch._dynamo, nothing is compiled. torch.compiler.disable would import it, which takes seconds.
     if "torch._dynamo" not in sys.modules:
         return _together(*arguments)
     return torch.compiler.disable(_together)(*arguments)  # type: ignore[no-untyped-call]
@@ -120,7 +117,7 @@ eagerly._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def _together(function: Callable[..., Any], names: Sequence[str], args: Any, kwargs: dict[str, Any]) -> Any:
-    """Call a loss with the other ranks. An error on one rank before `Ranks.meet` is raised on all ranks."""
+    """Call a loss with the other ranks. If a rank raises an error before `Ranks.meet`, all ranks raise it."""
     given = dict(zip(names, args, strict=False)) | {name: kwargs[name] for name in kwargs if name != "group"}
     group = kwargs["group"]
     ranks = Ranks(find_group(group), function.__name__, given, ring=isinstance(group, Ring))
@@ -135,12 +132,7 @@ def _together(function: Callable[..., Any], names: Sequence[str], args: Any, kwa
 
 
 def check_group(group: object) -> None:
-    """Check the type of a group.
-
-    Raises:
-        TypeError: it is neither a process group nor a string nor a `Ring`.
-        ValueError: it is a string other than "world".
-    """
+    """Check the type of a `Group`; the only valid string is "world"."""
     if isinstance(group, str) and group != "world":
         raise ValueError(f'group: expected a process group, "world" or None, got {group!r}')
     if not isinstance(group, ProcessGroup | str | Ring | None):
@@ -148,11 +140,7 @@ def check_group(group: object) -> None:
 
 
 def check_ring(function: str, given: dict[str, Any]) -> None:
-    """Check that a `Ring` supports the arguments of a function.
-
-    Raises:
-        ValueError: it does not support the function or one of the arguments.
-    """
+    """Check that a `Ring` supports a function with the given arguments."""
     if function not in RINGS:
         known = f"{', '.join(RINGS[:-1])} and {RINGS[-1]}"
         raise ValueError(f'group: expected a process group or "world", got a Ring, which only {known} support')
@@ -168,12 +156,7 @@ def check_ring(function: str, given: dict[str, Any]) -> None:
 
 
 def find_group(group: object) -> Any:
-    """Return a process group of which this process is a member.
-
-    Raises:
-        TypeError: the argument is neither a process group nor a string nor a `Ring`.
-        ValueError: the string is not "world", torch.distributed is not initialised, or this process is not a member.
-    """
+    """Return the process group of a `Group`, after checking that this process is a member."""
     group = group.group if isinstance(group, Ring) else group
     if dist.is_available() and group is dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError("group: expected a group with this process, got one without it")
@@ -184,13 +167,7 @@ def find_group(group: object) -> Any:
 
 
 class Share(NamedTuple):
-    """How the rows of one argument are divided among the ranks.
-
-    Attributes:
-        group: the process group.
-        rank: the number of this rank.
-        counts: the number of rows of each rank.
-    """
+    """How the rows of one argument are divided among the ranks: rank r has ``counts[r]`` rows."""
 
     group: Any
     rank: int
@@ -212,7 +189,7 @@ class Share(NamedTuple):
         return slice(self.start, self.start + self.counts[self.rank])
 
     def place(self, tensor: Tensor) -> Tensor:
-        """Return the indices of this rank's rows among the rows of all ranks, int64 ``[n]``, on a tensor's device."""
+        """Return the indices ``[n]`` of this rank's rows among the rows of all ranks, on the device of a tensor."""
         return torch.arange(self.here.start, self.here.stop, device=tensor.device)
 
     def gather(self, tensor: Tensor) -> Tensor:
@@ -228,7 +205,7 @@ class Share(NamedTuple):
         return torch.cat([found[k * most : k * most + count] for k, count in enumerate(self.counts)])
 
     def scatter(self, tensor: Tensor) -> Tensor:
-        """Return this rank's rows ``[n, ...]`` of the sum over the ranks of tensors ``[N, ...]``."""
+        """Add the tensors ``[N, ...]`` of all ranks, and return this rank's rows ``[n, ...]`` of the sum."""
         most = max(self.counts)
         if min(self.counts) < most:
             padded = tensor.new_zeros((len(self.counts), most, *tensor.shape[1:]))
@@ -240,28 +217,28 @@ class Share(NamedTuple):
         return found[: self.counts[self.rank]]
 
     def pass_on(self, tensors: Sequence[Tensor], owners: Sequence[int]) -> tuple[list[Tensor], Callable[[], None]]:
-        """Start to send tensors to the next rank, and to receive as many; see `ring.Share`."""
+        """Start to send tensors to the next rank and to receive others; see `ring.Share`."""
         found = [
             sent.new_empty((self.counts[owner], *sent.shape[1:])) for sent, owner in zip(tensors, owners, strict=True)
         ]
         return found, _to_the_next(tensors, found, self.group)
 
     def rows(self, tensor: Tensor) -> Tensor:
-        """Return the rows of all ranks ``[N, D]``, differentiable: the gradients of all ranks are added.
+        """Return the rows of all ranks ``[N, D]``. In the backward pass, the gradients of all ranks are added.
 
-        Except on CUDA devices, rows in half precision are returned in float32, so that gradients are added in float32.
+        Rows in half precision are returned in float32, except on CUDA devices, so that gradients are added in float32.
         """
         found: Tensor = _Gather.apply(tensor, self, None)  # type: ignore[no-untyped-call]
         return found
 
     def with_gradient(self, tensor: Tensor, gathered: Tensor) -> Tensor:
-        """Return the result of `rows` for a tensor; ``gathered`` is the result of `gather` for it."""
+        """Return the result of `rows` without gathering again; ``gathered`` is the result of `gather`."""
         found: Tensor = _Gather.apply(tensor, self, gathered)  # type: ignore[no-untyped-call]
         return found
 
 
 class _Gather(torch.autograd.Function):
-    """The rows of all ranks."""
+    """The rows of all ranks, differentiable."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, share: Share, gathered: Tensor | None) -> Tensor:
@@ -290,7 +267,7 @@ class _Scatter(torch.autograd.Function):
 
 
 class _Value(torch.autograd.Function):
-    """The value of all ranks, whose derivative with respect to the sum of this rank is ``factor``."""
+    """The value of all ranks, with ``factor`` as derivative with respect to this rank's sum ``local``."""
 
     @staticmethod
     def forward(ctx: Any, local: Tensor, value: Tensor, factor: Tensor) -> Tensor:
@@ -308,13 +285,13 @@ class Ranks:
     Args:
         group: the process group.
         function: the name of the loss.
-        given: its arguments.
+        given: the arguments of the loss.
         ring: whether the ranks pass their rows to each other instead of gathering them.
 
     Attributes:
-        met: whether the ranks have exchanged a summary of their arguments.
-        first: the shares of the embeddings, or of the first tower.
-        second: the shares of the second tower; without one, its counts are 0.
+        met: whether this rank has exchanged anything with the others.
+        first: the share of the embeddings, or of the first tower.
+        second: the share of the second tower; all counts are 0 if there is none.
     """
 
     def __init__(self, group: Any, function: str, given: dict[str, Any], *, ring: bool = False) -> None:
@@ -328,15 +305,15 @@ class Ranks:
         self.first = self.second = Share(group, self.rank, (0,) * self.world)
 
     def meet(self, first: Tensor, second: Tensor | None = None, *, least: int = 0) -> None:
-        """Exchange the number of rows of this rank, and a summary of its arguments.
+        """Exchange the numbers of rows, and a summary of the arguments.
 
         Args:
-            first: ``[n, ...]``.
-            second: ``[m, ...]``, the other tower.
-            least: the smallest allowed number of rows of all ranks.
+            first: ``[n, ...]``, the rows of this rank.
+            second: ``[m, ...]``, the rows of the other tower.
+            least: the smallest allowed number of rows of all ranks together.
 
         Raises:
-            TypeError, ValueError: the arguments of a rank are invalid, or differ from those of another rank.
+            TypeError, ValueError: the arguments of a rank are invalid, or differ between ranks.
             RuntimeError: a rank does not take part.
         """
         text = repr(sorted(self.described.items()))
@@ -357,7 +334,7 @@ class Ranks:
         self._raise(error)
 
     def check(self, check: Callable[[], R]) -> R:
-        """Return the result of a check on this rank; raise the error of any rank on all ranks."""
+        """Return the result of a check. If a rank raises an error, all ranks raise it."""
         result, error = [], None
         try:
             result.append(check())
@@ -368,12 +345,12 @@ class Ranks:
         return result[0]
 
     def widest(self, needed: str) -> Any:
-        """Return the highest precision that any rank needs; this rank needs ``needed``. See `engine.precision`."""
+        """Return the highest precision that a rank needs; ``needed`` is that of this rank (see `engine.precision`)."""
         levels = ("", "float64", "exact")
         return levels[max(line[0] for line in self._exchanged(levels.index(needed)))]
 
     def _exchanged(self, *numbers: int) -> list[list[int]]:
-        """Exchange numbers, and return those of each rank."""
+        """Exchange numbers, and return the numbers of each rank."""
         self.met = True
         mine = torch.tensor(numbers, dtype=torch.int64, device=_device_of_messages(self.group))
         found = mine.new_empty(self.world * len(numbers))
@@ -381,7 +358,7 @@ class Ranks:
         return cast("list[list[int]]", found.view(self.world, -1).tolist())
 
     def _raise(self, error: Exception | None) -> NoReturn:
-        """Exchange what the ranks were called with, and raise an error that says which ranks differ."""
+        """Exchange the arguments and errors of all ranks, and raise an error that says which ranks differ."""
         found: list[Any] = [None] * self.world
         failure = None if error is None else (type(error).__name__, str(error))
         dist.all_gather_object(found, (self.described, failure), group=self.group)
@@ -403,7 +380,7 @@ class Ranks:
         raise ValueError("; ".join(differences))
 
     def _check_widths(self, total: int) -> None:
-        """Check that masks have a column for each row of all ranks. Their widths agree, so all ranks raise or none."""
+        """Check that masks have ``total`` columns. All ranks have equal widths, so all or none raise an error."""
         for name in WIDE_MASKS:
             mask = self.given.get(name)
             if mask is not None and mask.shape[1] != total:
@@ -411,15 +388,14 @@ class Ranks:
                 raise ValueError(f"{name}: expected {expected}, got shape {list(mask.shape)}")
 
     def shared(self, batch: Batch, policy: Policy, backend: Backend | None = None) -> tuple[Batch, Policy]:
-        """Call `meet`, and return a batch that contrasts this rank's anchors with the rows of all ranks, and a policy.
+        """Call `meet`, and return a batch whose references are the rows of all ranks, and a policy for all ranks.
 
-        The returned policy reduces over all ranks. A batch with references is returned as it is. In a ring, the
-        references are `ring.Blocks`.
+        A batch with references is returned as it is. In a ring, the references are `ring.Blocks`.
 
         Args:
             batch: the rows of this rank.
-            policy: how its values are reduced.
-            backend: the backend of the loss; None: the loss combines several evaluations.
+            policy: how the values are reduced.
+            backend: the backend; None if the loss combines several evaluations.
         """
         policy, own = replace(policy, ranks=self), batch.references.embeddings is None
         self.meet(batch.embeddings, least=2 if own and batch.targets.kind == "partners" else 1)
@@ -451,7 +427,7 @@ class Ranks:
         if local:
             self._planned = shared.planned(batch, cast(Backend, backend))
         if self._planned is None:
-            # The gradients of all ranks, and that of the anchors, are added before they are rounded to a narrow dtype.
+            # Rows are converted here, so that the gradients of all ranks are added before they are rounded.
             wide = rows if rows.is_cuda else rows.to(dtypes_of(rows)[0])
             references = replace(references, embeddings=share.with_gradient(wide, every.to(wide.dtype)))
             batch = replace(batch, embeddings=wide, references=references)
@@ -460,7 +436,7 @@ class Ranks:
     def anchor_values(self, batch: Batch, backend: Backend) -> AnchorValues:
         """Return the values of this rank's anchors."""
         if isinstance(batch.references, ring.Blocks):
-            if backend == "exact":  # chosen because the precision is not sufficient
+            if backend == "exact":  # chosen for the precision, as `check_ring` rejects it as an argument
                 raise ValueError(ring.OVERFLOW)
             return ring.anchor_values(batch, backend)
         if self._planned is None:
@@ -476,12 +452,12 @@ class Ranks:
         return found
 
     def towers(self, batch: Batch, direction: str, *, alike: bool = False) -> list[Batch]:
-        """Return a batch for each direction. The rows of this rank are contrasted with the other tower of all ranks.
+        """Return a batch for each direction, whose references are the other tower of all ranks.
 
         In a ring, the references are `ring.Blocks`.
 
         Args:
-            batch: this rank's rows of both towers.
+            batch: both towers of this rank.
             direction: "both", "a_to_b" or "b_to_a".
             alike: whether row k of one tower is the only positive of row k of the other.
         """
@@ -519,7 +495,7 @@ class Ranks:
                 ring.Blocks(others, sizes=sizes, share=share) for _, _, others, sizes, share, _ in sides
             ]
         else:
-            # The rows are gathered first, so that in the backward pass all ranks add their gradients in the same order.
+            # All rows are gathered first, so that all ranks add gradients in the same order in the backward pass.
             found = [References(share.rows(others)) for _, _, others, _, share, _ in sides]
         return [
             replace(batch, embeddings=rows, sizes=sizes, targets=aims, references=references)
@@ -527,16 +503,16 @@ class Ranks:
         ]
 
     def reduced(self, values: Tensor, weights: Tensor | int, *, mean: bool, dtype: torch.dtype | None) -> Tensor:
-        """Return the sum of the values of all ranks, or their mean; its gradient is multiplied by the number of ranks.
+        """Return the sum or mean of the values of all ranks, with the gradient multiplied by the number of ranks.
 
         Args:
             values: ``[n]``, already multiplied by their weights.
             weights: the sum of the weights of this rank.
-            mean: whether to divide the sum of the values by the sum of the weights, if the latter is positive.
+            mean: whether to divide by the sum of the weights of all ranks, if it is positive.
             dtype: the dtype of sums.
         """
         local = values.sum(dtype=dtype)
-        # A sum of float64 values may overflow even where their mean does not.
+        # The sum of float64 values may overflow although their mean does not.
         scaled = (values.detach() * 2.0**-64).sum(dtype=dtype)
         total = torch.as_tensor(weights, dtype=local.dtype, device=local.device)
         sums = torch.stack((local.detach(), scaled, total.detach()))
@@ -548,9 +524,9 @@ class Ranks:
 
 
 def gather_rows(rows: Tensor, *, group: Group = None) -> Tensor:
-    """Return the rows of all ranks, in the order of the ranks, with a gradient.
+    """Return the rows of all ranks, in the order of the ranks. Ranks may have different numbers of rows.
 
-    The gradients of all ranks are added. Numbers of rows may differ between ranks.
+    In the backward pass, the gradients of all ranks are added.
 
     Example:
         >>> import torch
@@ -567,7 +543,7 @@ def gather_rows(rows: Tensor, *, group: Group = None) -> Tensor:
 
     Raises:
         TypeError: rows are not a tensor.
-        ValueError: rows have no dimensions, or other shapes or dtypes on other ranks.
+        ValueError: rows have no dimensions, or their dtypes or other dimensions differ between ranks.
     """
     if group is not None:
         found: Tensor = eagerly(_all_rows, ("rows",), (rows,), {"group": group})
@@ -585,7 +561,7 @@ def _all_rows(rows: Tensor, group: Ranks) -> Tensor:
 
 
 def _described(name: str, given: dict[str, Any]) -> str:
-    """Return a description of one argument, which must be the same on all ranks."""
+    """Return a description of an argument. It must be the same on all ranks."""
     value = given[name]
     if not isinstance(value, Tensor):
         return repr(value)
@@ -619,7 +595,7 @@ def _of_ranks(ranks: Sequence[int]) -> str:
 
 
 def _device_of_messages(group: Any) -> torch.device:
-    """Return the device on which a group exchanges small messages: if possible the CPU, to avoid synchronisation."""
+    """Return the device for small messages: the CPU if possible, to avoid synchronisation."""
     if "cpu:" in str(dist.get_backend_config(group)):
         return torch.device("cpu")
     kind = torch.accelerator.current_accelerator()
@@ -628,7 +604,7 @@ def _device_of_messages(group: Any) -> torch.device:
 
 @contextmanager
 def _naming(kind: str, group: Any) -> Iterator[None]:
-    """If an operation fails, raise an error that names the ranks that do not answer."""
+    """If an operation fails, name the ranks that do not answer in the error."""
     try:
         yield
     except RuntimeError as error:
@@ -636,7 +612,7 @@ def _naming(kind: str, group: Any) -> Iterator[None]:
 
 
 def _to_the_next(tensors: Sequence[Tensor], found: Sequence[Tensor], group: Any) -> Callable[[], None]:
-    """Start to send tensors to the next rank, and to receive others from the previous one.
+    """Start to send tensors to the next rank, and to receive others into ``found`` from the previous one.
 
     Returns:
         A function that waits until all are sent and received. It raises RuntimeError if a rank does not take part.
@@ -661,11 +637,7 @@ def _to_the_next(tensors: Sequence[Tensor], found: Sequence[Tensor], group: Any)
 
 
 def _collective(kind: str, found: Tensor, given: Tensor, group: Any) -> None:
-    """Run a collective operation; if it fails, raise an error that names the ranks that do not answer.
-
-    Raises:
-        RuntimeError: a rank does not take part.
-    """
+    """Run a collective operation with `_naming`."""
     with _naming(kind, group):
         if kind == "all_reduce":
             dist.all_reduce(found, group=group)
@@ -676,9 +648,9 @@ def _collective(kind: str, found: Tensor, given: Tensor, group: Any) -> None:
 
 
 def _lost(group: Any) -> str:
-    """Return which ranks do not answer, as a part of a message; "" if this is not known."""
+    """Return which ranks do not answer, as the end of a message; "" if unknown."""
     rank, world = dist.get_rank(group), dist.get_world_size(group)
-    # The connections of the group may be closed. The ranks that are left report to each other in its store.
+    # The connections of the group may be closed, so the remaining ranks report to each other in its store.
     with suppress(RuntimeError, ValueError, AttributeError):
         store = group.get_group_store()
         store.set(f"pairproof/left/{rank}", b"1")

@@ -1,28 +1,32 @@
-"""Hard negatives: NT-Xent whose negatives are weighted by their hardness, and corrected for hidden positives.
+"""Hard negatives: NT-Xent with negatives weighted by their hardness and corrected for hidden positives.
 
-Let s_ij be the cosine of rows i and j divided by the temperature, p the positive of anchor i and N(i) its n negatives:
-every row except i, p and those of ignored pairs. With t = tau_plus and b = beta, the loss of anchor i is
+Hidden positives are negatives with the class of the anchor. Let s_ij be the cosine of rows i and j divided by the
+temperature, and p the positive of anchor i. The n negatives N(i) are all other rows except p and those of ignored
+pairs. With t = tau_plus and b = beta, the loss of anchor i is
 
     log(1 + mass / e^s_ip)
     mass = max((n g - t n e^s_ip) / (1 - t), n e^(-1/temperature))
-    g    = (sum over N of w e^s) / (sum over N of w),  w = e^(b s)
+    g    = (sum over N(i) of w e^s) / (sum over N(i) of w),  w = e^(b s)
 
-The weights w are part of the derivative. Without negatives the mass is 0, and so is the loss.
+The gradient includes that of the weights w. Without negatives, the mass and the loss are 0.
 
-The engine evaluates both sums as odds, log(sum over N of e^s / e^s_ip), for the logits (1 + b) s and b s, which are
-those of the temperatures temperature / (1 + b) and temperature / b. Their difference is q = log(g / e^s_ip), and
+The engine evaluates log(sum over N(i) of e^(f s) / e^(f s_ip)) for f = 1 + b and f = b. The difference is
+q = log(g / e^s_ip). Then
 
     log(mass / e^s_ip) = log n + max(q + log(1 - t e^-q) - log(1 - t), -1/temperature - s_ip)
 
-which does not overflow at any temperature. With b = 0 the second sum is n.
+which does not overflow at any temperature. With b = 0, the second sum is n.
 
-Accuracy: the error of q is a few units in the last place of (1 + 2b) / temperature. Where e^q is near t, the mass is
-ill-conditioned: the subtraction multiplies the error by 1 / (1 - t e^-q), whatever the order of operations. Where the
-mass is the floor n e^(-1/temperature), the value depends only on s_ip and is as accurate as that of NT-Xent.
+Accuracy: the error of q is a few units in the last place of (1 + 2b) / temperature. If e^q is close to t, the mass is
+ill-conditioned, and the error is multiplied by 1 / (1 - t e^-q). If the mass is its minimum n e^(-1/temperature), the
+loss is as accurate as NT-Xent.
 
-Sources: Robinson et al. 2021, "Contrastive Learning with Hard Negative Samples" (HCL), arXiv 2010.04592, as in
-image/main.py of joshr17/HCL at commit 7b4647f; with b = 0 Chuang et al. 2020, "Debiased Contrastive Learning", arXiv
-2007.00224, as in main.py of chingyaoc/DCL at commit 7d6345f.
+Sources:
+
+- HCL: Robinson et al. 2021, "Contrastive Learning with Hard Negative Samples", arXiv 2010.04592; image/main.py of
+  joshr17/HCL at commit 7b4647f.
+- With b = 0: Chuang et al. 2020, "Debiased Contrastive Learning", arXiv 2007.00224; main.py of chingyaoc/DCL at commit
+  7d6345f.
 """
 
 from __future__ import annotations
@@ -56,7 +60,7 @@ Cosine = Literal["cosine"]
 Reduction = Literal["mean", "sum", "none"]
 
 NEGLIGIBLE_BETA = 1e-30
-"""Below it, all weights are 1 in float64, as the size of a logit is at most 1e10."""
+"""With a smaller beta, all weights are 1 in float64, because no logit exceeds 1e10."""
 
 
 @across_ranks
@@ -91,31 +95,32 @@ def hard_negative_loss(
         2.3750
 
     Args:
-        embeddings: floating ``[N, D]``, N >= 2, or with references N >= 1.
-        partners: integers ``[N]``, the row of each row's positive: mutual, never the row itself. `stacked_partners` and
-            `interleaved_partners` return them for two views per item. With references, partners[i] is any row of the
-            references except self_rows[i], and need not be mutual.
-        anchors: bool ``[N]``, the rows that are anchors; None: all rows.
-        ref_embeddings: floating ``[M, D]``, rows that anchors are contrasted with instead of the batch: a memory bank,
-            a queue, or the gathered rows of all devices. None: the batch.
-        self_rows: integers ``[N]``, the reference that is the anchor itself and is left out, or -1; None: all -1.
-        ignored: bool ``[N, N]``, with references ``[N, M]``: the pairs (row, column) that are not negatives: they
-            count neither in the weighted mean nor in the number n of negatives. A row and its partner must not be
-            ignored. May be asymmetric.
-        ignored_ids: integers ``[N]``; a pair of rows with equal ids is left out unless the column is the row's
-            partner. For duplicates among the negatives; needs no array of all pairs.
-        ref_ignored_ids: integers ``[M]``, the ids of the references; with references, both or neither are given.
-        temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
-            require a gradient.
-        base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
-        similarity: only "cosine", because the floor n e^(-1/temperature) assumes -1 as the lowest similarity.
+        embeddings: floating ``[N, D]``, N >= 2, or N >= 1 with ref_embeddings. Below, M is the number of rows of
+            ref_embeddings if given, else N.
+        partners: integers ``[N]``: partners[i] is the positive of row i. Without ref_embeddings, partners are mutual,
+            and no row is its own partner. For two views per item, use `stacked_partners` or `interleaved_partners`.
+            With ref_embeddings, partners[i] is any row of ref_embeddings except self_rows[i].
+        anchors: bool ``[N]``: which rows are anchors; by default, all.
+        ref_embeddings: floating ``[M, D]``: rows to contrast anchors with instead of the batch, such as a memory bank,
+            a queue, or the gathered rows of all devices.
+        self_rows: integers ``[N]``: the row of ref_embeddings that is row i itself and is left out. -1, the default,
+            means none.
+        ignored: bool ``[N, M]``: pairs (anchor, other row) that do not count as negatives. May be asymmetric. A row and
+            its partner must not be ignored.
+        ignored_ids: integers ``[N]``: negatives with the same id as the anchor are left out, for example duplicates.
+            Needs no ``[N, M]`` mask.
+        ref_ignored_ids: integers ``[M]``: the ids of ref_embeddings; required with ref_embeddings and ignored_ids.
+        temperature: number from 1e-10 to 1e10 that similarities are divided by. A 0-dimensional tensor may require a
+            gradient.
+        base_temperature: positive number; if given, the loss is multiplied by ``temperature / base_temperature``.
+        similarity: only "cosine", because the loss assumes that the lowest similarity is -1.
         tau_plus: number from 0 to below 1, the probability that a negative has the class of the anchor.
-        beta: number from 0 to 1e10, the exponent of the weights; 0 gives all negatives the same weight.
+        beta: number from 0 to 1e10, the exponent of the weights. With 0, all negatives have the same weight.
         reduction: "mean" or "sum" over the anchors, or "none": one value per anchor, in row order.
-        validate: also check values on devices other than the CPU, which synchronises with the device.
+        validate: also check values on accelerators, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
-        group: the processes that have the other rows of the batch: a process group of torch.distributed, or "world";
-            None: this process has all rows. See `pairproof.fast.distributed`.
+        group: process group of torch.distributed, or "world", if other processes have further rows of the batch; see
+            `pairproof.fast.distributed`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
@@ -144,7 +149,7 @@ def hard_negative_loss(
         left_out = ignored, ignored_ids, ref_ignored_ids
         targets = check_ignored(embeddings, targets, references, *left_out, validate=validate, shared=shared)
 
-    # The gradients of both sums and of the positives are added before they are rounded to a narrow dtype.
+    # Rows are converted here, so that the gradients of sums and positives are added before they are rounded.
     returned, computing = dtypes_of(embeddings)
     if isinstance(temperature, Tensor):
         temperature = temperature.to(computing)  # a quotient of a narrow dtype would be rounded
@@ -169,10 +174,7 @@ def hard_negative_loss(
 class _Debiased:
     """The formula of the loss, for `combined`.
 
-    Args:
-        temperature: the temperature.
-        tau_plus: the probability that a negative has the class of the anchor.
-        weighted: whether there are weights, whose sum is the second of the odds.
+    ``weighted`` says whether there is a second sum, that of the weights.
     """
 
     temperature: float | Tensor
@@ -184,10 +186,10 @@ class _Debiased:
         log_number = math.log(number) if isinstance(number, int) else number.clamp(min=1).to(found.logits.dtype).log()
         q, rest = found.odds[0] - (found.odds[1] if self.weighted else log_number), math.log1p(-tau_plus)
         floor = (rest - 1 / self.temperature) - found.logits
-        # Comparisons are written so that NaN stays NaN.
+        # The comparisons are False for NaN, so that NaN stays NaN.
         if tau_plus:
             lowest = math.log(tau_plus)
-            # The clamped values keep the gradient finite.
+            # The clamps keep the gradient finite.
             share = torch.exp(lowest - q.clamp(min=lowest)).clamp(max=1 - torch.finfo(q.dtype).eps)
             debiased = q + torch.log1p(-share)
             at_floor = (q <= lowest) | (debiased <= floor)

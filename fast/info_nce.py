@@ -1,19 +1,21 @@
-"""InfoNCE: the cross-entropy of two towers; by default row k of one tower is the only positive of row k of the other.
+"""InfoNCE: the cross-entropy of two towers; by default, row k of one tower is the only positive of row k of the other.
 
-Let s_ij be the similarity of row i of one tower and row j of the other, divided by the temperature. A(i) is every row
-of the other tower, except those of ignored pairs. P(i) is the set of positives of row i in A(i). The loss of anchor i
-is
+Let s_ij be the similarity of row i of one tower and row j of the other, divided by the temperature. A(i) is all rows of
+the other tower, without ignored pairs. P(i) is the set of positives of row i in A(i). The loss of anchor i is
 
     info_nce                  mean over p in P(i) of -log(e^s_ip / sum over j in A(i) of e^s_ij)
     info_nce with negatives   -log(e^s_ii / (e^s_ii + sum over n of e^s_in)), n the rows of ``negatives``
 
-With ``inside_reduction`` "mean" or "sum", it is -log of the mean or of the sum of the ratios. With
-``direction="both"``, the default without negatives, the rows of both towers are anchors.
+With ``inside_reduction`` "mean" or "sum", the loss is -log of the mean or sum of the ratios. With ``direction="both"``,
+the default without negatives, the rows of both towers are anchors.
 
-Sources: van den Oord et al. 2018, "Representation Learning with Contrastive Predictive Coding", arXiv 1807.03748; both
-directions: Radford et al. 2021 (CLIP), arXiv 2103.00020; their weights: Zhang et al. 2020 (ConVIRT), arXiv 2010.00747,
-equation 4; one positive and a queue: He et al. 2020 (MoCo), arXiv 1911.05722, equation 1; several positives: Khosla et
-al. 2020, arXiv 2004.11362, equations 2 and 3.
+Sources:
+
+- InfoNCE: van den Oord et al. 2018, "Representation Learning with Contrastive Predictive Coding", arXiv 1807.03748.
+- Both directions: Radford et al. 2021 (CLIP), arXiv 2103.00020.
+- Weights of the directions: Zhang et al. 2020 (ConVIRT), arXiv 2010.00747, equation 4.
+- Negatives from a queue: He et al. 2020 (MoCo), arXiv 1911.05722, equation 1.
+- Several positives: Khosla et al. 2020, arXiv 2004.11362, equations 2 and 3.
 """
 
 from __future__ import annotations
@@ -93,7 +95,7 @@ def info_nce_loss(
     backend: Backend = "auto",
     group: Group = None,
 ) -> Tensor:
-    """InfoNCE of two towers: by default row k of one tower is the only positive of row k of the other.
+    """InfoNCE of two towers; by default, row k of one tower is the only positive of row k of the other.
 
     Example:
         >>> import torch
@@ -106,44 +108,40 @@ def info_nce_loss(
 
     Args:
         embeddings_a: floating ``[N, D]``, N >= 1.
-        embeddings_b: floating ``[M, D]``, the other tower; M is N unless partners, labels or positives are given.
-        partners: integers ``[N]`` from 0 to M - 1, the only positive of each row of a. Row j of b has as positives the
-            rows of a with partner j: none, one or several.
-        labels: integers or bool ``[N]``; rows of a and of b with the same label are positives of each other.
-        ref_labels: integers or bool ``[M]``, the labels of the rows of b; by default ``labels``, if M is N.
-        positives: bool ``[N, M]``, the pairs of a row of a and a row of b that are positives of each other.
-        ignored: bool ``[N, M]``, pairs that are left out of numerator and denominator in both directions, positives
-            included. Without labels and positives, the one positive of a row of a must not be ignored.
-        ignored_ids: integers ``[N]``, such as one number per caption; a pair of rows of a and b with equal ids is left
-            out unless the rows are positives of each other.
-        ref_ignored_ids: integers ``[M]``, the ids of the rows of b; by default ``ignored_ids``, if M is N.
-        anchor_weights: float32 or float64 ``[N]``, from 0 to 1e10: entry k is the factor of the value of row k of a
-            and, if the rows of b are anchors, of row k of b. M must then be N. The mean divides by the sum of the
-            weights of the anchors that count; it is 0 if they are all 0. Weights are constants, and must not require a
+        embeddings_b: floating ``[M, D]``, the other tower. M must be N unless partners, labels or positives are given.
+        partners: integers ``[N]`` from 0 to M - 1: the only positive of each row of a. The positives of row j of b are
+            the rows of a with partner j: none, one or several.
+        labels: integers or bool ``[N]``: rows of a and b with the same label are positives of each other.
+        ref_labels: integers or bool ``[M]``: the labels of the rows of b. If M is N, they default to ``labels``.
+        positives: bool ``[N, M]``: whether row i of a and row j of b are positives of each other.
+        ignored: bool ``[N, M]``: pairs to leave out in both directions, even positives. Without labels and positives,
+            the one positive of a row of a must not be ignored.
+        ignored_ids: integers ``[N]``, such as caption numbers: negatives with the same id as the anchor are left out.
+            Needs no ``[N, M]`` mask.
+        ref_ignored_ids: integers ``[M]``: the ids of the rows of b. If M is N, they default to ``ignored_ids``.
+        anchor_weights: float32 or float64 ``[N]``, from 0 to 1e10: entry k multiplies the value of row k of a. If rows
+            of b are anchors, M must be N, and entry k also multiplies the value of row k of b. The mean divides by the
+            sum of the weights of the anchors that are not dropped; it is 0 if the sum is 0. Must not require a
             gradient.
-        negatives: floating ``[K, D]``, K >= 1, the negatives of every anchor, in both directions. They replace the
-            other rows of the other tower. With them, none of the arguments from partners to ref_ignored_ids may be
-            given.
-        direction: the tower whose rows are anchors: "a_to_b" (a), "b_to_a" (b), or "both" (a, then b). None: "a_to_b"
-            if negatives are given, as in MoCo, else "both".
-        direction_weights: None, or two numbers from 0 to 1e10 with direction "both": the factors of the values of a's
-            anchors and of b's. The reduction "mean" is then the sum of both towers' means, each times its factor. None:
-            all factors are 1, and the mean is over the anchors of both towers. This equals the mean with (0.5, 0.5) if
-            both towers have the same number of anchors.
-        temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
-            require a gradient.
-        base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
+        negatives: floating ``[K, D]``, K >= 1: the negatives of every anchor, in both directions, instead of the other
+            rows of the other tower. Not allowed with partners, labels, positives or ignored pairs.
+        direction: which rows are anchors: those of a ("a_to_b"), of b ("b_to_a"), or first those of a, then those of b
+            ("both"). Defaults to "a_to_b" with negatives, as in MoCo, else to "both".
+        direction_weights: two numbers from 0 to 1e10, factors of the values of the anchors of a and of b; only with
+            direction "both". "mean" is then the sum of the weighted means of both towers. By default, "mean" is over
+            the anchors of both towers. If both have equally many anchors, this is the same as (0.5, 0.5).
+        temperature: number from 1e-10 to 1e10 that similarities are divided by. A 0-dimensional tensor may require a
+            gradient.
+        base_temperature: positive number; if given, the loss is multiplied by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
-        inside_reduction: how the ratios e^s_ip / sum of e^s of several positives are combined. "none": the value is the
-            mean of -log of each ratio. "mean": -log of the mean of the ratios. "sum": -log of their sum.
-        no_positive: the value of an anchor without positives: "zero" (counted as 0), "drop" (left out of the mean and
-            of the values of "none") or "nan".
-        reduction: "mean" over the anchors that count, "sum" of their values, or "none": one value per anchor that
-            counts, those of a before those of b.
-        validate: also check values on devices other than the CPU, which synchronises with the device.
+        inside_reduction: how the ratios r_p = e^s_ip / sum of e^s of several positives are combined. "none": the mean
+            of -log r_p. "mean": -log of the mean of r_p. "sum": -log of the sum of r_p.
+        no_positive: the value of an anchor without positives: "zero", "nan", or "drop" (leave the anchor out).
+        reduction: "mean" or "sum" over the anchors, or "none": one value per anchor that is not dropped.
+        validate: also check values on accelerators, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
-        group: the processes that have the other rows of the batch: a process group of torch.distributed, or "world";
-            None: this process has all rows. See `pairproof.fast.distributed`.
+        group: process group of torch.distributed, "world" or a `Ring`, if other processes have further rows of the
+            batch; see `pairproof.fast.distributed`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
@@ -196,10 +194,10 @@ def info_nce_loss(
     if needed == "exact":
         backend = "exact"
     if computing != storage:
-        # The gradients of both directions are added before they are rounded to a narrow dtype.
+        # Rows are converted here, so that the gradients of both directions are added before they are rounded.
         a, b, negatives = a.to(computing), b.to(computing), None if negatives is None else negatives.to(computing)
     if not named:
-        # Every row has exactly one positive, so no_positive has no effect. With "zero", small batches are faster.
+        # Every row has a positive, so no_positive has no effect. "zero" is faster for small batches.
         policy = replace(policy, no_positive="zero")
     of_side = policy
     if of_anchors is not None:
@@ -212,7 +210,6 @@ def info_nce_loss(
             return loss_of(chosen[0], policy, backend).to(returned)
         sides = [ranks.anchor_values(side, backend) for side in chosen]
     elif not named and not targets.omits and negatives is None:
-        # Row k of each tower is the only positive of row k of the other.
         if direction == "b_to_a":
             a, b, of_a, of_b = b, a, of_b, of_a
         references = References(b, mutual=direction == "both", sizes=of_b)
@@ -238,7 +235,7 @@ def info_nce_loss(
 def _with_queue(
     batch: Batch, negatives: Tensor, sizes: Sizes | None, direction: str, backend: Backend
 ) -> list[AnchorValues]:
-    """Return the values of each chosen direction. Anchors are contrasted with their positive and the negatives."""
+    """Return the values of each chosen direction, with the rows of ``negatives`` in the denominators."""
     a, b, rule = batch.embeddings, cast(Tensor, batch.references.embeddings), replace(batch.rule, terms="out")
     none = Targets("none", torch.empty(0, dtype=torch.int64, device=a.device))
     queue = References(negatives, sizes=sizes)

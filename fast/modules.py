@@ -1,8 +1,8 @@
-"""The losses as `torch.nn.Module`: options are set, and checked, when the module is created.
+"""The losses as `torch.nn.Module`. Options are set and checked when the module is created.
 
-The decorator `module_of` connects a class with its function. The class declares as dataclass fields the options of the
-function that `LossModule` does not declare, or that have another default. The documentation of the options and of the
-arguments of `forward` is taken from the function.
+The decorator `module_of` makes a class the module of a function. The class declares, as dataclass fields, the options
+that `LossModule` lacks or that have another default. The documentation of options and arguments comes from the
+function.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ Class = TypeVar("Class", bound="type[LossModule]")
 
 
 def _described(function: Loss, left_out: Container[str]) -> str:
-    """Return the documentation of a function without its example and without some of its arguments."""
+    """Return the docstring of a function without the example and the arguments ``left_out``."""
     argument = re.compile(r"^    (\w+): .*\n(?:     .*\n)*", re.MULTILINE)
     described = re.sub(r"^Example:\n(?:    .*\n)*\n", "", inspect.getdoc(function) or "", flags=re.MULTILINE)
     return argument.sub(lambda entry: "" if entry[1] in left_out else entry[0], described)
 
 
 def _forward(function: Loss, options: Container[str]) -> Loss:
-    """Return a `forward` method that calls a function with the method's arguments and the module's options."""
+    """Return a `forward` method that calls a function with the options of the module."""
 
     def forward(self: LossModule, *args: Any, **kwargs: Any) -> Tensor:
         return function(*args, **kwargs, **self.options())
@@ -67,8 +67,8 @@ def module_of(function: Loss | None = None) -> Callable[[Class], Class]:
     """Return a decorator that makes a class the module of a function.
 
     Args:
-        function: a loss. Its keywords that the class and its bases declare become the module's options. None: the class
-            is a base class of modules.
+        function: a loss, or None for a base class. Keywords that the class or its bases declare as fields become
+            options of the module; the others are arguments of `forward`.
     """
 
     def made(cls: Class) -> Class:
@@ -91,8 +91,8 @@ def module_of(function: Loss | None = None) -> Callable[[Class], Class]:
 class LossModule(nn.Module):
     """Base class of the loss modules. It declares the options that every loss has.
 
-    A temperature or a bias that is an `nn.Parameter` is learned with the other parameters; any other tensor is a
-    buffer. A module whose group is a process group can be copied, but not pickled; with "world" it can be pickled.
+    A temperature or bias that is an `nn.Parameter` is learned; any other tensor becomes a buffer. A module with the
+    group "world" can be pickled and copied; one with a process group can only be copied.
     """
 
     function: ClassVar[Loss]
@@ -114,10 +114,8 @@ class LossModule(nn.Module):
         """Check the options.
 
         Raises:
-            TypeError: a temperature or a bias is neither a number nor a floating tensor, or another number has the
-                wrong type.
-            ValueError: a temperature is not in the range 1e-10 to 1e10, another number is not in its range, a tensor is
-                not a scalar, or an option has an unknown value.
+            TypeError: an option has the wrong type.
+            ValueError: a number is not in its range, a tensor is not a scalar, or an option has an unknown value.
         """
         for name, check in {"temperature": check_temperature, "bias": check_bias}.items():
             if name not in self.options():
@@ -148,7 +146,7 @@ class LossModule(nn.Module):
         """Return the state to pickle.
 
         Raises:
-            TypeError: the group is a process group, which only its process can use; "world" can be pickled.
+            TypeError: the group is a process group, which other processes cannot use.
         """
         if not isinstance(self.group.group if isinstance(self.group, Ring) else self.group, str | None):
             raise TypeError('group: expected "world" or None in a module that is pickled, got a process group')
@@ -166,7 +164,7 @@ class LossModule(nn.Module):
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def extra_repr(self) -> str:
-        """Return the options as in a call, with the values of tensors."""
+        """Return the options as in a call, with tensors as numbers."""
         options = {name: v.item() if isinstance(v, Tensor) else v for name, v in self.options().items()}
         return ", ".join(f"{name}={value!r}" for name, value in options.items())
 
@@ -365,9 +363,8 @@ class MultipleNegativesRankingLoss(LossModule):
         """Check the options, and that the partition fits the directions.
 
         Raises:
-            TypeError: a number has the wrong type.
-            ValueError: a number is not in its range, an option has an unknown value, or the partition does not fit the
-                directions.
+            TypeError: an option has the wrong type.
+            ValueError: an option is invalid, or the partition does not fit the directions.
         """
         super().__post_init__()
         check_directions(self.directions, self.partition, "batch", None)

@@ -5,10 +5,10 @@ rows, and N(i) the rest of the other rows. The loss of anchor i is
 
     sum over p in P(i) of softplus(-s_ip) / (|P(i)| + 1) + sum over n in N(i) of softplus(s_in) / |N(i)|
 
-The 1 counts the diagonal, a positive whose loss is 0.
+The 1 counts the self pair as a positive, whose loss is 0.
 
-Source: the code of the multi-label notebook (fixtures/worked/pair_notebook.json), "NT-BXent". The notebook's formula
-differs from its code and lacks a sign.
+Source: the code of a notebook on multi-label losses (fixtures/worked/pair_notebook.json). The formula printed there
+differs from the code and lacks a sign.
 """
 
 from __future__ import annotations
@@ -62,23 +62,23 @@ def nt_bxent_loss(
 
     Args:
         embeddings: floating ``[N, D]``, N >= 1.
-        positive_pairs: integers ``[M, 2]``: (i, j) makes j a positive of i, but not i a positive of j. Duplicates and
-            diagonal entries are allowed and have no effect; M may be 0.
-        anchors: bool ``[N]``, the rows that are anchors; None: all rows.
-        ignored: bool ``[N, N]``, the pairs (row, column) that are left out of both means, positives included. May be
+        positive_pairs: integers ``[M, 2]``: (i, j) makes j a positive of i, but not i of j. Duplicates and pairs (i, i)
+            have no effect. M may be 0.
+        anchors: bool ``[N]``: which rows are anchors; by default, all.
+        ignored: bool ``[N, N]``: pairs (anchor, other row) to leave out of both means, even positives. May be
             asymmetric; self pairs have no effect.
-        ignored_ids: integers ``[N]``; a pair of rows with equal ids is left out unless the column is a positive of the
-            row. For duplicates among the negatives; needs no array of all pairs.
-        temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
-            require a gradient.
-        base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
+        ignored_ids: integers ``[N]``: negatives with the same id as the anchor are left out, for example duplicates.
+            Needs no ``[N, N]`` mask.
+        temperature: number from 1e-10 to 1e10 that similarities are divided by. A 0-dimensional tensor may require a
+            gradient.
+        base_temperature: positive number; if given, the loss is multiplied by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
         no_negative: the mean over the negatives of a row that has none: "zero" or "nan".
         reduction: "mean" or "sum" over the anchors, or "none": one value per anchor, in row order.
-        validate: also check values on devices other than the CPU, which synchronises with the device.
+        validate: also check values on accelerators, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
-        group: the processes that have the other rows of the batch: a process group of torch.distributed, or "world";
-            None: this process has all rows. See `pairproof.fast.distributed`.
+        group: process group of torch.distributed, or "world", if other processes have further rows of the batch; see
+            `pairproof.fast.distributed`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
@@ -88,7 +88,7 @@ def nt_bxent_loss(
         ValueError: an argument has the wrong shape, value or device, or an option is unknown.
 
     Source:
-        The multi-label notebook's NT-BXent loss.
+        NT-BXent in the notebook of fixtures/worked/pair_notebook.json.
     """
     rule = Rule("binary", similarity, temperature)
     policy = Policy(reduction, base_temperature, no_negative=no_negative)

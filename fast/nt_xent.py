@@ -1,14 +1,17 @@
 """NT-Xent: the normalised, temperature-scaled cross-entropy, with one positive per anchor or for every positive pair.
 
-Let s_ij be the similarity of rows i and j divided by the temperature. A(i) is the set of all rows except i. With
-references, it is the set of all references except the one that is row i itself, if there is one. P(i) is the set of
-positives of i in A(i), and N(i) the rest of A(i). The loss of anchor i is
+Let s_ij be the similarity of rows i and j divided by the temperature. A(i) is all rows except i; with ref_embeddings,
+it is all rows of ref_embeddings except self_rows[i]. P(i) is the set of positives of i in A(i), and N(i) the rest of
+A(i). The loss of anchor i is
 
-    nt_xent           -log(e^s_ip / sum over a in A(i) of e^s_ia), p the row's partner
+    nt_xent           -log(e^s_ip / sum over a in A(i) of e^s_ia), p the partner of i
     nt_xent_pairwise  mean over p in P(i) of -log(e^s_ip / (e^s_ip + sum over n in N(i) of e^s_in))
 
-Sources: Chen et al. 2020, "A Simple Framework for Contrastive Learning of Visual Representations" (SimCLR), arXiv
-2002.05709, equation 1. The pairwise form is pytorch-metric-learning's ``NTXentLoss``; see issue 6 of that project.
+Sources:
+
+- nt_xent: Chen et al. 2020, "A Simple Framework for Contrastive Learning of Visual Representations" (SimCLR), arXiv
+  2002.05709, equation 1.
+- nt_xent_pairwise: pytorch-metric-learning's ``NTXentLoss``; see issue 6 of that project.
 """
 
 from __future__ import annotations
@@ -71,33 +74,35 @@ def nt_xent_loss(
         2.0302
 
     Args:
-        embeddings: floating ``[N, D]``, N >= 2, or with references N >= 1.
-        partners: integers ``[N]``, the row of each row's positive: mutual, never the row itself. `stacked_partners` and
-            `interleaved_partners` return them for two views per item. With references, partners[i] is any row of the
-            references except self_rows[i], and need not be mutual. For class labels use `nt_xent_pairwise_loss`.
-        anchors: bool ``[N]``, the rows that are anchors; None: all rows.
-        ref_embeddings: floating ``[M, D]``, rows that anchors are contrasted with instead of the batch: a memory bank,
-            a queue, or the gathered rows of all devices. None: the batch.
-        self_rows: integers ``[N]``, the reference that is the anchor itself and is left out, or -1; None: all -1.
-        ignored: bool ``[N, N]``, with references ``[N, M]``: the pairs (row, column) that are left out of numerator and
-            denominator. A row and its partner must not be ignored. May be asymmetric.
-        ignored_ids: integers ``[N]``; a pair of rows with equal ids is left out unless the column is the row's
-            partner. For duplicates among the negatives; needs no array of all pairs.
-        ref_ignored_ids: integers ``[M]``, the ids of the references; with references, both or neither are given.
-        anchor_weights: float32 or float64 ``[N]``, from 0 to 1e10: the factor of each anchor's value. The mean divides
-            by the sum of the weights of the anchors; it is 0 if they are all 0. Weights are constants, and must not
-            require a gradient.
-        temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
-            require a gradient.
-        base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
+        embeddings: floating ``[N, D]``, N >= 2, or N >= 1 with ref_embeddings. Below, M is the number of rows of
+            ref_embeddings if given, else N.
+        partners: integers ``[N]``: partners[i] is the positive of row i. Without ref_embeddings, partners are mutual,
+            and no row is its own partner. For two views per item, use `stacked_partners` or `interleaved_partners`.
+            With ref_embeddings, partners[i] is any row of ref_embeddings except self_rows[i]. For class labels, use
+            `nt_xent_pairwise_loss`.
+        anchors: bool ``[N]``: which rows are anchors; by default, all.
+        ref_embeddings: floating ``[M, D]``: rows to contrast anchors with instead of the batch, such as a memory bank,
+            a queue, or the gathered rows of all devices.
+        self_rows: integers ``[N]``: the row of ref_embeddings that is row i itself and is left out. -1, the default,
+            means none.
+        ignored: bool ``[N, M]``: pairs (anchor, other row) to leave out of numerator and denominator. May be
+            asymmetric. A row and its partner must not be ignored.
+        ignored_ids: integers ``[N]``: negatives with the same id as the anchor are left out, for example duplicates.
+            Needs no ``[N, M]`` mask.
+        ref_ignored_ids: integers ``[M]``: the ids of ref_embeddings; required with ref_embeddings and ignored_ids.
+        anchor_weights: float32 or float64 ``[N]``, from 0 to 1e10: factors of the values of the anchors. The mean
+            divides by the sum of the weights of the anchors; it is 0 if the sum is 0. Must not require a gradient.
+        temperature: number from 1e-10 to 1e10 that similarities are divided by. A 0-dimensional tensor may require a
+            gradient.
+        base_temperature: positive number; if given, the loss is multiplied by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
-        zero_row: how "cosine" treats a row of zeros. "error": as an error. "zero": its cosine with every row is 0, and
-            its gradient is 0. Under "dot" a row of zeros is valid, and this option has no effect.
+        zero_row: how to treat a row of zeros. "error": raise an error under "cosine". "zero": its cosines and its
+            gradient are 0. Under "dot", rows of zeros are always valid.
         reduction: "mean" or "sum" over the anchors, or "none": one value per anchor, in row order.
-        validate: also check values on devices other than the CPU, which synchronises with the device.
+        validate: also check values on accelerators, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
-        group: the processes that have the other rows of the batch: a process group of torch.distributed, or "world";
-            None: this process has all rows. See `pairproof.fast.distributed`.
+        group: process group of torch.distributed, "world" or a `Ring`, if other processes have further rows of the
+            batch; see `pairproof.fast.distributed`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
@@ -114,7 +119,7 @@ def nt_xent_loss(
     ranks = None if group is None else ranks_of(group)
     shared = ranks is not None and ref_embeddings is None
     least = 0 if ranks is not None else 2 if ref_embeddings is None else 1
-    # With zero_row="zero", rows of zeros are valid, as for dot products.
+    # With zero_row="zero", rows of zeros are as valid as for dot products.
     checked = "dot" if rule.zero_row == "zero" else rule.similarity
     sizes = check_embeddings(embeddings, similarity=checked, validate=validate, least=least)
     references = check_references(embeddings, ref_embeddings, None, self_rows, similarity=checked, validate=validate)
@@ -160,7 +165,7 @@ def nt_xent_pairwise_loss(
     backend: Backend = "auto",
     group: Group = None,
 ) -> Tensor:
-    """NT-Xent of every positive pair: each denominator sums that one positive and the anchor's negatives.
+    """NT-Xent of every positive pair; each denominator has this one positive and the negatives of the anchor.
 
     Example:
         >>> import torch
@@ -171,47 +176,47 @@ def nt_xent_pairwise_loss(
         0.5777
 
     Args:
-        embeddings: floating ``[N, D]``, N >= 1.
+        embeddings: floating ``[N, D]``, N >= 1. Below, M is the number of rows of ref_embeddings if given, else N.
         labels: integers ``[N]``; rows with equal labels are positives of each other.
-        positives: bool ``[N, N]`` instead of labels, with references ``[N, M]``; may be asymmetric, and self pairs are
-            ignored.
-        anchors: bool ``[N]``, the rows that are anchors; None: all rows.
-        ref_embeddings: floating ``[M, D]``, rows that anchors are contrasted with instead of the batch: a memory bank,
-            a queue, or the gathered rows of all devices. None: the batch.
-        ref_labels: integers ``[M]``, the labels of the references.
-        self_rows: integers ``[N]``, the reference that is the anchor itself and is left out, or -1; None: all -1.
-        ignored: bool ``[N, N]``, with references ``[N, M]``: the pairs (row, column) that are left out of numerator and
-            denominator, positives included. May be asymmetric; self pairs have no effect.
-        ignored_ids: integers ``[N]``; a pair of rows with equal ids is left out unless the column is a positive of the
-            row. For duplicates among the negatives; needs no array of all pairs.
-        ref_ignored_ids: integers ``[M]``, the ids of the references; with references, both or neither are given.
-        positive_weights: float32 or float64 ``[N, N]``, with references ``[N, M]``, from 0 to 1e10: the factor of each
-            positive's -log ratio. Entries of other pairs have no effect. An anchor whose positives all have weight 0
-            has no positives. Weights are constants, and must not require a gradient.
-        negative_weights: the same for negatives: the factor of each negative's exponential in the denominator, such as
-            how often a miner has chosen it. A negative of weight 0 is left out.
-        anchor_weights: float32 or float64 ``[N]``, from 0 to 1e10: the factor of each anchor's value. The mean divides
-            by the sum of the weights of the anchors that count; it is 0 if they are all 0.
-        temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
+        positives: bool ``[N, M]``, instead of labels: entry (i, j) says whether j is a positive of i. May be
+            asymmetric; self pairs have no effect.
+        anchors: bool ``[N]``: which rows are anchors; by default, all.
+        ref_embeddings: floating ``[M, D]``: rows to contrast anchors with instead of the batch, such as a memory bank,
+            a queue, or the gathered rows of all devices.
+        ref_labels: integers ``[M]``: the labels of ref_embeddings.
+        self_rows: integers ``[N]``: the row of ref_embeddings that is row i itself and is left out. -1, the default,
+            means none.
+        ignored: bool ``[N, M]``: pairs (anchor, other row) to leave out of numerator and denominator, even positives.
+            May be asymmetric; self pairs have no effect.
+        ignored_ids: integers ``[N]``: negatives with the same id as the anchor are left out, for example duplicates.
+            Needs no ``[N, M]`` mask.
+        ref_ignored_ids: integers ``[M]``: the ids of ref_embeddings; required with ref_embeddings and ignored_ids.
+        positive_weights: float32 or float64 ``[N, M]``, from 0 to 1e10: factors of the terms -log(e^s / denominator) of
+            the positives. Other entries have no effect. An anchor whose positives all have weight 0 counts as an anchor
+            without positives. Must not require a gradient.
+        negative_weights: the same for negatives: factors of the exponentials in the denominator, such as how often a
+            miner chose each negative. A negative of weight 0 is left out.
+        anchor_weights: float32 or float64 ``[N]``, from 0 to 1e10: factors of the values of the anchors. The mean
+            divides by the sum of the weights of the anchors that are not dropped; it is 0 if the sum is 0. Must not
             require a gradient.
-        base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
+        temperature: number from 1e-10 to 1e10 that similarities are divided by. A 0-dimensional tensor may require a
+            gradient.
+        base_temperature: positive number; if given, the loss is multiplied by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
-        weights_divisor: what the weighted sum over the positives is divided by: their number, "count", or the sum of
-            their weights, "weight".
-        no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan". Such an
-            anchor has no pairs: under "nan" it makes "mean_pairs" and "sum_pairs" NaN, else it adds nothing to them,
-            and it never has an entry in "none_pairs".
+        weights_divisor: the weighted sum over the positives is divided by their number, "count", or by the sum of their
+            weights, "weight".
+        no_positive: the value of an anchor without positives: "zero", "nan", or "drop" (leave the anchor out). "nan"
+            also makes "mean_pairs" and "sum_pairs" NaN.
         reduction: "mean" or "sum" over the anchors, or "none": one value per anchor that is not dropped, in row order.
-            An anchor's value is the mean over its pairs. "mean_pairs" and "sum_pairs" are over the positive pairs of
-            all anchors. "none_pairs": one value per pair, ordered by anchor, then by column. If P is the bool mask
-            ``[N, N]``, with references ``[N, M]``, of the positives of the anchors, without self pairs and ignored
-            pairs, ``P.nonzero()`` returns the pairs in this order. The value of a pair is multiplied by its weight and
-            by that of its anchor. "mean_pairs" divides by the sum over all pairs of the weight of the
-            pair's anchor, or, with ``weights_divisor="weight"``, of the product of both weights.
-        validate: also check values on devices other than the CPU, which synchronises with the device.
+            The value of an anchor is the mean over its pairs. "mean_pairs" and "sum_pairs" are over the positive pairs
+            of all anchors. "none_pairs": one value per positive pair, in the order of ``mask.nonzero()`` for a mask of
+            these pairs. The value of a pair is multiplied by its weight and by the weight of its anchor. "mean_pairs"
+            divides by the sum of the anchor weights over all pairs or, with ``weights_divisor="weight"``, by the sum of
+            the products of both weights.
+        validate: also check values on accelerators, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
-        group: the processes that have the other rows of the batch: a process group of torch.distributed, or "world";
-            None: this process has all rows. See `pairproof.fast.distributed`.
+        group: process group of torch.distributed, "world" or a `Ring`, if other processes have further rows of the
+            batch; see `pairproof.fast.distributed`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none", or ``[pairs]`` under "none_pairs"; float64 for float64 embeddings, else

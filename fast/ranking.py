@@ -1,7 +1,7 @@
 """Multiple negatives ranking: InfoNCE of queries and documents, with hard negatives and up to four directions.
 
-Row i of a is a query, row i of b its document, and h_ik the query's k-th hard negative. With s(x, y) the similarity of
-two rows divided by the temperature, each direction contrasts query i, or its document, with some rows:
+Row i of a is a query, row i of b its document, and h_ik the k-th hard negative of query i. Let s(x, y) be the
+similarity of two rows divided by the temperature. The terms of query i in each direction are
 
     query_to_doc    s(a_i, b_j) for all j, and s(a_i, h_jk) for all j and k
     query_to_query  s(a_i, a_j) for j != i
@@ -10,19 +10,21 @@ two rows divided by the temperature, each direction contrasts query i, or its do
 
 The loss of query i is -log(e^s(a_i, b_i) / sum of e^s over all terms of the chosen directions). With "doc_to_query",
 the denominator contains the positive twice, as in GTE. With partition "per_direction", each direction has its own
-denominator. With "doc_to_query", the documents are then anchors too.
+denominator, and the documents are also anchors if "doc_to_query" is chosen.
 
-With a hardness mode, the exponentials of some negatives of query_to_doc are multiplied by e^(strength * similarity). No
-gradient flows through this factor. The product is e^(similarity / T'), 1 / T' = 1 / temperature + strength. The engine
-therefore evaluates the sum at the temperature T', and multiplies its gradient by T' / temperature.
+A hardness mode multiplies the exponentials of some negatives of query_to_doc by e^(strength * similarity), without a
+gradient. The product is e^(similarity / T') with 1 / T' = 1 / temperature + strength. The engine evaluates the sum at
+the temperature T', and multiplies the gradient by T' / temperature.
 
-Each direction gives the logarithm of a ratio, (sum of e^s) / e^s(a_i, b_i), where the sum of query_to_doc leaves out
-the positive. The loss is log(1 + the sum of these ratios), which keeps the digits of a small loss. If each hard
-negative is contrasted with its own query only, the engine evaluates N H single logits for them.
+Implementation: each direction returns the logarithm of (sum of e^s) / e^s(a_i, b_i); the sum of query_to_doc leaves out
+the positive. The loss is log(1 + the sum of these ratios), which is accurate for small losses.
 
-Sources: Henderson et al. 2017, arXiv 1705.00652, section 4.4; GTE: Li et al. 2023, arXiv 2308.03281, section 3.3;
-hardness: Lan et al. 2025, arXiv 2503.04812, equation 5; as in multiple_negatives_ranking.py of
-huggingface/sentence-transformers at commit cad2119.
+Sources:
+
+- Henderson et al. 2017, arXiv 1705.00652, section 4.4.
+- GTE: Li et al. 2023, arXiv 2308.03281, section 3.3.
+- Hardness: Lan et al. 2025, arXiv 2503.04812, equation 5.
+- multiple_negatives_ranking.py of huggingface/sentence-transformers at commit cad2119.
 """
 
 from __future__ import annotations
@@ -109,9 +111,10 @@ def multiple_negatives_ranking_loss(
 ) -> Tensor:
     """InfoNCE of queries and documents, with hard negatives and up to four directions (MNRL; GTE with all four).
 
-    At equal temperatures, `info_nce_loss` with ``direction="a_to_b"`` is this loss without hard negatives and with the
-    default options. `info_nce_loss` with ``direction="both"`` is this loss with
-    ``directions="query_to_doc+doc_to_query"`` and ``partition="per_direction"``.
+    Without hard negatives and at the same temperature, `info_nce_loss` computes the same loss in two cases:
+
+    - ``direction="a_to_b"`` is this loss with the default options;
+    - ``direction="both"`` is ``directions="query_to_doc+doc_to_query"`` with ``partition="per_direction"``.
 
     Example:
         >>> import torch
@@ -123,37 +126,37 @@ def multiple_negatives_ranking_loss(
         1.0432
 
     Args:
-        embeddings_a: floating ``[N, D]``, N >= 1, the queries.
-        embeddings_b: floating ``[N, D]``, the documents; row i is the positive of query i.
-        hard_negatives: floating ``[N, H, D]``, H hard negatives of every query.
-        hard_negatives_scope: what each hard negative is contrasted with. "batch": every query and, under doc_to_doc,
-            the documents of the other queries. "own": its own query only. "own_only": its own query only, and each
-            query is contrasted with no document but its own; requires hard_negatives.
-        directions: "query_to_doc", or "query_to_doc" followed by some of "query_to_query", "doc_to_query" and
-            "doc_to_doc", in this order and joined by "+".
-        partition: "joint": one denominator for all directions. "per_direction": one denominator for each direction. It
-            is not available with query_to_query or doc_to_doc, which have no positives.
-        ignored: bool ``[N, C]``, the pairs that are left out. Row i holds the pairs of query i and of its document. The
-            columns are blocks, one after the other: the N documents, the N H hard negatives if they are given (those of
-            query 0 first), then N columns for each further direction, in the order of ``directions``. With doc_to_doc
-            and scope "batch", the N H hard negatives follow once more, as negatives of the documents. The positive, at
-            column i of the first block, must not be ignored; with "per_direction", neither must that of doc_to_query.
-            Entries of pairs that are not contrasted have no effect. `gist_masks` returns the mask of GISTEmbed.
-        hardness_mode: the negatives of query_to_doc whose exponentials are multiplied by
-            e^(hardness_strength * similarity): "none", "in_batch_negatives" (the documents and the hard negatives of
-            the other queries), "hard_negatives" (those of the query itself) or "all_negatives" (both).
-        hardness_strength: number from 0 to 1e10. It has no effect if the mode is "none". No gradient flows through
-            the factors.
-        temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
-            require a gradient. The ``scale`` of sentence-transformers is 1 / temperature.
-        base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
+        embeddings_a: floating ``[N, D]``, N >= 1: the queries.
+        embeddings_b: floating ``[N, D]``: the documents. Row i is the positive of query i.
+        hard_negatives: floating ``[N, H, D]``: H hard negatives of each query.
+        hard_negatives_scope: "batch": each hard negative is contrasted with every query and, under doc_to_doc, with the
+            documents of the other queries. "own": only with its own query. "own_only": only with its own query, and
+            query_to_doc leaves out the documents of other queries; requires hard_negatives.
+        directions: "query_to_doc", optionally followed by "query_to_query", "doc_to_query" and "doc_to_doc", in this
+            order, joined by "+".
+        partition: "joint": one denominator for all directions. "per_direction": one for each direction; not allowed
+            with query_to_query or doc_to_doc, which have no positives.
+        ignored: bool ``[N, C]``: pairs to leave out. Row i has the pairs of query i and of its document. The columns
+            are blocks, in this order: N documents; N H hard negatives, if given, those of query 0 first; N columns for
+            each further direction, in the order of ``directions``. With doc_to_doc and scope "batch", the N H hard
+            negatives follow again, as negatives of the documents. The positive, column i of the first block, must not
+            be ignored. With "per_direction", neither must the positive of doc_to_query. Entries of pairs that are not
+            contrasted have no effect. `gist_masks` returns the mask of GISTEmbed.
+        hardness_mode: which negatives of query_to_doc are weighted by e^(hardness_strength * similarity): "none",
+            "in_batch_negatives" (documents and hard negatives of other queries), "hard_negatives" (those of the query
+            itself) or "all_negatives" (both).
+        hardness_strength: number from 0 to 1e10; no effect if the mode is "none". No gradient flows through the
+            weights.
+        temperature: number from 1e-10 to 1e10 that similarities are divided by. A 0-dimensional tensor may require a
+            gradient. The ``scale`` of sentence-transformers is 1 / temperature.
+        base_temperature: positive number; if given, the loss is multiplied by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
-        reduction: "mean" or "sum" over the anchors, or "none": one value per anchor. The anchors are the N queries.
-            With "per_direction" and doc_to_query, they are the N queries and then the N documents.
-        validate: also check values on devices other than the CPU, which synchronises with the device.
+        reduction: "mean" or "sum" over the anchors, or "none": one value per anchor. The anchors are the N queries and,
+            with "per_direction" and doc_to_query, then the N documents.
+        validate: also check values on accelerators, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
-        group: the processes that have the other rows of the batch: a process group of torch.distributed, or "world";
-            None: this process has all rows. See `pairproof.fast.distributed`.
+        group: process group of torch.distributed, or "world", if other processes have further rows of the batch; see
+            `pairproof.fast.distributed`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
@@ -207,7 +210,7 @@ def multiple_negatives_ranking_loss(
     computing = wide if needed or backend == "exact" else returned
     if needed == "exact":
         backend = "exact"
-    # The gradients of all blocks are added before they are rounded to a narrow dtype.
+    # Rows are converted here, so that the gradients of all blocks are added before they are rounded.
     a, b, hard = a.to(computing), b.to(computing), None if hard is None else hard.to(computing)
     in_batch = hardness_strength if hardness_mode in ("in_batch_negatives", "all_negatives") else 0.0
     own = hardness_strength if hardness_mode in ("hard_negatives", "all_negatives") else 0.0
@@ -249,7 +252,7 @@ def multiple_negatives_ranking_loss(
         masks = check_masks() if ranks is None else ranks.check(check_masks)
 
     queries, documents = [], []
-    apart = hard is not None and (not shared or in_batch != own)  # whether the own hard negatives are a separate sum
+    apart = hard is not None and (not shared or in_batch != own)  # whether own hard negatives are a separate sum
     owners = torch.arange(total, device=a.device).repeat_interleave(number)
     if hard is not None and apart:
         repeated = a.index_select(0, local.repeat_interleave(number))
@@ -289,14 +292,9 @@ def multiple_negatives_ranking_loss(
 
 
 def _composed(a: Tensor, b: Tensor, hard: Tensor | None, learned: Tensor | None, **options: Any) -> Tensor:
-    """Return the values, each block evaluated on its own.
+    """Return one value per anchor, with each block evaluated on its own.
 
-    Args:
-        a: the queries.
-        b: the documents.
-        hard: the hard negatives ``[N H, D]``, or None.
-        learned: the temperature, if it is a tensor.
-        options: further options of the loss.
+    ``hard`` is ``[N H, D]``; ``learned`` is the temperature if it is a tensor.
     """
     options |= {} if hard is None else {"hard_negatives": hard.view(len(a), -1, hard.shape[1])}
     options |= {} if learned is None else {"temperature": learned}
@@ -305,7 +303,7 @@ def _composed(a: Tensor, b: Tensor, hard: Tensor | None, learned: Tensor | None,
 
 
 Rows = tuple[Tensor, Sizes | None]
-"""Rows ``[N, D]``, and their sizes."""
+"""Rows ``[N, D]``, and their sizes if known."""
 
 
 def _log_sum(
@@ -321,19 +319,19 @@ def _log_sum(
     storage: torch.dtype,
     backend: Backend,
 ) -> Tensor:
-    """Return, for each row, the logarithm ``[N]`` of the sum of e^s over its columns; -inf for a row without columns.
+    """Return the logarithm ``[N]`` of the sum of e^s over the columns; -inf for a row without columns.
 
     Args:
         rows: the anchors.
-        columns: the rows that they are contrasted with.
-        partners: int64 ``[N]``, the column of each positive. It is left out, and the sum is divided by its exponential.
-        own: int64 ``[N]``, the column that is left out for each row.
+        columns: what the anchors are contrasted with.
+        partners: int64 ``[N]``, the column p of each positive. The result is then log(sum of e^s_j / e^s_p), j != p.
+        own: int64 ``[N]``, the column to leave out for each row.
         ids: int64 ``[N]`` and ``[M]``; columns with the id of the row are left out.
-        ignored: bool ``[N, M]``, the pairs that are left out.
-        strength: the exponentials are multiplied by e^(strength * similarity), through which no gradient flows.
-        rule: the formula if ``partners`` are given; otherwise its terms are replaced by "lse".
+        ignored: bool ``[N, M]``, the pairs to leave out.
+        strength: exponentials are multiplied by e^(strength * similarity), without a gradient.
+        rule: the formula; without ``partners``, the terms are replaced by "lse".
         storage: the original dtype of the rows.
-        backend: "auto", "dense", "tiled", "exact" or "triton".
+        backend: see `anchor_values`.
     """
     of_rows, of_columns = ids or (None, None)
     given = torch.empty(0, dtype=torch.int64, device=rows[0].device)
@@ -350,7 +348,7 @@ def _log_sum(
     if not strength:
         found = anchor_values(batch, backend)
         return torch.where(found.negatives > 0, found.values, -math.inf)
-    # The logits (1 / T + strength) * similarity are those of a lower temperature. The part with strength is a constant.
+    # (1 / T + strength) * similarity is a logit at a lower temperature. The part with strength is a constant.
     temperature = rule.temperature
     share = 1 / (1 + strength * (temperature.detach() if isinstance(temperature, Tensor) else temperature))
     found = anchor_values(replace(batch, rule=replace(rule, temperature=temperature * share)), backend)
@@ -359,35 +357,28 @@ def _log_sum(
 
 
 def _widths(n: int, hard: int, chosen: list[str], scope: str) -> dict[str, int]:
-    """Return the number of columns of each block of ``ignored``, in order.
-
-    Args:
-        n: the number of queries.
-        hard: the number of all hard negatives.
-        chosen: the directions.
-        scope: what the hard negatives are contrasted with.
-    """
+    """Return the number of columns of each block of ``ignored``, for n queries and ``hard`` hard negatives in total."""
     found = {"query_to_doc": n, "hard": hard, **dict.fromkeys(chosen[1:], n)}
     return found | ({"doc_to_hard": hard} if "doc_to_doc" in chosen and scope == "batch" else {})
 
 
 def _beside(first: Tensor | None, second: Tensor | None) -> Tensor | None:
-    """Return two masks ``[N, ...]`` side by side, or the first if one of them is None."""
+    """Return two masks ``[N, ...]`` side by side, or the first if one is None."""
     return first if first is None or second is None else torch.cat([first, second], dim=1)
 
 
 def _log_sum_where(logits: Tensor, kept: Tensor) -> Tensor:
-    """Return the logarithm ``[N]`` of the sum of e^s over the kept logits ``[N, H]``; -inf for a row without any."""
+    """Return the logsumexp ``[N]`` of the kept logits ``[N, H]``; -inf for a row without kept logits."""
     some = kept.any(1)
-    # A row without kept logits is not masked here: the gradient of the logarithm of 0 is NaN.
+    # A row without kept logits is not masked, because the gradient of log(0) would be NaN.
     sums = logits.masked_fill(~kept & some[:, None], -math.inf).logsumexp(1)
     return torch.where(some, sums, -math.inf)
 
 
 def _cross_entropy(parts: list[Tensor]) -> Tensor:
-    """Return log(1 + the sum of e^x over the parts), ``[N]``; each part is ``[N]``, and may be -inf."""
+    """Return log(1 + sum of e^x over the parts), ``[N]``. Each part is ``[N]``, and may be -inf."""
     together = torch.stack(parts)
-    # A row whose parts are all -inf has the value 0. Its parts are replaced by 0, so that the gradient is not NaN.
+    # A row whose parts are all -inf has the value 0. With 0 instead of -inf, the gradient is not NaN.
     some = (together > -math.inf).any(0) | together.isnan().any(0)
     odds = torch.where(some, together, 0.0).logsumexp(0)
     return torch.where(some, -F.logsigmoid(-odds), 0.0)
@@ -402,18 +393,20 @@ def gist_masks(
     margin_strategy: Literal["absolute", "relative"] = "absolute",
     margin: float = 0.0,
 ) -> Tensor:
-    """Return the mask of the pairs that GISTEmbed leaves out: those that a guide model considers too similar.
+    """Return the mask of pairs that GISTEmbed leaves out, because a guide model considers them too similar.
 
-    Let s be the cosine of the guide's embeddings. A pair in row i is ignored if its s is greater than a limit:
-    s(a_i, b_i) - margin or, under "relative", s(a_i, b_i) - margin * |s(a_i, b_i)|. The loss of GISTEmbed is
+    Let s be the cosine of the guide's embeddings. A pair in row i is ignored if s is greater than the limit
+
+        "absolute"  s(a_i, b_i) - margin
+        "relative"  s(a_i, b_i) - margin * |s(a_i, b_i)|
+
+    Pairs of a document and a hard negative are always ignored. The loss of GISTEmbed is
 
         multiple_negatives_ranking_loss(a, b, hard_negatives=h, directions=directions, ignored=gist_masks(...),
                                         temperature=0.01)
 
-    GISTEmbed contrasts no document with a hard negative, so these pairs are ignored too. The code of
-    sentence-transformers differs in one case. If the limit is 1 or more, for example if the guide's embeddings of a
-    query and its document are equal, that code contrasts the query with itself, and the document with itself. This loss
-    never does.
+    The code of sentence-transformers differs if the limit is 1 or more, for example if the guide's embeddings of a
+    query and its document are equal. That code then contrasts the query with itself, and the document with itself.
 
     Example:
         >>> import torch
@@ -427,14 +420,13 @@ def gist_masks(
     Args:
         guide_a: floating ``[N, E]``, the guide's embeddings of the queries.
         guide_b: floating ``[N, E]``, the guide's embeddings of the documents.
-        guide_hard_negatives: floating ``[N, H, E]``, the guide's embeddings of the hard negatives; None: no such rows.
+        guide_hard_negatives: floating ``[N, H, E]``, the guide's embeddings of the hard negatives, if there are any.
         directions: the directions of the loss.
         margin_strategy: "absolute" or "relative".
-        margin: the finite number by which the limit is below the positive's cosine, or the fraction under "relative".
+        margin: finite number, see the limit above.
 
     Returns:
-        bool ``[N, C]``, the argument ``ignored`` of `multiple_negatives_ranking_loss` with
-        ``hard_negatives_scope="batch"``.
+        bool ``[N, C]``, the argument ``ignored`` for ``hard_negatives_scope="batch"``.
 
     Raises:
         TypeError: an argument has the wrong type or dtype.

@@ -1,13 +1,12 @@
-"""Sigmoid loss (SigLIP): the binary cross-entropy of every pair of a row of one tower and a row of the other.
+"""Sigmoid loss (SigLIP): the binary cross-entropy of every pair of a row of a and a row of b.
 
 Let l_ij be the similarity of row i of a and row j of b, divided by the temperature, plus the bias. P(i) is the set of
-positives of row i among the rows of b, and N(i) the rest of the rows of b. Ignored pairs are in neither. The loss of
+positives of row i among the rows of b, and N(i) the rest of the rows of b, both without ignored pairs. The loss of
 anchor i is
 
     sum over p in P(i) of softplus(-l_ip) + sum over n in N(i) of softplus(l_in)
 
-The sign of the bias is that of the paper's pseudocode and of the public implementations; the paper's equation prints
-the other sign.
+The bias is added, as in the paper's pseudocode and in public code. The paper's equation has the opposite sign.
 
 Sources: Zhai et al. 2023, "Sigmoid Loss for Language Image Pre-Training" (SigLIP), arXiv 2303.15343, Algorithm 1;
 google-research/big_vision, trainers/proj/image_text/siglip.py; open_clip's SigLipLoss.
@@ -60,7 +59,7 @@ def sigmoid_loss(
     backend: Backend = "auto",
     group: Group = None,
 ) -> Tensor:
-    """Binary cross-entropy of every pair of two towers; by default row k of b is the positive of row k of a.
+    """Binary cross-entropy of every pair of two towers; by default, row k of b is the positive of row k of a.
 
     Example:
         >>> import torch
@@ -72,34 +71,32 @@ def sigmoid_loss(
 
     Args:
         embeddings_a: floating ``[N, D]``, N >= 1; the anchors.
-        embeddings_b: floating ``[M, D]``, the other tower; M is N unless partners, labels or positives are given.
-        partners: integers ``[N]`` from 0 to M - 1, the only positive of each row of a.
-        labels: integers or bool ``[N]``; the positives of a row of a are the rows of b with the same label.
-        ref_labels: integers or bool ``[M]``, the labels of the rows of b; by default ``labels``, if M is N.
-        positives: bool ``[N, M]``, the positives of each row of a.
-        ignored: bool ``[N, M]``, pairs that are left out, positives included. Without labels and positives, the one
-            positive of a row of a must not be ignored.
-        ignored_ids: integers ``[N]``, such as one number per caption; a pair of rows of a and b with equal ids is left
-            out unless the row of b is a positive. They need no array of all pairs.
-        ref_ignored_ids: integers ``[M]``, the ids of the rows of b; by default ``ignored_ids``, if M is N.
-        anchor_weights: float32 or float64 ``[N]``, from 0 to 1e10: the factor of the values of each row of a and of its
-            pairs. Means divide by the sum of the weights of the rows, or of the pairs; they are 0 if all are 0. Weights
-            are constants, and must not require a gradient.
-        temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
-            require a gradient.
-        bias: number from -1e10 to 1e10 that is added to similarity / temperature, or a 0-dimensional tensor, which may
-            require a gradient.
-        base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
+        embeddings_b: floating ``[M, D]``, the other tower. M must be N unless partners, labels or positives are given.
+        partners: integers ``[N]`` from 0 to M - 1: the only positive of each row of a.
+        labels: integers or bool ``[N]``: the positives of a row of a are the rows of b with the same label.
+        ref_labels: integers or bool ``[M]``: the labels of the rows of b. If M is N, they default to ``labels``.
+        positives: bool ``[N, M]``: the positives of each row of a.
+        ignored: bool ``[N, M]``: pairs to leave out, even positives. Without labels and positives, the one positive of
+            a row of a must not be ignored.
+        ignored_ids: integers ``[N]``, such as caption numbers: negatives with the same id as the anchor are left out.
+            Needs no ``[N, M]`` mask.
+        ref_ignored_ids: integers ``[M]``: the ids of the rows of b. If M is N, they default to ``ignored_ids``.
+        anchor_weights: float32 or float64 ``[N]``, from 0 to 1e10: factors of the values of the rows of a, and of their
+            pairs. Means divide by the sum of the weights over the rows, or over the pairs; they are 0 if the sum is 0.
+            Must not require a gradient.
+        temperature: number from 1e-10 to 1e10 that similarities are divided by. A 0-dimensional tensor may require a
+            gradient.
+        bias: number from -1e10 to 1e10 that is added to similarity / temperature. A 0-dimensional tensor may require a
+            gradient.
+        base_temperature: positive number; if given, the loss is multiplied by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
-        reduction: "mean": the sum of all values divided by N, the number of rows of a, even if pairs are ignored.
-            "mean_pairs": the mean over the pairs that are not ignored (N M if none is); 0 if all are ignored.
-            "sum" and "sum_pairs": the sum. "none": one value per row of a. "none_pairs": one value per pair that is not
-            ignored, ordered by row of a, then by row of b. Without ignored pairs, ``reshape(N, M)`` puts the pair
-            (i, j) at [i, j].
-        validate: also check values on devices other than the CPU, which synchronises with the device.
+        reduction: "sum" and "sum_pairs": the sum over all pairs. "mean": the sum divided by N, the number of rows of a.
+            "mean_pairs": the mean over the pairs that are not ignored; 0 if all are ignored. "none": one value per row
+            of a. "none_pairs": one value per pair that is not ignored, ordered by row of a, then by row of b.
+        validate: also check values on accelerators, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
-        group: the processes that have the other rows of the batch: a process group of torch.distributed, or "world";
-            None: this process has all rows. See `pairproof.fast.distributed`.
+        group: process group of torch.distributed, or "world", if other processes have further rows of the batch; see
+            `pairproof.fast.distributed`.
 
     Returns:
         A scalar, ``[N]`` under "none", or ``[pairs]`` under "none_pairs"; float64 for float64 embeddings, else float32.
@@ -137,6 +134,6 @@ def sigmoid_loss(
         return pair_values(batch, policy, backend)
     if targets.omits:
         return loss_of(batch, policy, backend)
-    # An anchor's value is already the sum over its pairs, of which all anchors have the same number.
+    # Each anchor's value is the sum over ``columns`` pairs.
     loss = loss_of(batch, replace(policy, reduction=reduction.removesuffix("_pairs")), backend)
     return loss / columns if reduction == "mean_pairs" else loss

@@ -1,26 +1,28 @@
-"""SupCon with the sum over positives outside or inside the logarithm, and the batch tutorial's variant of it.
+"""SupCon with the sum over positives outside or inside the logarithm, and a tutorial's variant.
 
-Let s_ij be the similarity of rows i and j divided by the temperature. A(i) is the set of all rows except i. With
-references, it is the set of all references except the one that is row i itself, if there is one. P(i) is the set of
-positives of i in A(i), and N(i) the rest of A(i). The denominator D_ip is
+Let s_ij be the similarity of rows i and j divided by the temperature. A(i) is all rows except i; with ref_embeddings,
+it is all rows of ref_embeddings except self_rows[i]. P(i) is the set of positives of i in A(i), and N(i) the rest of
+A(i). The denominator D_ip is
 
     "all"             sum over a in A(i) of e^s_ia
     "one_positive"    e^s_ip + sum over n in N(i) of e^s_in
     "only_negatives"  sum over n in N(i) of e^s_in
 
-where e^s_in is multiplied by the weight of the negative, if there are such weights. The loss of anchor i is
+With negative_weights, each e^s_in is multiplied by its weight. The loss of anchor i is
 
     supcon          mean over p in P(i) of -log(e^s_ip / D_ip)
     supcon_in       -log(mean over p in P(i) of e^s_ip / D_ip), or -log of the sum
-    supcon_epsilon  sum over p of -log(e_ip / sum over a in A(i) of e_ia) / (|P(i)| + epsilon)
+    supcon_epsilon  sum over p in P(i) of -log(e_ip / sum over a in A(i) of e_ia) / (|P(i)| + epsilon)
                     with e_ij = exp(s_ij - max of s_ik over k in A(i) and k = i) + epsilon, epsilon = 1e-8
 
-With weights w_p of positives, supcon is the sum over P(i) of w_p times -log(e^s_ip / D_ip), divided by |P(i)| or by the
-sum of w_p.
+With positive_weights w_p, supcon is the sum over P(i) of -w_p log(e^s_ip / D_ip), divided by |P(i)| or the sum of w_p.
 
-Sources: Khosla et al. 2020, "Supervised Contrastive Learning", arXiv 2004.11362, equations 2 (L_out) and 3 (L_in); the
-three denominators are those of the authors' code (google-research, supcon/losses.py); supcon_epsilon is the batch
-tutorial's function of 31 January 2023; here its derivative includes that of the maximum.
+Sources:
+
+- Khosla et al. 2020, "Supervised Contrastive Learning", arXiv 2004.11362, equations 2 (L_out) and 3 (L_in).
+- The three denominators: the authors' code, google-research, supcon/losses.py.
+- supcon_epsilon: a tutorial of 31 January 2023 (fixtures/worked/batch_tutorial.json). The tutorial detaches the
+  maximum; the gradient here includes that of the maximum.
 """
 
 from __future__ import annotations
@@ -104,44 +106,46 @@ def supcon_loss(
         0.4302
 
     Args:
-        embeddings: floating ``[N, D]``, N >= 1.
+        embeddings: floating ``[N, D]``, N >= 1. Below, M is the number of rows of ref_embeddings if given, else N.
         labels: integers ``[N]``; rows with equal labels are positives of each other.
-        positives: bool ``[N, N]`` instead of labels, with references ``[N, M]``; may be asymmetric, and self pairs are
-            ignored.
-        anchors: bool ``[N]``, the rows that are anchors; None: all rows.
-        ref_embeddings: floating ``[M, D]``, rows that anchors are contrasted with instead of the batch: a memory bank,
-            a queue, or the gathered rows of all devices. None: the batch.
-        ref_labels: integers ``[M]``, the labels of the references.
-        self_rows: integers ``[N]``, the reference that is the anchor itself and is left out, or -1; None: all -1.
-        ignored: bool ``[N, N]``, with references ``[N, M]``: the pairs (row, column) that are left out of numerator and
-            denominator, positives included. May be asymmetric; self pairs have no effect.
-        ignored_ids: integers ``[N]``; a pair of rows with equal ids is left out unless the column is a positive of the
-            row. For duplicates among the negatives; needs no array of all pairs.
-        ref_ignored_ids: integers ``[M]``, the ids of the references; with references, both or neither are given.
-        positive_weights: float32 or float64 ``[N, N]``, with references ``[N, M]``, from 0 to 1e10: the factor of each
-            positive's -log ratio. Entries of other pairs have no effect. An anchor whose positives all have weight 0
-            has no positives. Weights are constants, and must not require a gradient.
-        negative_weights: the same for negatives: the factor of each negative's exponential in the denominator, such as
-            how often a miner has chosen it. A negative of weight 0 is left out.
-        anchor_weights: float32 or float64 ``[N]``, from 0 to 1e10: the factor of each anchor's value. The mean divides
-            by the sum of the weights of the anchors that count; it is 0 if they are all 0.
-        temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
+        positives: bool ``[N, M]``, instead of labels: entry (i, j) says whether j is a positive of i. May be
+            asymmetric; self pairs have no effect.
+        anchors: bool ``[N]``: which rows are anchors; by default, all.
+        ref_embeddings: floating ``[M, D]``: rows to contrast anchors with instead of the batch, such as a memory bank,
+            a queue, or the gathered rows of all devices.
+        ref_labels: integers ``[M]``: the labels of ref_embeddings.
+        self_rows: integers ``[N]``: the row of ref_embeddings that is row i itself and is left out. -1, the default,
+            means none.
+        ignored: bool ``[N, M]``: pairs (anchor, other row) to leave out of numerator and denominator, even positives.
+            May be asymmetric; self pairs have no effect.
+        ignored_ids: integers ``[N]``: negatives with the same id as the anchor are left out, for example duplicates.
+            Needs no ``[N, M]`` mask.
+        ref_ignored_ids: integers ``[M]``: the ids of ref_embeddings; required with ref_embeddings and ignored_ids.
+        positive_weights: float32 or float64 ``[N, M]``, from 0 to 1e10: factors of the terms -log(e^s / denominator) of
+            the positives. Other entries have no effect. An anchor whose positives all have weight 0 counts as an anchor
+            without positives. Must not require a gradient.
+        negative_weights: the same for negatives: factors of the exponentials in the denominator, such as how often a
+            miner chose each negative. A negative of weight 0 is left out.
+        anchor_weights: float32 or float64 ``[N]``, from 0 to 1e10: factors of the values of the anchors. The mean
+            divides by the sum of the weights of the anchors that are not dropped; it is 0 if the sum is 0. Must not
             require a gradient.
-        base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
+        temperature: number from 1e-10 to 1e10 that similarities are divided by. A 0-dimensional tensor may require a
+            gradient.
+        base_temperature: positive number; if given, the loss is multiplied by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
-        zero_row: how "cosine" treats a row of zeros. "error": as an error. "zero": its cosine with every row is 0, and
-            its gradient is 0. Under "dot" a row of zeros is valid, and this option has no effect.
-        denominator: what is summed in the denominator of a positive: "all" (positives and negatives), "one_positive"
-            (this positive and the negatives) or "only_negatives".
-        weights_divisor: what the weighted sum over the positives is divided by: their number, "count", or the sum of
-            their weights, "weight".
-        no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan".
+        zero_row: how to treat a row of zeros. "error": raise an error under "cosine". "zero": its cosines and its
+            gradient are 0. Under "dot", rows of zeros are always valid.
+        denominator: what the denominator of a positive sums: "all" (positives and negatives), "one_positive" (this
+            positive and the negatives) or "only_negatives".
+        weights_divisor: the weighted sum over the positives is divided by their number, "count", or by the sum of their
+            weights, "weight".
+        no_positive: the value of an anchor without positives: "zero", "nan", or "drop" (leave the anchor out).
         no_negative: the value of an anchor without negatives under "only_negatives": "zero" or "nan".
         reduction: "mean" or "sum" over the anchors, or "none": one value per anchor that is not dropped, in row order.
-        validate: also check values on devices other than the CPU, which synchronises with the device.
+        validate: also check values on accelerators, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
-        group: the processes that have the other rows of the batch: a process group of torch.distributed, or "world";
-            None: this process has all rows. See `pairproof.fast.distributed`.
+        group: process group of torch.distributed, "world" or a `Ring`, if other processes have further rows of the
+            batch; see `pairproof.fast.distributed`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
@@ -197,35 +201,36 @@ def supcon_in_loss(
         0.7517
 
     Args:
-        embeddings: floating ``[N, D]``, N >= 1.
+        embeddings: floating ``[N, D]``, N >= 1. Below, M is the number of rows of ref_embeddings if given, else N.
         labels: integers ``[N]``; rows with equal labels are positives of each other.
-        positives: bool ``[N, N]`` instead of labels, with references ``[N, M]``; may be asymmetric, and self pairs are
-            ignored.
-        anchors: bool ``[N]``, the rows that are anchors; None: all rows.
-        ref_embeddings: floating ``[M, D]``, rows that anchors are contrasted with instead of the batch: a memory bank,
-            a queue, or the gathered rows of all devices. None: the batch.
-        ref_labels: integers ``[M]``, the labels of the references.
-        self_rows: integers ``[N]``, the reference that is the anchor itself and is left out, or -1; None: all -1.
-        ignored: bool ``[N, N]``, with references ``[N, M]``: the pairs (row, column) that are left out of numerator and
-            denominator, positives included. May be asymmetric; self pairs have no effect.
-        ignored_ids: integers ``[N]``; a pair of rows with equal ids is left out unless the column is a positive of the
-            row. For duplicates among the negatives; needs no array of all pairs.
-        ref_ignored_ids: integers ``[M]``, the ids of the references; with references, both or neither are given.
-        temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
-            require a gradient.
-        base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
+        positives: bool ``[N, M]``, instead of labels: entry (i, j) says whether j is a positive of i. May be
+            asymmetric; self pairs have no effect.
+        anchors: bool ``[N]``: which rows are anchors; by default, all.
+        ref_embeddings: floating ``[M, D]``: rows to contrast anchors with instead of the batch, such as a memory bank,
+            a queue, or the gathered rows of all devices.
+        ref_labels: integers ``[M]``: the labels of ref_embeddings.
+        self_rows: integers ``[N]``: the row of ref_embeddings that is row i itself and is left out. -1, the default,
+            means none.
+        ignored: bool ``[N, M]``: pairs (anchor, other row) to leave out of numerator and denominator, even positives.
+            May be asymmetric; self pairs have no effect.
+        ignored_ids: integers ``[N]``: negatives with the same id as the anchor are left out, for example duplicates.
+            Needs no ``[N, M]`` mask.
+        ref_ignored_ids: integers ``[M]``: the ids of ref_embeddings; required with ref_embeddings and ignored_ids.
+        temperature: number from 1e-10 to 1e10 that similarities are divided by. A 0-dimensional tensor may require a
+            gradient.
+        base_temperature: positive number; if given, the loss is multiplied by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
-        denominator: what is summed in the denominator of a positive: "all" (positives and negatives), "one_positive"
-            (this positive and the negatives) or "only_negatives".
-        inside_reduction: "mean" of the ratios inside the logarithm, or "sum", which leaves out 1/|P(i)|: the value is
-            smaller by log |P(i)|, and the gradient is the same.
-        no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan".
+        denominator: what the denominator of a positive sums: "all" (positives and negatives), "one_positive" (this
+            positive and the negatives) or "only_negatives".
+        inside_reduction: "mean" or "sum" of the ratios inside the logarithm. With "sum", the value is smaller by log
+            |P(i)|, and the gradient is the same.
+        no_positive: the value of an anchor without positives: "zero", "nan", or "drop" (leave the anchor out).
         no_negative: the value of an anchor without negatives under "only_negatives": "zero" or "nan".
         reduction: "mean" or "sum" over the anchors, or "none": one value per anchor that is not dropped, in row order.
-        validate: also check values on devices other than the CPU, which synchronises with the device.
+        validate: also check values on accelerators, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
-        group: the processes that have the other rows of the batch: a process group of torch.distributed, or "world";
-            None: this process has all rows. See `pairproof.fast.distributed`.
+        group: process group of torch.distributed, "world" or a `Ring`, if other processes have further rows of the
+            batch; see `pairproof.fast.distributed`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
@@ -235,8 +240,8 @@ def supcon_in_loss(
         ValueError: an argument has the wrong shape, value or device, or an option is unknown.
 
     Source:
-        Khosla et al. 2020, arXiv 2004.11362, equation 3. The "sum" is what public code computes: ``simclr_loss_func``
-        of vturrisi/solo-learn at commit 9187ea3, ``init_suncet_loss`` of facebookresearch/suncet at commit 731547d, and
+        Khosla et al. 2020, arXiv 2004.11362, equation 3. Public code computes the "sum": ``simclr_loss_func`` of
+        vturrisi/solo-learn at commit 9187ea3, ``init_suncet_loss`` of facebookresearch/suncet at commit 731547d, and
         ``SupConLossV2`` of megvii-research/FSCE at commit 94ba3f4.
     """
     rule = Rule("in", similarity, temperature, denominator, inside_reduction)
@@ -264,11 +269,11 @@ def supcon_epsilon_loss(
     backend: Backend = "auto",
     group: Group = None,
 ) -> Tensor:
-    """The batch tutorial's supervised contrastive loss: an epsilon is added to every exponential and every |P(i)|.
+    """Supervised contrastive loss of a tutorial, with 1e-8 added to every exponential and to |P(i)|.
 
-    Logits are relative to the row's maximum, which includes the self-similarity, but no ignored pair. The derivative of
-    this loss includes that of the maximum; the tutorial detaches the maximum. If several logits of a row are equal to
-    the maximum, the derivative uses the first of them.
+    The maximum of each row is subtracted from its logits. The maximum includes the self pair, but no ignored pairs. The
+    gradient includes that of the maximum, which the tutorial detaches. If several logits are equal to the maximum, the
+    gradient flows through the first.
 
     Example:
         >>> import torch
@@ -281,22 +286,23 @@ def supcon_epsilon_loss(
     Args:
         embeddings: floating ``[N, D]``, N >= 1.
         labels: integers ``[N]``; rows with equal labels are positives of each other.
-        positives: bool ``[N, N]`` instead of labels; may be asymmetric, and its diagonal is ignored.
-        anchors: bool ``[N]``, the rows that are anchors; None: all rows.
-        ignored: bool ``[N, N]``, the pairs (row, column) that are left out of numerator, denominator and maximum,
-            positives included. May be asymmetric; self pairs have no effect.
-        ignored_ids: integers ``[N]``; a pair of rows with equal ids is left out unless the column is a positive of the
-            row. For duplicates among the negatives; needs no array of all pairs.
-        temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
-            require a gradient.
-        base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
+        positives: bool ``[N, N]``, instead of labels: entry (i, j) says whether j is a positive of i. May be
+            asymmetric; self pairs have no effect.
+        anchors: bool ``[N]``: which rows are anchors; by default, all.
+        ignored: bool ``[N, N]``: pairs (anchor, other row) to leave out of numerator, denominator and maximum, even
+            positives. May be asymmetric; self pairs have no effect.
+        ignored_ids: integers ``[N]``: negatives with the same id as the anchor are left out, for example duplicates.
+            Needs no ``[N, N]`` mask.
+        temperature: number from 1e-10 to 1e10 that similarities are divided by. A 0-dimensional tensor may require a
+            gradient.
+        base_temperature: positive number; if given, the loss is multiplied by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
-        no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan".
+        no_positive: the value of an anchor without positives: "zero", "nan", or "drop" (leave the anchor out).
         reduction: "mean" or "sum" over the anchors, or "none": one value per anchor that is not dropped, in row order.
-        validate: also check values on devices other than the CPU, which synchronises with the device.
+        validate: also check values on accelerators, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
-        group: the processes that have the other rows of the batch: a process group of torch.distributed, or "world";
-            None: this process has all rows. See `pairproof.fast.distributed`.
+        group: process group of torch.distributed, or "world", if other processes have further rows of the batch; see
+            `pairproof.fast.distributed`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
@@ -306,7 +312,7 @@ def supcon_epsilon_loss(
         ValueError: an argument has the wrong shape, value or device, or an option is unknown.
 
     Source:
-        The batch tutorial of 31 January 2023.
+        The tutorial of 31 January 2023 in fixtures/worked/batch_tutorial.json.
     """
     rule = Rule("epsilon", similarity, temperature)
     policy = Policy(reduction, base_temperature, no_positive)
@@ -329,35 +335,21 @@ def labelled_loss(
     reductions: Sequence[str] = REDUCTIONS,
     weights: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None),
 ) -> Tensor:
-    """Evaluate a loss whose positives come from labels ``[N]`` or from a mask ``[N, M]``.
+    """Check the arguments of a loss with labels or positives, and evaluate it.
 
-    Args:
-        rule: the formula.
-        policy: how the anchors' values are reduced.
-        embeddings: see `supcon_loss`.
-        labels: see `supcon_loss`.
-        positives: see `supcon_loss`.
-        anchors: see `supcon_loss`.
-        references: ref_embeddings, ref_labels and self_rows.
-        left_out: ignored, ignored_ids and ref_ignored_ids.
-        validate: see `supcon_loss`.
-        backend: see `supcon_loss`.
-        group: see `supcon_loss`.
-        reductions: the reductions that the loss has.
-        weights: positive_weights, negative_weights and anchor_weights.
+    The arguments are those of `supcon_loss`. Three tuples group them:
 
-    Returns:
-        A scalar, or ``[anchors]`` under "none", or ``[pairs]`` under "none_pairs".
+        references  ref_embeddings, ref_labels, self_rows
+        left_out    ignored, ignored_ids, ref_ignored_ids
+        weights     positive_weights, negative_weights, anchor_weights
 
-    Raises:
-        TypeError: an argument has the wrong type or dtype.
-        ValueError: an argument has the wrong shape, value or device, or an option is unknown.
+    ``reductions`` are the allowed reductions.
     """
     check_options(rule, policy, backend, validate=validate, reductions=reductions)
     ref_embeddings, ref_labels, _ = references
     ranks = None if group is None else ranks_of(group)
     shared = ranks is not None and ref_embeddings is None
-    # With zero_row="zero", rows of zeros are valid, as for dot products.
+    # With zero_row="zero", rows of zeros are as valid as for dot products.
     similarity = "dot" if rule.zero_row == "zero" else rule.similarity
     least = 1 if ranks is None else 0
     sizes = check_embeddings(embeddings, similarity=similarity, validate=validate, least=least)

@@ -1,8 +1,8 @@
-"""Layouts of views: which row is which view of which item. Mixing them up is a common mistake with these losses.
+"""Layouts of views: which row is which view of which item. Mixing up the layouts is a common mistake.
 
-In the layout "stacked", all first views come before all second views, as in SupContrast's
-``cat(unbind(features, dim=1))`` and in the SimCLR paper's code. In the layout "interleaved", the views of one item are
-adjacent, as in the equation of the SimCLR paper.
+- "stacked": all first views come before all second views, as in SupContrast's ``cat(unbind(features, dim=1))`` and in
+  the SimCLR paper's code.
+- "interleaved": the views of one item are adjacent, as in the equation of the SimCLR paper.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def split_views(embeddings: Tensor, n_views: int, layout: Layout = "stacked") ->
 
 
 def repeat_labels(labels: Tensor, n_views: int, layout: Layout = "stacked") -> Tensor:
-    """Repeat the label of each item for each of its views, in the order in which `flatten_views` puts the rows.
+    """Repeat the label of each item for each view, in the row order of `flatten_views`.
 
     Example:
         >>> import torch

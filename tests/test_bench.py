@@ -737,6 +737,8 @@ def test_the_table_of_a_loss_has_the_worst_ratio_first(capsys: pytest.CaptureFix
 
 def test_the_command_on_a_device_writes_its_own_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
+    committed = jobs.ROOT / "bench" / "results" / "cuda.json"
+    before = committed.read_bytes()
 
     def run(job: dict[str, Any]) -> list[dict[str, Any]]:
         if job["kind"] == "memory":
@@ -794,7 +796,7 @@ def test_the_command_on_a_device_writes_its_own_report(monkeypatch: pytest.Monke
         assert words in output
     assert "not timed at N=262144: nt_xent, partners, D=128, tf32, plain: needs about 794 GiB" in output
     assert "per row and column of the inputs" in output
-    assert not (Path(jobs.ROOT) / "bench/results/cuda.json").exists()
+    assert committed.read_bytes() == before
 
 
 def test_the_plan_of_a_device_has_its_sizes_columns_and_dtypes() -> None:

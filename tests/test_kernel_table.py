@@ -393,7 +393,7 @@ def test_instructions_are_counted_in_ptx() -> None:
 
 def test_every_check_can_fail() -> None:
     constants = (("FIXED", "constexpr", True), ("BM", "constexpr", 64), ("BN", "constexpr", 32))
-    job = tool.Job("rows", "sums_plain", 90, (("x", "*bf16", "D"), *constants), (("num_warps", 4),), "bfloat16", 128)
+    job = tool.Job("rows", "sums_plain", 90, (("x", "*fp32", "D"), *constants), (("num_warps", 4),), "tf32", 384)
     each = 64 * 32 // (32 * 4)
     good = tool.Found(
         registers=128,
@@ -415,7 +415,12 @@ def test_every_check_can_fail() -> None:
     ]:
         (line,) = tool.failures(job, good._replace(**change))
         assert re.match(message, line), line
-    assert str(job) == "sums_plain bfloat16 D=128 sm_90, FIXED=True BM=64 BN=32 num_warps=4"
+    assert str(job) == "sums_plain tf32 D=384 sm_90, FIXED=True BM=64 BN=32 num_warps=4"
+    # A tile that was timed may spill registers, but must still fit and use tensor cores.
+    timed, spilled = job._replace(kind="bfloat16", dim=128), {"stack": 8, "exponentials": 2 * each}
+    assert tool.failures(timed, good._replace(**spilled)) == []
+    broken = {"shared": 232449, "tensor": 544, "instructions": dict.fromkeys(tool.PATTERNS, 1)}
+    assert len(tool.failures(timed, good._replace(**broken))) == 3
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 from importlib import metadata
@@ -110,9 +109,13 @@ class FastExact(Fast):
 
 
 def products_exceed_float32(case: Case) -> bool:
-    """Whether, under dot similarity, the product of two entries may exceed the range of float32."""
-    largest = float(np.abs(np.concatenate(list(case.matrices.values()))).max(initial=0.0))
-    return case.option("similarity") == "dot" and largest > math.sqrt(np.finfo(np.float32).max)
+    """Whether, under dot similarity, a product of two entries or a logit may exceed the range of float32."""
+    if case.option("similarity") != "dot":
+        return False
+    rows = np.concatenate(list(case.matrices.values()))
+    with np.errstate(over="ignore"):
+        products, squares = np.abs(rows).max(initial=0.0) ** 2, (rows**2).sum(1).max(initial=0.0)
+        return bool(max(products, squares / case.temperature) > np.finfo(np.float32).max)
 
 
 def ignores_without_kernels(case: Case) -> bool:

@@ -1,42 +1,52 @@
 """The engine: per-anchor values of a loss, and their gradient.
 
-A loss checks its arguments, and describes its pairs (`Targets`, `References`) and its formula (`Rule`) as a `Batch`.
-`loss_of` computes the `anchor_values` of the batch, and applies the loss's policies and reduction to them.
+A loss checks its arguments, then describes its pairs and its formula as a `Batch`. `loss_of` computes one value per
+anchor with `anchor_values`, and applies the loss's policies and reduction.
 
-A *tile* is a block of the matrix of logits; a *panel* is a tile that has all columns. Exponentials are *unshifted* if
-no maximum is subtracted from the logits. Logits are *moderate* if sums of unshifted exponentials neither overflow nor
-underflow; panels also use quotients of these sums, so their bound is lower.
+Terms:
 
-Under "auto", `small` evaluates the plain mean or sum of a small batch with moderate logits on a CPU; `odds` and
-`blocks` do so for losses that combine several sums of exponentials. `direct` evaluates the plain mean or sum of a large
-batch of two towers in one direction, together with its gradient. All other batches, except those of "exact" and of
-the fused kernels, are evaluated in one of these ways. `plan` chooses it, except for many processes:
+- A *tile* is a block of the matrix of logits. A *panel* is a tile with all columns.
+- *Unshifted* exponentials are e^s, without subtracting the row's maximum from s.
+- *Moderate* logits are so small that sums of unshifted exponentials neither overflow nor underflow.
+- *Weights* in the code are usually the derivatives dL_i/ds_ij of an anchor's value with respect to its logits.
+- *Two towers*: rows are contrasted with references, as in CLIP.
 
-- in symmetric tiles of unshifted exponentials, mostly in larger batches where logits are known to be moderate and rows
-  can be sorted by label or by partner;
-- in panels of whole rows of unshifted exponentials (one for a small batch), in other batches with moderate logits;
-- in panels of whole rows, shifted by their maxima, where no other way applies, as for pairs with weights;
-- in panels whose rows are only the anchors, if `anchors` selects at most half of the rows, unshifted;
-- in tiles of unshifted exponentials, for negatives that need no gradient, such as a queue;
-- for the rows of one of many processes, if positives are symmetric, in panels of unshifted exponentials (`shared`);
-- for the rows of one of many processes that pass their rows around, in panels shifted by their maxima (`ring`);
-- for the sigmoid loss, in panels of whole rows of pairs, each with its own cross-entropy.
+A *form* is one way to evaluate a batch. With "auto", some batches with moderate logits are evaluated in a faster form
+on a CPU:
+
+- `small`: the plain mean or sum of a small batch.
+- `odds`, `blocks`: a small batch of a loss that combines several sums of exponentials.
+- `direct`: the plain mean or sum of a large batch of two towers in one direction.
+
+For all other batches in one process, `plan` chooses a form:
+
+- `symmetric`: tiles of unshifted exponentials, sorted by label or partner; mostly for larger batches.
+- `anchored`: panels of unshifted exponentials, of the anchors only, if at most half of the rows are anchors.
+- `frozen`: tiles of unshifted exponentials, for negatives that need no gradient, such as a queue.
+- `unshifted`: panels of unshifted exponentials, for other batches with moderate logits.
+- `pairs`: panels of cross-entropies, for the sigmoid loss.
+- `rowwise`: panels shifted by the rows' maxima, for everything else, such as pairs with weights.
+
+Two forms evaluate the rows of one process of many:
+
+- `shared`: panels of unshifted exponentials, if positives are symmetric.
+- `ring`: panels shifted by the rows' maxima, if the processes pass their rows around.
 
 The backends:
 
-- "auto" evaluates a batch as a whole up to 512 rows and columns, or up to 1024 for some losses of two towers, and a
-  larger one in tiles or panels. (A few small batches are evaluated in tiles too: those whose logits are moderate in
-  tiles but not in a panel.) On CUDA devices it uses the fused kernels if they support the batch.
+- "auto" evaluates a batch as a whole up to 512 rows and columns (1024 for some losses of two towers), and a larger one
+  in tiles or panels. On CUDA devices it uses the fused kernels if they support the batch.
 - "dense" evaluates the whole batch as one tile or one panel.
 - "tiled" bounds the size of tiles and panels, so that memory is linear in the number of rows.
 - "triton" uses the fused kernels of `pairproof.fast.kernels`.
-- "exact" computes in float64 on whole matrices for every dtype. It is also accurate for extreme norms. With weights of
-  pairs, it evaluates the shifted panels in float64.
+- "exact" computes in float64 on whole matrices for every dtype. It is also accurate for extreme norms. If pairs have
+  weights, it evaluates `rowwise` in float64.
 
-The computing dtype is float64 for float64 embeddings, and float32 for all others. Except under "triton", it is also
-float64 where float32 is known to be insufficient: at temperatures outside 1e-3 to 1e3, and for very large dot products.
-Values and gradients are within the bounds of the conformance suite at temperatures from 1e-3 to 1e3. A pair weight that
-underflows in the computing dtype counts as zero; only "exact" keeps it.
+The computing dtype is float64 for float64 embeddings, else float32. Except under "triton", float64 is also used at
+temperatures outside 1e-3 to 1e3 and for very large dot products.
+
+Values and gradients are within the bounds of the conformance suite at temperatures from 1e-3 to 1e3. A derivative
+dL_i/ds_ij that underflows in the computing dtype counts as zero; only "exact" keeps it.
 """
 
 from __future__ import annotations

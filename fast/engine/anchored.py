@@ -1,9 +1,9 @@
-"""The anchored form: panels of the anchors' unshifted exponentials, for at most half as many anchors as rows.
+"""The anchored form: panels of unshifted exponentials whose rows are the anchors only.
 
-The form `symmetric` would also visit the pairs of two rows that are not anchors. Here, anchors and columns are both
-sorted by label, so that the positives of the anchors of a panel lie in one band of columns; only the band is masked.
-Rows are scaled, and sums are combined, as in `symmetric`. Exponentials are kept for the backward pass; `plan` chooses
-this form only if there are few enough.
+It is used if at most half of the rows are anchors; `symmetric` would also compute the pairs of the other rows.
+
+Anchors and columns are both sorted by label. The positives of a panel's anchors then lie in one band of columns, and
+only this band is masked. The rest is as in `symmetric`.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from .symmetric import Classes
 from .unshifted import NONE
 
 MOST_MARKS = 2**19
-"""Largest total number of entries of all bands for which the matrices of positives are kept for the backward pass."""
+"""Largest size of all bands together for which the matrices of positives are kept for the backward pass."""
 
 
 class _Band(NamedTuple):
     """The anchors of a panel, and the columns that may hold their positives.
 
     Attributes:
-        rows: the anchors, in sorted order.
-        columns: the columns.
-        own: int64 ``[b, 1]``, the sorted position of each anchor.
-        positive: a matrix of the band's size, 1 for positives, else 0; None: it is computed when needed.
+        rows: the panel's anchors, a slice of the sorted anchors.
+        columns: the band, a slice of the sorted rows.
+        own: int64 ``[b, 1]``, the position of each anchor among the sorted rows.
+        positive: ``[b, width of the band]``, 1 for positives, else 0; None: not stored.
     """
 
     rows: slice
@@ -46,8 +46,8 @@ class _Anchors(NamedTuple):
     """The sorted rows, and the anchors among them.
 
     Attributes:
-        classes: the order of the rows; the label of a row is the sorted position of the first row of its class.
-        places: int64 ``[n]``, the sorted positions of the anchors.
+        classes: the sorted rows. The label of a row is the position of the first row of its class.
+        places: int64 ``[n]``, the positions of the anchors.
         bands: the panels.
     """
 
@@ -57,7 +57,6 @@ class _Anchors(NamedTuple):
 
 
 def _anchors(batch: Batch, plan: Plan, dtype: torch.dtype) -> _Anchors:
-    """Sort the rows, and split the anchors into panels."""
     targets = batch.targets
     if targets.kind == "partners":
         number = torch.arange(len(targets.given), device=targets.given.device)
@@ -77,22 +76,17 @@ def _anchors(batch: Batch, plan: Plan, dtype: torch.dtype) -> _Anchors:
 
 
 def _positives(labels: Tensor, band: _Band) -> Tensor:
-    """Return `_Band.positive`.
-
-    Args:
-        labels: ``[N]``, the sorted labels of the rows.
-        band: the band.
-    """
+    """Return `_Band.positive`; ``labels`` are those of all rows, sorted."""
     if band.positive is not None:
         return band.positive
     of_anchors, of_columns = labels.index_select(0, band.own.view(-1)), labels[band.columns]
-    # On a CPU, a comparison of floats that returns floats is vectorised, one of integers is not.
+    # On a CPU, only comparisons of floats that return floats are vectorised.
     positive = torch.eq(of_anchors[:, None], of_columns, out=labels.new_empty((len(of_anchors), len(of_columns))))
     return positive.scatter_(1, band.own - band.columns.start, 0.0)
 
 
 def _products(mine: Tensor, rows: Tensor, bands: list[_Band], buffer: Tensor, *, keep: bool) -> Iterator[Tensor]:
-    """Yield the products of each panel's anchors with all columns, all in the same memory unless ``keep``."""
+    """Yield the products of each panel's anchors with all columns, in the same memory unless ``keep``."""
     width, turned = len(rows), rows.T
     for band in bands:
         shape = len(band.own), width
@@ -101,7 +95,7 @@ def _products(mine: Tensor, rows: Tensor, bands: list[_Band], buffer: Tensor, *,
 
 
 def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
-    """Return the values, and for the backward pass the scaled rows, sums and exponentials in sorted order."""
+    """Return the values; for the backward pass also the scaled rows, sums and exponentials, in sorted order."""
     rows, factor, power = scale_rows(batch.embeddings, batch.rule, batch.sizes, LN2)
     anchors = _anchors(batch, plan, rows.dtype)
     (order, back), places, count = anchors.classes[:2], anchors.places, len(rows)
@@ -141,7 +135,7 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
 
 
 def _spread(part: Tensor, places: Tensor, count: int) -> Tensor:
-    """Return one number per row: those of the anchors, ``part``, at their ``places``, and 0 for all other rows."""
+    """Return ``[count]`` numbers: ``part`` at the anchors' ``places``, else 0."""
     return part.new_zeros(count).scatter_(0, places, part)
 
 
@@ -169,7 +163,7 @@ def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, 
             weight = next(products).exp2_().scatter_(1, band.own, 0.0)
         weight.mul_(weights.negative[here, None])
         part, positive = weight[:, band.columns], _positives(classes.labels, band)
-        if some_alone:  # the only positive of an anchor has the weight `level`, without a multiple of its exponential
+        if some_alone:  # the weight of a single positive is `level` alone
             part.mul_(torch.rsub(positive * alone[here, None], 1))
         part.addcmul_(positive, weights.level[here, None])
         torch.mm(weight, rows, out=of_anchors[here])

@@ -1,10 +1,10 @@
 """Autograd functions and custom operators for the values and gradients of a batch.
 
-The operators are opaque to `torch.compile`, which would otherwise unroll the tiles. They have no derivative; the
-autograd functions provide it. Their backward passes are autograd functions too, so that `torch.func.grad` and second
-derivatives work, and forward-mode differentiation raises an error instead of returning zero. Operators take only
-tensors and plain values, so a description (a batch and its plan) is flattened into its fields for them and rebuilt
-inside.
+`torch.compile` would unroll the tiles, so custom operators hide them. The operators have no derivative; the autograd
+functions provide it. Their backward passes are autograd functions too, so that second derivatives work.
+
+An operator takes only tensors and plain values. A batch and its plan are flattened into their fields, and rebuilt
+inside the operator.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .transforms import Reverse
 
 
 def loss_of(batch: Batch, policy: Policy, backend: Backend, hardened: Hardened | None = None) -> Tensor:
-    """Evaluate a batch and reduce its values; see `anchor_values`, `reduced` and, for ``hardened``, `hardened_loss`."""
+    """Evaluate a batch and reduce its values to the loss; for ``hardened``, see `hardened_loss`."""
     if policy.ranks is not None:
         return formulas.reduced(policy.ranks.anchor_values(batch, backend), batch, policy)
     if hardened is None and (backend != "auto" or not small.suits(batch, policy, large=True)):
@@ -46,10 +46,10 @@ def loss_of(batch: Batch, policy: Policy, backend: Backend, hardened: Hardened |
 
 
 def hardened_loss(batch: Batch, policy: Policy, hardened: Hardened) -> Tensor | None:
-    """Return the loss of a batch whose negatives are weighted by their similarity; None if it does not suit `direct`.
+    """Return the loss of a batch with hardness weights; None if `direct` does not support the batch.
 
     Args:
-        batch: two towers. The temperature of the rule is that of the weighted negatives.
+        batch: two towers. The temperature of the rule is that of the weighted negatives; see `Hardened`.
         policy: how the values are reduced.
         hardened: the hardness weights.
     """
@@ -65,7 +65,8 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
         backend: "auto", "dense", "tiled", "exact" or "triton".
 
     Returns:
-        Values in the computing dtype and the sizes of P(i) and N(i): ``[N]``, or ``[2N]`` with mutual references.
+        The values in the computing dtype, and the numbers of positives and negatives. Each has the shape ``[N]``, or
+        ``[2N]`` with mutual references.
 
     Raises:
         ValueError: ``backend="triton"`` does not support this batch, or dot products exceed the range of float64.
@@ -89,7 +90,7 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
     backend = "exact" if needed == "exact" else backend
     temperature = batch.rule.temperature if isinstance(batch.rule.temperature, Tensor) else None
     if temperature is not None and not device.may_read(temperature):
-        # Its value cannot be read, and may be invalid: unless it is positive and finite, the result is NaN.
+        # The value cannot be checked here: an invalid temperature makes the result NaN.
         temperature = torch.where(temperature.log().isfinite(), temperature, math.nan)
         batch = replace(batch, rule=replace(batch.rule, temperature=temperature))
     bias = batch.rule.bias if isinstance(batch.rule.bias, Tensor) else None
@@ -110,8 +111,6 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
     references = batch.references
     together = plan.form == "triton" or (plan.form == "unshifted" and not transformed)
     if references.mutual and references.embeddings is not None and (compiling or not together):
-        # In eager execution, the kernels and the unshifted form evaluate both directions together; under `torch.func`,
-        # only the kernels do. Otherwise the directions are evaluated one after the other.
         sides = [anchor_values(side, backend) for side in _sides(batch)]
         return AnchorValues(*map(torch.cat, zip(*sides, strict=True)))
     if backend == "exact":
@@ -132,7 +131,7 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
     if transformed:
         tensors, plain = _flat(batch, plan)
         if compiling and temperature is None:
-            # As a number, the temperature would be a constant of the graph. As a tensor, it may change between calls.
+            # A number would be a constant of the graph.
             tensors[_TEMPERATURE] = torch.ones((), dtype=torch.float64) * plain[_NUMBER]
             plain[_NUMBER] = _IN_TENSOR
         by_autograd = _Traceable if torch.compiler.is_compiling() else _Transformable
@@ -142,7 +141,7 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
 
 
 def _of_no_rows(batch: Batch) -> AnchorValues:
-    """Return no values, with a gradient of 0 for every input."""
+    """Return empty values, with a gradient of 0 for every input."""
     rows, others, rule = batch.embeddings, batch.references.embeddings, batch.rule
     dtype = dtypes_of(rows)[0]
     values = (rows.to(dtype) @ (rows if others is None else others).to(dtype).T).sum(1) / rule.temperature + rule.bias
@@ -180,32 +179,24 @@ _FORMS: dict[str, tuple[_Evaluate, _Differentiate]] = {
 
 
 def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
-    """Run the forward pass; return the values with the numbers of positives and negatives, and what is saved."""
+    """Run the forward pass; return the result, and what is saved for the backward pass."""
     if device.autocast(batch.embeddings):
         with torch.autocast(batch.embeddings.device.type, enabled=False):
             return evaluate(batch, plan)
     if plan.form != "triton":
         return _FORMS[plan.form][0](batch, plan)
-    # The kernels return no scaled rows: their backward pass computes them again.
-    found, stats = KERNELS["triton"].forward(batch, plan)
+    found, stats, prepared = KERNELS["triton"].forward(batch, plan)
     none = found.values.new_empty(0)
-    return found, Saved(Scaled(none, none, None), (stats,))
+    return found, Saved(Scaled(none, none, None), (stats,), classes=prepared)
 
 
 def differentiate(grad: Tensor, batch: Batch, plan: Plan, saved: Saved) -> Gradients:
-    """Run the backward pass; return the gradients.
-
-    Args:
-        grad: ``[N]``, the gradient of the values.
-        batch: the batch that was evaluated.
-        plan: how it was evaluated.
-        saved: what the forward pass saved.
-    """
+    """Run the backward pass; return the gradients of the inputs from those of the values, ``grad`` ``[N]``."""
     if device.autocast(batch.embeddings):
         with torch.autocast(batch.embeddings.device.type, enabled=False):
             return differentiate(grad, batch, plan, saved)
     if plan.form == "triton":  # the kernels skip the rows that do not count, and scale the gradient themselves
-        return KERNELS["triton"].backward(grad, batch, plan, saved.stats[0])
+        return KERNELS["triton"].backward(grad, batch, plan, saved.stats[0], saved.classes)
     grad = grad if saved.valid is None else torch.where(saved.valid, grad, 0.0)
     size, grad = of_ordinary_size(grad, reads=device.may_read(grad))
     return _FORMS[plan.form][1](grad, size, batch, plan, saved)
@@ -220,11 +211,11 @@ _SCHEMAS: dict[Any, str] = {
     float: "float",
 }
 _NESTED: dict[Any, list[Any]] = {}
-"""For each description class, its fields in order: the class of a nested description, or None for a plain value."""
+"""For each dataclass, one entry per field: the field's class if that is a dataclass too, else None."""
 
 
 def _fields(kind: type, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the path of each field of a description and the field's type in an operator's schema; fill ``_NESTED``."""
+    """Yield the path of each field, such as ``rule.terms``, and its type in a schema; fill ``_NESTED``."""
     hints = {name: hint for name, hint in get_type_hints(kind).items() if name != "sizes"}  # operators measure them
     _NESTED[kind] = [hint if is_dataclass(hint) else None for hint in hints.values()]
     for name, hint in hints.items():
@@ -242,9 +233,9 @@ _TENSORS = [path for path, schema in _BATCH if schema.startswith("Tensor")]
 _PLAIN = [path for path, schema in _BATCH if not schema.startswith("Tensor")]
 _TEMPERATURE, _NUMBER = _TENSORS.index("rule.temperature"), _PLAIN.index("rule.temperature")
 _EITHER = [(_TENSORS.index(path), _PLAIN.index(path)) for path in ("rule.temperature", "rule.bias")]
-"""For each field that may be a tensor or a number, its index in ``_TENSORS`` and in ``_PLAIN``."""
+"""The indices in ``_TENSORS`` and ``_PLAIN`` of each field that may be a tensor or a number."""
 _IN_TENSOR = 0.0
-"""Stored as the plain temperature if the temperature is a number that was moved to a tensor on the CPU."""
+"""The plain temperature, if the actual number was moved to a tensor on the CPU."""
 _INPUTS = ("embeddings", "references.embeddings", "rule.temperature", "rule.bias")
 _DIFFERENTIATED = [_TENSORS.index(path) for path in _INPUTS]
 _PLACES = [[*_TENSORS, *_PLAIN].index(path) for path in dict.fromkeys(path for path, _ in _BATCH)]
@@ -252,7 +243,7 @@ _NAMES = [path.split(".") for path in (*_TENSORS, *_PLAIN)]
 
 
 def _flat(batch: Batch, plan: Plan) -> tuple[list[Any], list[Any]]:
-    """Return the tensors and the plain values of a description, both in the order of its fields."""
+    """Return the tensors and the plain values of a batch and its plan, each in the order of the fields."""
     values: list[Any] = []
     for names in _NAMES:
         value: Any = batch
@@ -271,7 +262,7 @@ def _flat(batch: Batch, plan: Plan) -> tuple[list[Any], list[Any]]:
 
 
 def _described(tensors: Sequence[Any], plain: Sequence[Any]) -> tuple[Batch, Plan]:
-    """Rebuild a description from the lists that `_flat` returned."""
+    """Undo `_flat`."""
     values = [*tensors, *plain]
     for tensor, number in _EITHER:
         if values[tensor] is None:
@@ -287,7 +278,7 @@ def _built(kind: Any, values: Iterator[Any]) -> Any:
 
 
 def _placed(gradients: Sequence[Tensor | None], tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Return the gradients at the positions of their tensors, and None for every tensor without a gradient."""
+    """Return one entry per tensor: its gradient, or None."""
     placed: list[Tensor | None] = [None] * len(_TENSORS)
     for place, gradient in zip(_DIFFERENTIATED, gradients, strict=True):
         placed[place] = None if tensors[place] is None else gradient
@@ -295,7 +286,7 @@ def _placed(gradients: Sequence[Tensor | None], tensors: Sequence[Tensor | None]
 
 
 class _Loss(Reverse):
-    """The loss of a batch that `small` evaluates, for plain eager execution."""
+    """The loss of a batch that `small` evaluates, in eager execution."""
 
     @staticmethod
     def forward(ctx: Any, described: tuple[Batch, Policy, Hardened | None], *inputs: Tensor | None) -> Tensor:
@@ -313,7 +304,7 @@ class _Loss(Reverse):
         gradients: Sequence[Tensor | None]
         again = torch.is_grad_enabled()
         if again or not device.may_read(grad):
-            # What was saved cannot be differentiated. Views make inputs that depend on each other independent.
+            # Compute the loss again in differentiable operations. Views separate inputs that depend on each other.
             with torch.enable_grad():
                 views = [None if tensor is None else tensor.view_as(tensor) for tensor in inputs]
                 rows, others, learned, bias = (*views, None, None, None)[:4]
@@ -340,9 +331,9 @@ class _Loss(Reverse):
 
 
 class _Values(Reverse):
-    """Per-anchor values ``[N]`` and the numbers of positives and negatives, for plain eager execution.
+    """The values ``[N]`` and the numbers of positives and negatives, in eager execution.
 
-    Unlike `_Traceable`, it may save any object for the backward pass, and skips references that need no gradient.
+    Unlike `_Traceable`, it may save any object, and skips references that need no gradient.
     """
 
     @staticmethod
@@ -368,7 +359,7 @@ class _Values(Reverse):
             tensors, plain = _flat(batch, plan)
             gradients = _Gradient.apply(grad, *tensors, *_saved_tensors(AnchorValues(grad, *sizes), saved), *plain)  # type: ignore[no-untyped-call]
         else:
-            # The gradient overwrites what is kept. Another backward pass computes the exponentials again.
+            # The gradient overwrites the exponentials: another backward pass computes them again.
             if saved.kept is not None:
                 ctx.saved = saved._replace(kept=None)
             gradients = differentiate(grad, batch, plan, saved)
@@ -406,7 +397,7 @@ class _Transformable(Reverse, _Traceable):
 
 
 class _Gradient(Reverse):
-    """Compute the gradients with respect to embeddings, references, temperature and bias from those of the values."""
+    """The gradients of embeddings, references, temperature and bias, computed from those of the values."""
 
     @staticmethod
     def forward(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
@@ -428,15 +419,15 @@ class _Gradient(Reverse):
 
 
 _SAVED = 6
-"""Number of tensors that `_forward` returns in addition to the values."""
+"""Number of tensors that `_forward` returns after the values."""
 
 
 def _forward(*arguments: Any) -> tuple[Tensor, ...]:
-    """Return the values, the sizes of P(i) and N(i), the scaled rows, their factor and power, and the sums per row."""
+    """Return the values, the numbers of positives and negatives, the fields of `Scaled`, and the sums per row."""
     batch, plan = _planned(*_described(arguments[: len(_TENSORS)], arguments[len(_TENSORS) :]))
     found, saved = evaluate(batch, replace(plan, keep=False))
     if plan.form == "triton":
-        # The kernels return no scaled rows, but the operator's outputs have the same shapes for every form.
+        # The kernels return no scaled rows, but the operator's outputs do not depend on the form.
         rows = batch.embeddings.new_zeros(batch.embeddings.shape, dtype=dtypes_of(batch.embeddings)[0])
         factor = rows.new_zeros((rows.shape[0] if batch.rule.similarity == "cosine" else 1, 1))
         saved = saved._replace(scaled=Scaled(rows, factor, None))
@@ -444,7 +435,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _planned(batch: Batch, plan: Plan) -> tuple[Batch, Plan]:
-    """Choose the form if it is not chosen yet: a compiled graph must not depend on a batch's size or values."""
+    """Choose the form, unless it is already chosen."""
     if plan.form in get_args(Form):
         return batch, plan
     plan, batch = choose(batch, cast(Backend, plan.form))
@@ -452,7 +443,7 @@ def _planned(batch: Batch, plan: Plan) -> tuple[Batch, Plan]:
 
 
 def _saved_tensors(found: AnchorValues, saved: Saved) -> tuple[Tensor, ...]:
-    """Return the saved tensors as operator outputs, without shared memory; the sums are ``[_most_stats(), N]``."""
+    """Return the saved tensors as outputs of an operator, which must not share memory."""
     rows, factor, power = saved.scaled
     power = torch.ones_like(factor) if power is None else power
     if saved.stats and saved.stats[0].dim() == 2:
@@ -471,7 +462,7 @@ def _most_stats() -> int:
 
 
 def _backward(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    """Return the gradients. Operators return only tensors, so the gradient of an absent input is empty, not None."""
+    """Return the gradients; an absent input has an empty one, because an operator cannot return None."""
     first, last = len(_TENSORS), len(_TENSORS) + _SAVED
     batch, plan = _planned(*_described(arguments[:first], arguments[last:]))
     positives, negatives, rows, factor, power, stats = arguments[first:last]
@@ -490,12 +481,10 @@ def second_derivative(
 ) -> tuple[Tensor | None, ...]:
     """Differentiate the inner product of the gradients with ``directions``.
 
-    The operations of the rowwise form are differentiated, in the computing dtype, one panel of anchors at a time, so
-    that memory is linear.
+    The operations of `rowwise` are differentiated, one panel at a time, so memory is linear.
 
     Args:
-        directions: for embeddings ``[N, D]``, references ``[M, D]``, temperature and bias, in the shapes of their
-            gradients.
+        directions: for embeddings, references, temperature and bias, in the shapes of their gradients.
         grad: ``[N]``, the gradient of the values.
         batch: the batch that was evaluated.
         plan: how it was evaluated.
@@ -587,7 +576,6 @@ def _fake_values(*arguments: Any) -> tuple[Tensor, ...]:
 
 def _fake_gradients(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     given = [arguments[place] for place in _DIFFERENTIATED]
-    # Gradients are contiguous, whatever the memory layout of the rows.
     return tuple(grad.new_empty(0) if part is None else part.new_empty(part.shape) for part in given)
 
 

@@ -1,9 +1,10 @@
 """Small batches of a ranking loss: all directions in one panel of unshifted exponentials, as in `small`.
 
-The rows of the panel are the queries, followed by the documents if these are contrasted with documents. Its columns are
-the documents and the hard negatives, preceded by the queries if these are contrasted with queries. If the panel has
-both rows of documents and columns of queries, their block holds the pairs of documents with queries. Otherwise, the
-transpose of the block of queries with documents holds them.
+    rows of the panel    queries, then documents (only for doc_to_doc)
+    columns              queries (only for query_to_query), documents, hard negatives
+
+The pairs of documents with queries are in the block of document rows and query columns. If the panel has no such block,
+they are in its transpose, the block of query rows and document columns.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class Directions(NamedTuple):
     Attributes:
         query_to_query: whether queries are contrasted with the other queries.
         doc_to_query: whether documents are contrasted with the queries.
-        doc_to_doc: whether documents are contrasted with the other documents and the hard negatives of these.
-        apart: whether doc_to_query has a denominator of its own; then there are no other directions.
+        doc_to_doc: whether documents are contrasted with each other, and with each other's hard negatives.
+        apart: whether doc_to_query has its own denominator. The other two directions are then not used.
     """
 
     query_to_query: bool
@@ -61,13 +62,13 @@ def loss_of(
     """Return the loss, or None if the batch is not evaluated here.
 
     Args:
-        rows: queries ``[N, D]``, documents ``[N, D]`` and, if there are any, hard negatives ``[N H, D]``, all checked.
+        rows: queries ``[N, D]``, documents ``[N, D]`` and, if any, hard negatives ``[N H, D]``, already checked.
         sizes: the sizes of the rows.
         rule: the formula, with similarity and temperature.
         directions: what is contrasted.
-        policy: how the values are reduced: those of the queries and, under `Directions.apart`, of the documents.
-        again: evaluates the values from queries, documents, hard negatives and, if it is a tensor, the temperature, in
-            operations that autograd can differentiate; absent inputs are None.
+        policy: how the values are reduced: one per query and, under `Directions.apart`, one per document.
+        again: computes the values in differentiable operations from queries, documents, hard negatives and temperature.
+            Absent hard negatives are None, and so is a temperature that is a plain number.
     """
     whole, (queries, documents) = together(sizes), rows[:2]
     if whole is None or sum(map(len, rows)) > SMALL_TOWERS:
@@ -91,16 +92,16 @@ _Given = tuple[Sizes, Directions, Callable[..., Tensor], Batch, Policy | None]
 
 
 class _Panel(NamedTuple):
-    """The panel, with R rows and C columns, and what is known about it.
+    """The evaluated panel, with R rows and C columns.
 
     Attributes:
         scaled: all rows, scaled.
         first: the number of rows that are not columns, 0 or N.
-        exponentials: ``[R, C]``; 0 for the pairs of queries and their documents, and for pairs that are left out.
+        exponentials: ``[R, C]``, 0 for positive pairs and for pairs that are left out.
         buffer: the memory of the exponentials.
-        pos: ``[N, 1]``, the exponentials of queries and their documents.
-        neg: ``[N, 1]``, the sum of each query's row and, if documents are rows too, of its document's row.
-        across: ``[N, 1]``, the sum over queries of each document's column; None if it is not used.
+        pos: ``[N, 1]``, the exponential of each query and its document.
+        neg: ``[N, 1]``, the sum of each query's row; if documents are rows too, plus that of its document's row.
+        across: ``[N, 1]``, the sum of each document's column over the queries; None if it is not used.
     """
 
     scaled: Scaled
@@ -113,7 +114,6 @@ class _Panel(NamedTuple):
 
 
 def _evaluate(rows: Tensor, n: int, rule: Rule, sizes: Sizes, directions: Directions) -> _Panel:
-    """Evaluate the panel of all rows; n is the number of queries."""
     scaled = scale_rows(rows, rule, sizes, LN2)
     height = 2 * n if directions.doc_to_doc else n
     first = 0 if directions.query_to_query else n
@@ -168,14 +168,7 @@ def _differentiate(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the gradients of all rows and of the temperature; the exponentials are overwritten.
 
-    Args:
-        grad: the gradient of the values, divided by ``size``.
-        size: factor by which the result is multiplied.
-        panel: the result of `_evaluate`.
-        rule: the formula.
-        directions: what is contrasted.
-        dtype: the dtype of the rows.
-        frozen: whether the hard negatives need no gradient.
+    ``grad`` is the gradient of the values, divided by ``size``. If ``frozen``, the hard negatives need no gradient.
     """
     scaled, first, weight, _, pos, neg, across = panel
     n, height, rows = len(pos), weight.shape[0], scaled.rows
@@ -190,7 +183,7 @@ def _differentiate(
         level.addcmul_(of_columns, across)
     level = level.neg_().view(-1)
     if height == len(rows) == weight.shape[1] and (directions.doc_to_query or not own):
-        # The panel is symmetric: the coefficients are added instead of the weights and their transpose.
+        # In a symmetric panel, adding the coefficients replaces adding the transposed weights.
         coefficients = share.repeat(2, 1)
         weight.mul_(coefficients + coefficients.T)
         weight.diagonal(n).copy_(level)
@@ -222,7 +215,7 @@ def _differentiate(
 
 
 class _Small(Reverse):
-    """The loss (without a policy, the values) in plain eager execution."""
+    """The loss (without a policy, the values) in eager execution."""
 
     @staticmethod
     def forward(ctx: Any, given: _Given, *inputs: Tensor | None) -> Tensor:
@@ -240,7 +233,7 @@ class _Small(Reverse):
         needed = ctx.needs_input_grad[1:]
         again = torch.is_grad_enabled()
         if again or not may_read(grad):
-            # What was saved cannot be differentiated. Views make inputs that depend on each other independent.
+            # Compute the loss again in differentiable operations. Views separate inputs that depend on each other.
             with torch.enable_grad():
                 views = [None if tensor is None else tensor.view_as(tensor) for tensor in inputs]
                 loss = composed(*views)

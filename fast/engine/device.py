@@ -1,9 +1,7 @@
 """What depends on the device: the dtype to compute in, whether values may be read, and reusable CPU buffers.
 
-On a CPU, the first access to new memory costs more than computing on it, so some buffers are kept between calls; an
-accelerator's allocator caches memory by itself. Each thread has its own buffers, one for each of three uses and two
-dtypes. For two of the uses, they have a few megabytes; for the third, they hold what a forward pass keeps. No idle
-buffer has more than `MOST_ENTRIES` entries, 16 MiB in float32.
+On a CPU, the first access to new memory is slow, so each thread keeps some buffers between calls: at most one per use
+and dtype. An accelerator's allocator does this itself.
 """
 
 from __future__ import annotations
@@ -17,13 +15,13 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 MOST_ENTRIES = 2**22
-"""Largest number of entries of a buffer that is kept while idle."""
+"""Largest number of entries of an idle buffer: 16 MiB in float32."""
 
 
 def dtypes_of(tensor: Tensor) -> tuple[torch.dtype, torch.dtype]:
     """Return the dtype to compute in, and a wide dtype for the few results that need more precision.
 
-    The first is float64 for float64 tensors, else float32. The second is float64 where the device supports it.
+    The first is float64 for float64 tensors, else float32. The second is float64 if the device supports it.
     """
     computing = torch.float64 if tensor.dtype == torch.float64 else torch.float32
     return computing, torch.float32 if tensor.device.type == "mps" else torch.float64
@@ -41,7 +39,7 @@ _TRACING = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.
 
 
 def traced(tensor: Tensor) -> bool:
-    """Return whether a graph is compiled, exported or traced, or tensors are fake, so that they have no values."""
+    """Return whether tensors have no values: they are fake, or a graph is compiled, exported or traced."""
     if torch.compiler.is_compiling() or isinstance(tensor, FakeTensor):
         return True
     return torch._C._len_torch_dispatch_stack() > 0 and any(map(torch._C._get_dispatch_mode, _TRACING))
@@ -50,8 +48,8 @@ def traced(tensor: Tensor) -> bool:
 def may_read(tensor: Tensor, validate: bool = False) -> bool:
     """Return whether the values of a tensor may be read.
 
-    On an accelerator, reading would wait for all queued work, so values are read there only for checks that
-    ``validate`` requests. They are never read while a graph is traced, nor under `torch.func.vmap`.
+    Reading from an accelerator would wait for all queued work, so it is allowed there only with ``validate``. Values
+    are never read while a graph is traced, nor under `torch.func.vmap`.
     """
     if traced(tensor) or tensor.is_meta or not (validate or tensor.is_cpu):
         return False
@@ -74,7 +72,7 @@ def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
 
 
 class _Buffers(threading.local):
-    """Idle buffers of one thread, by use and dtype."""
+    """The idle buffers of one thread, by use and dtype."""
 
     def __init__(self) -> None:
         self.idle: dict[tuple[str, torch.dtype], Tensor] = {}
@@ -86,7 +84,7 @@ _BUFFERS = _Buffers()
 def borrow(use: str, like: Tensor, entries: int) -> Tensor:
     """Return a flat, uninitialised buffer of at least ``entries`` numbers, with the dtype and device of ``like``.
 
-    The caller owns it until `give_back`. A buffer that is never given back is freed like any tensor.
+    `give_back` returns it for reuse. Otherwise it is freed like any tensor.
     """
     if like.device.type != "cpu":
         return like.new_empty(entries)

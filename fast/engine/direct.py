@@ -1,22 +1,20 @@
-"""The direct form: the loss of two large towers and its gradient in one pass over panels.
+"""The direct form: the loss of two large towers and its gradient, in one pass over panels.
 
-If the loss is the mean or the sum of all values, the derivative of the loss with respect to each value is the same
-number. If each value also depends on the logits of its own row only, the weights of a panel (the derivatives of the
-values with respect to its logits) follow as soon as its exponentials are summed. They are multiplied with the rows and
-the columns while the panel is in the cache. Only these products and the scaled rows and columns are kept for the
-backward pass, so memory is linear, and no product of rows and columns is computed twice.
+The loss is the mean or the sum of all values, so its derivative with respect to every value is the same number. Each
+value depends only on the logits of its own row. Hence the weights of a panel (derivatives of the values with respect to
+its logits) are known as soon as its exponentials are summed. They are multiplied with the rows and the columns while
+the panel is in the cache. Only these products and the scaled rows and columns are kept, so memory is linear.
 
-Exponentials are not shifted, so logits must be known to be moderate. With E = e^s for the logits s without the bias,
-p the positive of the row, and N its negatives,
+Logits must be moderate. With E = e^s for the logits s without the bias, p the positive of the row, and N its negatives,
 
     "out"      value = log(1 + neg / pos), neg = sum over N of E, pos = E_p
                weights = (E, and -neg at p) / (neg + pos)
     "sigmoid"  value = sum over N of log(1 + c E) + softplus(-s_p - bias), c = e^bias
                weights = c (E / (1 + c E), and -sigmoid(-s_p - bias) / c at p)
 
-In a loss with hardness weights, the logits of positives are those of another temperature: E_p is raised to a power.
+The factors 1 / (neg + pos) and c do not depend on the column, so they multiply the products instead of the panel.
 
-The factors 1 / (neg + pos) and c do not depend on the column. They multiply a row of the result instead of the panel.
+In a loss with hardness weights, the logits of positives have another temperature: E_p is raised to a power.
 """
 
 from __future__ import annotations
@@ -36,17 +34,17 @@ from .spec import UNSHIFTED, AnchorValues, Batch, Gradients, Plan
 from .unshifted import NONE, Products
 
 MOST_HALVED = 3
-"""How often, at most, exponentials are combined in pairs before a logarithm; each time doubles the rounding errors."""
+"""How often, at most, exponentials are combined in pairs before a logarithm; each time doubles rounding errors."""
 
 
 class Hardened(NamedTuple):
-    """Hardness weights, which multiply the exponentials of negatives, and through which no gradient flows.
+    """Hardness weights: factors of the negatives' exponentials, through which no gradient flows.
 
-    A negative's exponential times its weight is an exponential at a lower temperature, that of the batch's `Rule`.
+    A negative's exponential times its weight equals an exponential at a lower temperature, that of the batch's `Rule`.
 
     Attributes:
-        share: the lower temperature, divided by the temperature of the loss. The gradient is multiplied by it.
-        again: the loss of rows and columns in operations that autograd can differentiate repeatedly.
+        share: the lower temperature divided by the temperature of the loss, a factor of the gradient.
+        again: computes the loss from rows and columns, in operations that autograd can differentiate repeatedly.
     """
 
     share: float
@@ -56,9 +54,7 @@ class Hardened(NamedTuple):
 def suits(batch: Batch, largest: float) -> bool:
     """Return whether this form evaluates the mean or the sum of the values of a batch on a CPU.
 
-    Args:
-        batch: the batch.
-        largest: an upper bound on the magnitude of the logits without the bias.
+    ``largest`` is an upper bound on the magnitude of the logits without the bias.
     """
     rule, kind, references = batch.rule, batch.targets.kind, batch.references
     if references.embeddings is None or references.mutual or references.own is not None:
@@ -114,12 +110,9 @@ def evaluate(batch: Batch, *, backward: bool, hardened: Hardened | None = None) 
 
 
 def _contrast(panel: Tensor, partner: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """Return the values ``[b]`` of the rows of a panel, and the factor ``[b, 1]`` of its weights.
+    """Return the values ``[b]`` of a panel's rows, and the factor ``[b, 1]`` of its weights.
 
-    Args:
-        panel: the logits ``[b, M]``; replaced by the weights without the factor.
-        partner: int64 ``[b, 1]``, the column of each row's positive.
-        share: the factor of the logits of positives.
+    The weights without this factor replace the logits ``panel``. ``share`` multiplies the logits of positives.
     """
     pos = panel.exp_().gather(1, partner)
     if share != 1:
@@ -131,12 +124,6 @@ def _contrast(panel: Tensor, partner: Tensor, share: float) -> tuple[Tensor, Ten
 
 class _Pairs:
     """The cross-entropies of the pairs of a batch, one panel at a time.
-
-    Args:
-        rows: scaled rows ``[N, D]``.
-        across: scaled columns ``[M, D]``.
-        batch: the batch.
-        height: the number of rows of a panel.
 
     Attributes:
         by_bias: the sum of the weights, divided by e^bias.
@@ -153,10 +140,9 @@ class _Pairs:
             self.positive = rows.new_empty((len(rows), 1))
 
     def sum(self, panel: Tensor, here: slice, out: Tensor) -> None:
-        """Sum log(1 + c E) over each row of a panel of logits ``[b, M]``, which are replaced by E, or 0 for positives.
+        """Sum log(1 + c E) over each row of a panel ``[b, M]``; its logits are replaced by E, or by 0 at positives.
 
-        (1 + c E)(1 + c F) is 1 + c G with G = E + F + c E F. Nothing cancels, so the sum of small terms keeps its
-        digits, and one logarithm serves several pairs.
+        One logarithm serves several pairs: (1 + c E)(1 + c F) = 1 + c G with G = E + F + c E F.
         """
         if self.partners is not None:
             torch.gather(panel, 1, self.partners[here], out=self.positive[here])
@@ -176,7 +162,7 @@ class _Pairs:
             out += (panel[:, width:] * shift).log1p_().sum(1)
 
     def _halvings(self, exponentials: Tensor) -> int:
-        """Return how often exponentials can be combined, so that all products stay in the range of the dtype."""
+        """Return how often exponentials can be combined before their products exceed the range of the dtype."""
         largest = math.log1p(self.shift * float(exponentials.amax()))
         room, halvings = UNSHIFTED[exponentials.dtype] + min(self.bias, 0.0), 0
         while halvings < MOST_HALVED and 2 ** (halvings + 1) * largest < room:
@@ -195,7 +181,7 @@ class _Pairs:
             self.by_bias = total if self.by_bias is NONE else self.by_bias.add_(total)
 
     def finish(self, values: Tensor) -> Tensor:
-        """Return the sums over negatives ``[N]`` plus the terms of the positives, and give memory back."""
+        """Return the sums over negatives plus the terms of the positives, ``[N]``."""
         give_back("weights", self.scratch)
         return values if self.partners is None else values.sub_(F.logsigmoid(self.positive.add_(self.bias)).squeeze(1))
 
@@ -203,15 +189,12 @@ class _Pairs:
 def differentiate(size: float, batch: Batch, saved: Saved) -> Gradients:
     """Return the gradients of embeddings, references, temperature and bias; what is saved is overwritten.
 
-    Args:
-        size: the gradient of each value.
-        batch: the batch.
-        saved: what `evaluate` saved.
+    ``size`` is the gradient of each value.
     """
     rule, dtype, (pull, pull_columns, total) = batch.rule, batch.embeddings.dtype, saved.stats
     size = size * math.exp(_bias(batch)) if rule.terms == "sigmoid" else size
     learned = by_temperature(pull, saved.scaled.rows, size, rule)
-    # A logit is homogeneous of degree 1 in the rows and of degree 1 in the columns: both contribute equally.
+    # Rows and columns contribute equally to the gradient of the temperature.
     learned = None if learned is None else learned + learned
     by_bias = (total * size).to(rule.bias.dtype) if isinstance(rule.bias, Tensor) else None
     more = to_embeddings(pull_columns, saved.classes, rule, size, dtype) if pull_columns is not NONE else None

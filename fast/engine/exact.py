@@ -1,32 +1,32 @@
 """The exact form: float64 on whole N x N matrices, correct over the whole range of the dtypes, and slow.
 
-The guaranteed range, for temperatures from 1e-3 to 1e3 (the range of a dtype includes subnormal numbers, unless they
-are flushed to zero):
+Guarantees at temperatures from 1e-3 to 1e3:
 
-- The computing dtype is float64, whatever the embeddings' dtype, so neither autocast nor TF32 affects it. On a device
-  without float64 it is float32, and the limits for float64 embeddings below apply with float32's range.
-- float32, bfloat16 and float16 embeddings: where the logits lie within the range of the value's dtype, the value is
-  finite. Where a true entry of the gradient also lies within the range of the gradient's dtype, the computed entry is
-  finite and not rounded to zero.
-- float64 embeddings: the same, with these limits. An entry of a row may count as zero if it is more than 2^900 times
-  smaller than the row's largest. Under "dot", a product of two entries may count as zero if it is more than 2^900 times
-  smaller than the product of the largest entries of their rows. Within one row of the gradient, a contribution may
-  count as zero if it is more than 2^1800 times smaller than the largest contribution to this row. If an anchor has
-  several positives, a contribution of less than 2^-1800 may also count as zero.
-- Rounding errors remain. Contributions to one entry that cancel to less than about 2^-50 of the largest leave no
-  correct digit, and may leave zero. Examples are rows whose directions differ by less than 2^-53, copies of a row under
-  different labels, and upstream gradients of very different size.
-- The second derivative is correct if its terms neither overflow nor underflow; it is not scaled row by row.
+- The computing dtype is float64 for every dtype of the embeddings. Autocast and TF32 have no effect. On a device
+  without float64 it is float32; the limits for float64 embeddings below then apply with float32's range.
+- float32, bfloat16 and float16 embeddings: if the logits are within the range of the value's dtype, the value is
+  finite. An entry of the gradient is then finite and not rounded to zero, if its true value is within the range of the
+  gradient's dtype.
+- float64 embeddings: the same, but tiny numbers may count as zero:
+    - an entry that is more than 2^900 times smaller than the largest of its row;
+    - under "dot", a product of two entries that is more than 2^900 times smaller than the product of the largest
+      entries of their rows;
+    - a contribution to a row of the gradient that is more than 2^1800 times smaller than the largest contribution;
+    - a contribution below 2^-1800, if an anchor has several positives.
+- Where contributions to an entry cancel to less than about 2^-50 of the largest, no digit is correct, and the result
+  may be zero. Examples are rows whose directions differ by less than 2^-53, copies of a row under different labels, and
+  upstream gradients of very different size.
+- The second derivative is correct if its terms neither overflow nor underflow.
 
-The forward pass saves only its inputs. The backward pass is written by hand, in differentiable operations. Automatic
-differentiation would multiply a weight by 1 / (temperature * norm) after the weight may have underflowed, although the
-product is representable. Here the weight of a pair, dL_i / ds_ij, remains a coefficient times the exponential of a
-logarithm. Each row of the gradient is accumulated relative to its largest weight; the power of two that was factored
-out is multiplied back last, together with the norm.
+The range of a dtype includes subnormal numbers, unless they are flushed to zero.
 
-Every loss except the binary cross-entropies is written in terms of two log-sums, lse_P over the positives and lse_N
-over the negatives: log(sum over all / sum over positives) is softplus(lse_N - lse_P), which is accurate even where it
-is 1e-300. Under ``denominator="one_positive"``, the logit of the positive takes the place of lse_P.
+The backward pass is written by hand, in differentiable operations. In automatic differentiation, a derivative
+dL_i/ds_ij might underflow before it is multiplied by 1 / (temperature * norm). Here it remains a coefficient times the
+exponential of a logarithm. Each row of the gradient is accumulated relative to its largest weight, and scaled back
+last.
+
+All losses except the binary cross-entropies are written in terms of lse_P and lse_N, the log-sum-exps over positives
+and negatives. Under ``denominator="one_positive"``, the logit of the positive takes the place of lse_P.
 """
 
 from __future__ import annotations
@@ -47,20 +47,18 @@ from .spec import EPSILON, LN2, AnchorValues, Batch, Rule
 from .transforms import Reverse
 
 LN2_HIGH = 355 / 512
-"""log(2) rounded to so few bits that its product with an exponent is exact."""
+"""log(2), rounded to so few bits that its product with an exponent is exact."""
 LN2_LOW = -2.121944400546905827679e-4
 """log(2) - LN2_HIGH."""
 
 
 class _Range(NamedTuple):
-    """Limits of exponents of two for one floating dtype."""
-
     factor: int
     """Largest ``|e|`` used in a factor 2^e; such factors are finite and normal."""
     boost: int
-    """The largest weight of a row is accumulated as about 2^boost, so that smaller weights do not underflow."""
+    """The largest weight of a row is accumulated as about 2^boost, so that smaller ones do not underflow."""
     saturated: int
-    """Scaling any number by 2^e gives zero or infinity for ``|e|`` above this."""
+    """For ``|e|`` above this, any number times 2^e is zero or infinity."""
 
 
 _RANGES = {torch.float64: _Range(1000, 800, 2112), torch.float32: _Range(120, 64, 288)}
@@ -76,7 +74,6 @@ def anchor_values(batch: Batch) -> AnchorValues:
     valid = formulas.counted(batch, positives, negatives)
     rows = torch.ones_like(positives, dtype=torch.bool) if valid is None else valid
     if others is not None:
-        # References are appended to the batch as rows that are not anchors.
         embeddings = torch.cat((embeddings, others))
         positive, negative = (F.pad(mask, (count, 0, 0, columns)) for mask in (positive, negative))
         rows = F.pad(rows, (0, columns))
@@ -94,8 +91,7 @@ def anchor_values(batch: Batch) -> AnchorValues:
 def _bias_column(bias: Tensor, rows: Tensor, count: int) -> Tensor:
     """Return a column that, appended to rows ``[N + M, D]``, adds a bias to the products of N anchors with M others.
 
-    It holds the bias divided by a power of two for the anchors, and this power for the other rows. So the product is
-    exactly the bias, and both are of similar size.
+    It holds bias / power for the anchors, and power for the others, both of similar size.
     """
     power = torch.exp2((torch.frexp(bias.detach()).exponent / 2).round()).to(rows)
     return torch.cat(((bias.to(rows) / power).expand(count, 1), power.expand(rows.shape[0] - count, 1)))
@@ -129,8 +125,8 @@ class _Transformable(Reverse, _AnchorValues):
 class _Scaled(NamedTuple):
     """Embeddings as rows of size about one: embedding j is ``basis[j] * norm[j] * 2^exponent[j]``.
 
-    Under "dot" there is no norm, and the derivative of a logit with respect to one row contains the power of two of the
-    other row, ``carried``. Under "cosine" the other row is a unit vector, so ``carried`` is zero.
+    Under "dot" there is no norm. The derivative of a logit with respect to one row then contains the other row, whose
+    exponent is ``carried``. Under "cosine" the other row is a unit vector, so ``carried`` is zero.
     """
 
     basis: Tensor
@@ -149,7 +145,7 @@ def _scale_rows(embeddings: Tensor, rule: Rule) -> _Scaled:
     if rule.similarity == "dot":
         return _Scaled(rows, exponent, exponent, None)
     if rule.zero_row == "zero":
-        # An infinite norm makes the unit vector and the gradient of a row of zeros 0.
+        # For a row of zeros, an infinite norm makes the unit vector and the gradient 0.
         kept = largest != 0
         some = torch.where(kept[:, None], rows, 1.0)
         norm = torch.where(kept, (some * some).sum(1).sqrt(), math.inf)
@@ -168,7 +164,7 @@ def _logits(scaled: _Scaled, temperature: float) -> Tensor:
 
 
 class _LogSum(NamedTuple):
-    """The logarithm of a sum of exponentials, ``top + log``, as columns ``[N, 1]``; zero for an empty sum."""
+    """The logarithm of a sum of exponentials, ``top + log``, both ``[N, 1]``; zero for an empty sum."""
 
     top: Tensor
     log: Tensor
@@ -178,7 +174,7 @@ def _log_sum(logarithms: Tensor, mask: Tensor) -> _LogSum:
     some = mask.any(1, keepdim=True)
     top = torch.where(mask, logarithms.detach(), -math.inf).amax(1, keepdim=True)
     top = torch.where(some, top, 0.0)
-    # The inner `where` keeps the exponential finite outside the mask; 0 * inf in a second derivative would be NaN.
+    # The inner `where` keeps the exponential finite. Otherwise, a second derivative would contain 0 * inf.
     exponentials = torch.where(mask, torch.where(mask, logarithms - top, 0.0).exp(), 0.0)
     return _LogSum(top, torch.where(some, exponentials.sum(1, keepdim=True), 1.0).log())
 
@@ -199,10 +195,7 @@ def _log_mean_above(logarithms: Tensor, over: _LogSum, mask: Tensor, count: Tens
 
 
 class _Row:
-    """The logits of one batch, the masks of the anchors' pairs and the sums of each row, as a `formulas.Row`.
-
-    Weights are represented by their logarithms.
-    """
+    """The logits, masks and sums of one batch, as a `formulas.Row`."""
 
     def __init__(
         self, embeddings: Tensor, positive: Tensor, negative: Tensor, rows: Tensor, lone: bool, rule: Rule
@@ -220,7 +213,7 @@ class _Row:
         logits = _logits(scaled, rule.temperature)
         if rule.terms == "sigmoid":
             logits = logits + rule.bias
-        # Logits that no anchor uses may overflow, especially those of self pairs, so they are set to 0.
+        # Unused logits, such as those of self pairs, may overflow.
         self.logits = torch.where(self.both, logits, 0.0)
         self_pair = torch.eye(rows.shape[0], dtype=torch.bool, device=rows.device)
         self.group = (positive | self_pair).float().argmax(1)
@@ -234,14 +227,13 @@ class _Row:
                 self.over_positives = _log_sum(self.logits, self.positive)
 
     def _guard(self, logits: Tensor, rows: Tensor) -> None:
-        """Replace logits by log(e^(s - max) + epsilon), up to a constant of the row; store the log of its derivative.
+        """Replace logits by log(e^(s - max) + epsilon), plus a constant; store the logarithm of the derivative.
 
-        The constant cancels in every ratio of the formula. It is chosen so that the values of a row's largest pairs are
-        near zero, both where s - max is near zero and where e^(s - max) is far below epsilon. Their differences then
-        keep their digits.
+        The constant of each row cancels in the formula. It brings the row's largest results near zero, so that their
+        differences keep their digits.
 
-        The maximum is a logit too, that of the self pair or of a pair that counts. Under "dot", ``star`` marks the pair
-        that attains it, the first one on a tie. Under "cosine" it is the self-similarity, a constant.
+        The maximum includes the self pair. Under "cosine" it is therefore a constant. Under "dot", ``star`` marks the
+        pair that attains it, the first one on a tie.
         """
         if self.scaled.norm is not None:
             below = self.below_self()
@@ -262,9 +254,8 @@ class _Row:
     def below_self(self) -> Tensor:
         """Return (cosine - 1) / temperature, ``[N, N]``, without cancellation for rows that are almost equal.
 
-        The group of a row is the first column among its positives and itself. Within a group, the result is computed
-        from the differences of the rows from that column's row: the cosine of rows closer than 1e-8 rounds to 1, so it
-        holds no digit of the result.
+        The cosine of rows closer than 1e-8 rounds to 1. So each row is grouped with the first column among its
+        positives and itself. Within a group, the result is computed from the rows' differences from that column's row.
         """
         offset = self.scaled.basis - self.scaled.basis[self.group]
         squares = (offset * offset).sum(1)
@@ -295,7 +286,7 @@ class _Row:
         return self._mean_below(self.over_negatives.top) + self.over_negatives.log
 
     def negatives_over_positives(self, inside: str) -> Tensor:
-        """Return the odds, plus log n for "mean", from means instead of sums: accurate if logits are nearly equal."""
+        """Return the odds, plus log n for "mean"; accurate if logits are nearly equal."""
         negative = _log_mean_above(self.logits, self.over_negatives, self.negative, self.negatives)
         positive = _log_mean_above(self.logits, self.over_positives, self.positive, self.number)
         means = (self.over_negatives.top - self.over_positives.top) + (negative - positive)
@@ -303,8 +294,8 @@ class _Row:
         return means + (number if inside == "mean" else number / self.number).log()
 
     def _mean_below(self, top: Tensor) -> Tensor:
-        """Return the mean over positives of ``top - s_ip``, ``[N, 1]``; it overflows only if the mean itself does."""
-        # Only logits near the end of the range are scaled by 2^-64 before summation; small ones might underflow.
+        """Return the mean over positives of ``top - s``, ``[N, 1]``; it overflows only if the true mean does."""
+        # Scaled only near the end of the range, because small logits might underflow.
         large = self.logits.abs().amax() > 2.0 ** _RANGES[self.logits.dtype].factor
         scale = torch.where(large, 2.0**-64, 1.0).to(self.logits.dtype)
         below = torch.where(self.positive, top * scale - self.logits * scale, 0.0)
@@ -341,10 +332,10 @@ class _Row:
         return hit.top + hit.log - (self.number.log() if inside == "mean" else 0.0)
 
     def own_log_share(self) -> Tensor:
-        """Return log(sigmoid(-o) / mean over P of sigmoid(-o)); a constant of the row cancels and may be omitted.
+        """Return log(sigmoid(-o) / mean over P of sigmoid(-o)), ``[N, N]``.
 
-        Where every positive of a row is far below its negatives, the constant lse_N is omitted, because it may be so
-        large that the differences between positives would be rounded away.
+        If all positives of a row are far below its negatives, lse_N is omitted: it cancels, and would hide the
+        differences between positives.
         """
         odds = self.own_odds()
         nearest = torch.where(self.positive, odds.detach(), math.inf).amin(1, keepdim=True)
@@ -363,8 +354,7 @@ class _Row:
     def from_even(self) -> Tensor:
         """Return q_ij - 1 / |P(i)| with q the softmax among positives, ``[N, N]``, zero outside the positives.
 
-        It is computed with expm1, so that differences of nearly equal positives keep their digits and equal positives
-        give 0.
+        With expm1, nearly equal positives keep their digits, and equal positives give 0.
         """
         guarded = self.log_slope is not None
         logits = self.logits if guarded or self.scaled.norm is None else self.below_self()
@@ -383,9 +373,9 @@ def _mean(values: Tensor, mask: Tensor, count: Tensor) -> Tensor:
 
 
 class _WeightTerm(NamedTuple):
-    """Pair weights: ``coefficient * exp(logarithm)`` inside ``mask``, zero elsewhere; all ``[N, N]``.
+    """One term of the weights dL_i/ds_ij: ``coefficient * exp(logarithm)`` inside ``mask``, else 0; all ``[N, N]``.
 
-    The weights dL_i / ds_ij of a loss are the sum of one or two of these.
+    The weights of a loss are the sum of one or two terms.
     """
 
     coefficient: Tensor
@@ -434,7 +424,7 @@ def _guarded_weights(row: _Row) -> _WeightTerm:
     coefficient = coefficient * (row.number / (row.number + EPSILON))
     if row.star is None:
         return _WeightTerm(coefficient, row.log_slope, row.both)
-    # Increasing the maximum lowers every other logit relative to it: its weight is minus the sum of the others'.
+    # Raising the maximum lowers all other logits relative to it. Its weight is minus the sum of the others.
     others = row.both & ~row.star
     top = torch.where(others, row.log_slope.detach(), -math.inf).amax(1, keepdim=True)
     top = torch.where(top.isfinite(), top, 0.0)
@@ -451,23 +441,23 @@ def _pull(grad_values: Tensor, terms: list[_WeightTerm], scaled: _Scaled, temper
     upstream = torch.where(grad_values.detach() == 0, -math.inf, exponent)[:, None]
     carried = scaled.carried[None, :]
     weights = [_split_power(term) for term in terms]
-    # The gradient of row i sums W_ij (row i as anchor) and W_ji (the other rows as anchors), each times row j of the
-    # basis. `scale` is the power of two of the largest of these. W_ji is indexed [j, i] until it is transposed below.
+    # Row i of the gradient is the sum over j of (W_ij + W_ji) times row j of the basis.
+    # `scale` is the exponent of the largest term of each row. `others` holds W_ji at [j, i].
     scale = torch.full_like(grad_values, -math.inf)
     for term, (_, power) in zip(terms, weights, strict=True):
         level = torch.where(term.mask, power, -math.inf) + upstream
         scale = torch.maximum(scale, torch.maximum((level + carried).amax(1), (level + carried.T).amax(0)))
     scale = torch.where(scale.isfinite(), scale, 0.0)
     lift = exponent[:, None] + room.boost
-    # The clamp affects only weights of anchors whose upstream gradient is exactly zero: the scale ignores these.
+    # The clamp affects only anchors whose upstream gradient is zero, which the scale ignores.
     limit = room.boost + 64
     own, others = torch.zeros_like(level), torch.zeros_like(level)
     for weight, power in weights:
         weight = weight * mantissa
         own = own + weight * torch.exp2((power + (lift + carried - scale[:, None])).clamp(max=limit))
         others = others + weight * torch.exp2((power + (lift + carried.T - scale[None, :])).clamp(max=limit))
-    # Both weights are added before they are multiplied with the rows: if they cancel for a large row, its rounding
-    # error cannot hide the contribution of a small row.
+    # The weights are added before the product: if they cancel for a large row, its rounding error would hide small
+    # rows.
     gradient = (own + others.T) @ scaled.basis
     scale = scale - room.boost
     if scaled.norm is not None:
@@ -479,10 +469,9 @@ def _pull(grad_values: Tensor, terms: list[_WeightTerm], scaled: _Scaled, temper
 def _split_power(term: _WeightTerm) -> tuple[Tensor, Tensor]:
     """Return a term's weights as a number near the coefficient and an exponent of two, ``[N, N]`` each.
 
-    The weights are zero outside the mask. The power of two is exact and detached, so weights that cancel still do
-    after scaling.
+    The power of two is exact, so weights that cancel still cancel after scaling.
     """
-    # A weight of e^-4000 is zero in float64, whatever representable number it is multiplied by.
+    # A weight of e^-4000 is zero in float64, whatever it is multiplied by.
     logarithm = torch.where(term.mask, term.logarithm, 0.0).clamp(min=-4000)
     power = (logarithm.detach() / LN2).round()
     weight = ((logarithm - power * LN2_HIGH) - power * LN2_LOW).exp()
@@ -492,8 +481,8 @@ def _split_power(term: _WeightTerm) -> tuple[Tensor, Tensor]:
 def _off_row(vectors: Tensor, units: Tensor) -> Tensor:
     """Subtract from each row of ``vectors`` its component along the unit row of ``units``; both ``[N, D]``.
 
-    For a unit row u almost parallel to axis k, entry k of ``v - (v.u) u`` would be lost to cancellation. That entry is
-    computed from the other entries of u: 1 - u_k^2 is the sum of their squares.
+    If a unit row u is almost parallel to axis k, entry k of ``v - (v.u) u`` would be lost to cancellation. It is
+    computed from the other entries of u, whose squares add up to 1 - u_k^2.
     """
     axis = torch.zeros_like(units, dtype=torch.bool).scatter(1, units.detach().abs().argmax(1, keepdim=True), True)
     rest = torch.where(axis, 0.0, units)

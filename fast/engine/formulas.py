@@ -1,11 +1,11 @@
 """The formulas: an anchor's value, its derivative with respect to each logit, and the reduction of a batch of values.
 
-With s_ij the logits of anchor i, P and N its positives and negatives, n = |P| and m = |N|,
+Let s_ij be the logits of anchor i, P and N its positives and negatives, n = |P| and m = |N|.
 
     odds   = log(sum over N of e^s / sum over P of e^s)
     share  = e^s / (the sum of e^s over N for a negative, over P for a positive)
 
-the value under the terms "out" and "in", and its derivative with respect to the logit of a negative or a positive, are
+For the terms "out" and "in", the value and its derivatives with respect to the logit of a negative or a positive are
 
     value     = contrast + log(sum over P of e^s) - mean over P of s      "out"
     value     = contrast + log n                                          "in" with the mean of the ratios
@@ -18,19 +18,23 @@ The contrast is -log(sum over P of e^s / sum over D of e^s). D and c depend on t
     "all"             P and N:  contrast = softplus(odds),  c = sigmoid(odds)
     "only_negatives"  N:        contrast = odds,            c = 1
 
-With "one_positive" each positive has its own odds, o_p = log(sum over N of e^s) - s_p. The value is the mean over P of
-softplus(o_p) for "out", and -log(mean over P of sigmoid(-o_p)), or of their sum, for "in". Let -w_p be the derivative
-with respect to s_p:
+With the denominator "one_positive", each positive p has its own odds, o_p = log(sum over N of e^s) - s_p:
 
-    w_p = sigmoid(o_p) / n    "out"      w_p = sigmoid(o_p) sigmoid(-o_p) / sum over P of sigmoid(-o)    "in"
+    value     = mean over P of softplus(o_p)                              "out"
+    value     = -log(mean, or sum, over P of sigmoid(-o_p))               "in"
+    w_p       = sigmoid(o_p) / n                                          "out"
+    w_p       = sigmoid(o_p) sigmoid(-o_p) / sum over P of sigmoid(-o)    "in"
     negative  = (sum over P of w) share,    positive = -w_p
 
-"lse" is log(sum over N of e^s), whose derivative is the share. "binary" is the sum over P of softplus(-s) / (n + 1)
-plus the sum over N of softplus(s) / m; "sigmoid" is the same without the divisors. "epsilon" is "out" for logits
-log(e^(s - max) + epsilon), with the row's largest logit max, times n / (n + epsilon).
+The other terms:
 
-With weights of positives, the means over P are weighted: each weight, divided by their sum, replaces 1/n. With weights
-of negatives, s is the logit of a negative plus the logarithm of its weight.
+    "lse"      log(sum over N of e^s); its derivative is the share
+    "binary"   sum over P of softplus(-s) / (n + 1)  +  sum over N of softplus(s) / m
+    "sigmoid"  sum over P of softplus(-s)  +  sum over N of softplus(s)
+    "epsilon"  n / (n + epsilon) times "out" of the logits log(e^(s - max) + epsilon), max = the row's largest logit
+
+With weights of positives, the means over P are weighted: 1/n becomes the positive's weight divided by their sum. With
+weights of negatives, s is the logit of a negative plus the logarithm of its weight.
 
 Each form computes these sums in its own `Row`, in a way that neither overflows nor loses digits.
 """
@@ -46,11 +50,11 @@ from .device import dtypes_of
 from .spec import EPSILON, AnchorValues, Batch, Policy, Rule
 
 SUM_OF_OWN_RATIOS = "in", "one_positive", "sum"
-"""The only terms, denominator and reduction for which `counted` leaves out rows whose value is not 0."""
+"""Terms, denominator and reduction for which an anchor without negatives has the value -log n instead of 0."""
 
 
 class Row(Protocol):
-    """Quantities of each row that its sums determine, without loss of digits.
+    """Quantities of each row, computed without loss of digits.
 
     They are all ``[N]`` or all ``[N, 1]``, except those of each positive, which are ``[N, M]``.
     """
@@ -78,7 +82,7 @@ class Row(Protocol):
         """Odds, plus log n if ``inside`` is "mean": log(sum over N of e^s / mean over P of e^s)."""
 
     def missed(self) -> Tensor:
-        """sigmoid(odds), the negatives' share of the sum over P and N; in `exact`, its logarithm."""
+        """sigmoid(odds); in `exact`, its logarithm."""
 
     def own_log_missed(self) -> Tensor:
         """Log sigmoid(o) of each positive, ``[N, M]``."""
@@ -93,7 +97,7 @@ class Row(Protocol):
         """Mean over P of sigmoid(o)."""
 
     def own_log_hit(self, inside: str) -> Tensor:
-        """The logarithm of the mean, or of the sum, over P of sigmoid(-o)."""
+        """Logarithm of the mean, or of the sum, over P of sigmoid(-o)."""
 
     def mean_softplus(self, sign: int, more: int) -> Tensor:
         """Sum of softplus(sign s) divided by (number of terms + more), over N if the sign is 1, over P if it is -1."""
@@ -120,7 +124,7 @@ def value(rule: Rule, row: Row) -> Tensor:
     if rule.denominator == "one_positive":
         if rule.terms == "out":
             return row.own_softplus()
-        # The mean of the ratios is 1 - missed. Near 1, log1p(-missed) is accurate; elsewhere, the direct logarithm is.
+        # The mean of the ratios is 1 - missed. log1p(-missed) is accurate near 1, the direct logarithm elsewhere.
         missed = row.own_missed()
         near = torch.log1p(-missed.clamp(max=0.5))
         near = near if rule.inside_reduction == "mean" else near + row.number.log()
@@ -132,7 +136,7 @@ def value(rule: Rule, row: Row) -> Tensor:
     contrast = row.softplus_odds()
     if rule.terms == "out":
         return contrast + row.positives_over_mean()
-    # Without log n a small value keeps its digits.
+    # Without log n, a small value keeps its digits.
     return contrast + row.number.log() if rule.inside_reduction == "mean" else contrast
 
 
@@ -153,9 +157,9 @@ def own_log_weights(rule: Rule, row: Row) -> Tensor:
 
 
 def uses_largest(rule: Rule) -> bool:
-    """Return whether a derivative of the "epsilon" terms depends on the weight of each row's largest logit.
+    """Return whether a gradient of the "epsilon" terms depends on the weight of each row's largest logit.
 
-    Under "cosine", that logit is 1 / temperature, of the row with itself, and depends on no row.
+    Under "cosine" this logit is 1 / temperature, that of the self pair: only the temperature's gradient depends on it.
     """
     return rule.similarity == "dot" or isinstance(rule.temperature, Tensor)
 
@@ -163,17 +167,18 @@ def uses_largest(rule: Rule) -> bool:
 class Sums(NamedTuple):
     """Sums of unshifted exponentials E = e^s per row, ``[N]`` each.
 
-    The last three are for the denominator "one_positive", where r = E / (E + neg) is the ratio of a positive, and for
-    the "epsilon" terms, where r = E / (neg + pos); they are empty for the others. Under "epsilon", E is the
-    guarded exponential e^s + guard; the guard is epsilon times the row's largest e^s.
+    The last three are empty, except for the denominator "one_positive" and the "epsilon" terms. They contain the ratio
+    r of a positive: E / (E + neg) under "one_positive", E / (neg + pos) under "epsilon".
+
+    Under "epsilon", E is the guarded exponential e^s + guard. The guard is epsilon times the row's largest e^s.
 
     Attributes:
         neg: sum over negatives of E.
         pos: sum over positives of E.
-        missed: sum over positives of 1 - r; for "epsilon", of guard / E, empty unless `uses_largest`.
-        first: for "out" and "epsilon", sum over positives of -log r; for "in", of r, times `boost`. For "epsilon" with
+        missed: sum over positives of 1 - r. Under "epsilon", of guard / E; empty unless `uses_largest`.
+        first: sum over positives of -log r for "out" and "epsilon", of r times `boost` for "in". For "epsilon" with
             partners, the positive's exponential divided by the guarded one.
-        second: for "in", sum over positives of r (1 - r), times `boost`; for "epsilon", the guard.
+        second: sum over positives of r (1 - r) times `boost` for "in"; the guard for "epsilon".
     """
 
     neg: Tensor
@@ -183,22 +188,20 @@ class Sums(NamedTuple):
     second: Tensor
 
     def boost(self) -> Tensor:
-        """Return a factor for a row's ratios, which would underflow where all positives are far below the negatives."""
+        """Return a factor that keeps a row's ratios from underflowing if all positives are far below the negatives."""
         return torch.where(self.pos > 0, self.neg / self.pos, 1.0).clamp(min=1)
 
 
 class Weights(NamedTuple):
     """The derivatives of ``sum_i grad_i L_i`` with respect to the logits of each row, as coefficients ``[N]``.
 
-    The weight of a negative is ``negative * E``. The weight of a positive is ``slope * E + level``. Exceptions:
+    The derivative is ``negative * E`` for a negative and ``slope * E + level`` for a positive, except:
 
-    - If each row has at most one positive, its weight is ``level``.
-    - Under the denominator "one_positive", a positive's weight is ``level * (1 - r)`` for "out" and
-      ``level * r (1 - r) * boost`` for "in".
-    - Under "epsilon", it is ``level * E * (n - 1 - q)``, with E unguarded and q from `rest_over`;
-      ``slope`` is what to add to the weight of the largest logit, on which every e^(s - max) depends, if
-      `uses_largest`.
-    - Under "binary", sigmoid(s) replaces E for a negative, and a positive's weight is ``level * sigmoid(-s)``.
+    - Each row has at most one positive: ``level`` for a positive.
+    - "one_positive": for a positive, ``level * (1 - r)`` with "out" and ``level * r (1 - r) * boost`` with "in".
+    - "binary": ``negative * sigmoid(s)`` for a negative and ``level * sigmoid(-s)`` for a positive.
+    - "epsilon": ``level * E * (n - 1 - q)`` for a positive, with E unguarded and q from `rest_over`. If `uses_largest`,
+      ``slope`` is added for the largest logit, on which every e^(s - max) depends.
     """
 
     negative: Tensor
@@ -220,9 +223,9 @@ def weights(
         rule: the formula.
         grad: ``[N]``, 0 for every row that `counted` leaves out.
         sums: the sums of each row.
-        number: n in the computing dtype, or None if each row has at most one positive.
-        negatives: m, which only "binary" and "epsilon" need.
-        lone: False if each row is known to have at least two positives.
+        number: n in the computing dtype; None if each row has at most one positive.
+        negatives: m; only for "binary" and "epsilon".
+        lone: False if each row has at least two positives; None if that is not known.
     """
     neg, pos = sums.neg, sums.pos
     if rule.terms == "epsilon":
@@ -252,7 +255,7 @@ def weights(
             return Weights(torch.where(neg > 0, grad * sums.missed / number / neg, 0.0), zero, -grad / number)
         level = torch.where(sums.first > 0, grad / sums.first, 0.0)
         return Weights(torch.where(neg > 0, level * sums.second / neg, 0.0), zero, -level)
-    # The derivative of a single positive is -c, which would be rounded away in the difference of two shares.
+    # For a single positive it is -c, which the difference of two shares would round away.
     level = -grad / number
     if rule.denominator == "only_negatives":
         negative, slope, of_one = torch.where(neg > 0, grad / neg, 0.0), zero, -grad
@@ -268,9 +271,9 @@ def weights(
 
 
 def rest_over(exponentials: Tensor, guard: Tensor, neg: Tensor, pos: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (neg + pos - g) / g, and g, the guarded exponentials; see `Sums`. All arguments broadcast to ``[b, M]``.
+    """Return (neg + pos - g) / g, and g, the guarded exponentials ``[b, M]``; see `Sums`.
 
-    For a single positive, pos - g is exactly 0, so that a small quotient keeps its digits.
+    For a single positive, pos - g is exactly 0, so a small quotient keeps its digits.
     """
     found = exponentials + guard
     return (pos - found).add_(neg).div_(found), found
@@ -281,9 +284,9 @@ def counted(batch: Batch, positives: Tensor, negatives: Tensor | int, *, all_pos
 
     Args:
         batch: the batch.
-        positives: ``[N]``, the size of P(i); unused if ``all_positive``, for partners, "binary", "sigmoid" and "lse".
-        negatives: ``[N]``, the size of N(i), or one positive number for all rows.
-        all_positive: whether all rows are known to have positives.
+        positives: ``[N]``, the numbers of positives. Unused for partners, and under "binary", "sigmoid" and "lse".
+        negatives: ``[N]``, the numbers of negatives, or one positive number for all rows.
+        all_positive: whether all rows are known to have positives; ``positives`` is then unused.
     """
     rule, rows = batch.rule, batch.anchors
     if not all_positive and rule.terms not in ("binary", "sigmoid", "lse") and batch.targets.kind != "partners":
@@ -297,7 +300,7 @@ def counted(batch: Batch, positives: Tensor, negatives: Tensor | int, *, all_pos
 
 
 def is_plain(batch: Batch, policy: Policy) -> bool:
-    """Return whether the loss is the mean or sum of all rows' values, without weights or pairs that are left out."""
+    """Return whether the loss is the plain mean or sum over all rows, without weights, omitted pairs or policies."""
     usual = policy.no_positive == policy.no_negative == "zero" and policy.base_temperature is None
     targets = batch.targets
     every = batch.anchors is None and targets.ignored is None and targets.ids is None
@@ -309,10 +312,10 @@ def is_plain(batch: Batch, policy: Policy) -> bool:
 
 
 def reduced(found: AnchorValues, batch: Batch, policy: Policy) -> Tensor:
-    """Apply the policies for anchors without positives or negatives, the reduction and the base temperature.
+    """Apply the policies, the reduction and the base temperature.
 
     Returns:
-        A scalar; under "none", one value per anchor, without anchors that "drop" leaves out. If no anchor is left, mean
+        A scalar; under "none", one value per anchor, without those that "drop" leaves out. If no anchor is left, mean
         and sum are 0 with gradient 0.
     """
     values, positives, negatives = found
@@ -323,7 +326,7 @@ def reduced(found: AnchorValues, batch: Batch, policy: Policy) -> Tensor:
         values = torch.where(negatives == 0, alone, values)
     if policy.no_negative == "nan" and (rule.terms == "binary" or rule.denominator == "only_negatives"):
         without = negatives == 0
-        # An anchor without positives follows `no_positive`, if the loss has it, even if it has no negatives either.
+        # An anchor without positives and negatives follows `no_positive`, which "binary" does not have.
         values = torch.where(without if rule.terms == "binary" else without & (positives > 0), torch.nan, values)
     if policy.no_positive == "nan":
         values = torch.where(positives == 0, torch.nan, values)
@@ -338,8 +341,8 @@ def reduced(found: AnchorValues, batch: Batch, policy: Policy) -> Tensor:
     else:
         if rows is not None:
             values = torch.where(rows, values, 0.0)
-        # A sum of float32 values cannot overflow in float64. A sum of float64 values can, even where its mean does not:
-        # values near the end of the range are scaled by 2^-64 before they are added.
+        # A sum of float64 values may overflow although their mean does not, so values near the end of the range are
+        # scaled.
         scale = None
         if values.dtype == torch.float64 and policy.ranks is None:
             large = values.detach().abs().amax() > torch.finfo(torch.float64).max ** 0.9
@@ -371,5 +374,5 @@ def reduced(found: AnchorValues, batch: Batch, policy: Policy) -> Tensor:
                 result = result / torch.where(total > 0, total, 1)
         result = result if scale is None else result / scale
     if policy.base_temperature is not None:
-        result = result * (rule.temperature / policy.base_temperature)
+        result = result * (rule.temperature_as(result.dtype) / policy.base_temperature)
     return result.to(dtypes_of(batch.embeddings)[0])

@@ -1,12 +1,13 @@
 """The frozen form: the logarithm of the sum over references that need no gradient, such as a queue of negatives.
 
-With E_ij = e^s_ij, the derivative of log(sum over j of E_ij) with respect to row i is the sum of the columns y_j,
-weighted by E_ij, divided by the sum of E_ij. Both sums are computed in the forward pass, from the same tile: the
-backward pass only divides one by the other. So each exponential is computed once, each tile takes two matrix products,
-and what is kept for the backward pass, in addition to the scaled rows, is one matrix of their size.
+With E_ij = e^s_ij and scaled columns y_j, the derivative of log(sum over j of E_ij) with respect to row i is
 
-Logits are known to be moderate, as in `unshifted`, and so is the largest norm of a column (`plan.LONGEST`), so that no
-sum overflows or underflows.
+    sum over j of E_ij y_j / sum over j of E_ij
+
+The forward pass computes both sums from the same tile, so the backward pass only divides them. Besides the scaled rows,
+one matrix of their size is kept.
+
+The sums stay within range, because logits are moderate and norms of columns are bounded (`plan.LONGEST`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from .unshifted import NONE
 
 
 def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
-    """Return the values, and for the backward pass the sums of exponentials and of weighted columns."""
+    """Return the values; for the backward pass also the sums of exponentials and of weighted columns."""
     scaled, columns = _scaled(batch)
     neg, pull = _sums(scaled.rows, columns, plan, backward=plan.keep)
     negatives = torch.full((len(neg),), len(columns), device=neg.device)
@@ -36,19 +37,20 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
 
 
 def _scaled(batch: Batch) -> tuple[Scaled, Tensor]:
-    """Return the scaled rows and the scaled columns; under "dot" only the rows are scaled, which are usually fewer."""
+    """Return the scaled rows and columns; under "dot" only the rows are scaled, which are usually fewer."""
     rule, others = batch.rule, cast(Tensor, batch.references.embeddings)
     if rule.similarity == "cosine":
         scaled, columns = scale_both(batch, LN2)
         return scaled, columns.rows
-    # `scale_rows` divides by sqrt(temperature * log 2): for the temperature T^2 log 2, this is T log 2.
-    squared = replace(rule, temperature=rule.temperature * rule.temperature * LN2)
+    # `scale_rows` divides by sqrt(temperature * log 2), which is T log 2 for the temperature T^2 log 2.
+    temperature = rule.temperature_as(dtypes_of(batch.embeddings)[1])
+    squared = replace(rule, temperature=temperature * temperature * LN2)
     return scale_rows(batch.embeddings, squared, batch.sizes, LN2), others.to(dtypes_of(others)[0])
 
 
 def _sums(rows: Tensor, across: Tensor, plan: Plan, *, backward: bool) -> tuple[Tensor, Tensor | None]:
-    """Return the sums over j of E_ij, ``[N]``, and for the backward pass those of E_ij y_j, ``[N, D]``."""
-    # The sums are allocated before the tiles; see `unshifted.evaluate`.
+    """Return the sums over j of E_ij, ``[N]``, and for the backward pass of E_ij y_j, ``[N, D]``."""
+    # Allocated before the tiles, see `unshifted.evaluate`.
     neg, pull = rows.new_zeros(len(rows)), torch.zeros_like(rows) if backward else None
     height, width = min(plan.rows, len(rows)), min(plan.columns, len(across))
     buffer = borrow("logits", rows, height * width)
@@ -72,6 +74,6 @@ def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, 
     weights = formulas.weights(rule, grad, Sums(neg, neg, *[NONE] * 3), None)
     pull = pull * weights.negative.unsqueeze(1)
     learned = by_temperature(pull, scaled.rows, size, rule, LN2)
-    # A logit is homogeneous of degree 1 in the rows and of degree 1 in the columns: both contribute equally.
+    # Rows and columns contribute equally to the gradient of the temperature.
     learned = None if learned is None else learned + learned
     return to_embeddings(pull, scaled, rule, size, batch.embeddings.dtype, LN2), None, learned, None

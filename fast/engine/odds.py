@@ -1,8 +1,8 @@
 """Losses for partners, combined from the logits of positives and the odds of negatives at several temperatures.
 
-Such a loss describes how it combines these parts as a `Formula`. A small batch with moderate logits is evaluated in one
-panel of unshifted exponentials, as in `small`: the logits are computed once, and the weights of all sums are added
-before they are multiplied with the rows. In all other cases each part is an evaluation of its own.
+Each loss describes the combination as a `Formula`. A small batch with moderate logits is evaluated in one panel of
+unshifted exponentials, as in `small`: logits are computed once for all temperatures. Otherwise each part is evaluated
+on its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .autograd import anchor_values
-from .device import may_read, without_autocast
+from .device import dtypes_of, may_read, without_autocast
 from .formulas import is_plain, reduced
 from .partners import partner_rows
 from .scaling import Saved, pair_logits, pulled, scale_both
@@ -46,15 +46,13 @@ class Formula(Protocol):
     def values(self, found: Odds) -> tuple[Tensor, Sequence[Tensor]]:
         """Return the value of each row, and what `slopes` needs.
 
-        Autograd can differentiate the values. Those of rows without negatives are not used.
+        The values must be differentiable by autograd. Those of rows without negatives are not used.
         """
 
     def slopes(self, grad: Tensor, kept: Sequence[Tensor]) -> Sequence[Tensor]:
         """Return the gradients of the logits and of each odds. Not called if the temperature is a tensor.
 
-        Args:
-            grad: the gradient of the values.
-            kept: the second result of `values`.
+        ``grad`` is the gradient of the values, ``kept`` the second result of `values`.
         """
 
 
@@ -79,7 +77,7 @@ def _combined(batch: Batch, factors: Sequence[float], formula: Formula, policy: 
     columns, own = batch.references.embeddings, batch.references.own
     number = batch.embeddings.shape[0] - 2 if columns is None else columns.shape[0] - 1
     usual = backend == "auto" and own is None and not isinstance(batch.rule.temperature, Tensor)
-    # `slopes` does not support values that depend on the rows of all ranks; autograd differentiates these.
+    # With many ranks, values depend on the rows of other ranks, which `slopes` does not support.
     usual = usual and policy.ranks is None
     if usual and suits(batch, PLAIN, factors[0]) and number > 0:
         wanted = batch.embeddings.requires_grad or (columns is not None and columns.requires_grad)
@@ -94,25 +92,21 @@ def _combined(batch: Batch, factors: Sequence[float], formula: Formula, policy: 
 
 
 def _composed(batch: Batch, factors: Sequence[float], formula: Formula, backend: Backend) -> Tensor:
-    """Return the values from parts that are evaluated separately."""
     found = _parts(batch, factors, backend)
     return torch.where(cast(Tensor, found.negatives) > 0, formula.values(found)[0], 0.0)
 
 
 def _parts(batch: Batch, factors: Sequence[float], backend: Backend) -> Odds:
-    """Return the parts, each evaluated on its own."""
     rule = batch.rule
-    rules = (rule if factor == 1 else replace(rule, temperature=rule.temperature / factor) for factor in factors)
+    temperature = rule.temperature_as(dtypes_of(batch.embeddings)[1])
+    rules = (rule if factor == 1 else replace(rule, temperature=temperature / factor) for factor in factors)
     found = [anchor_values(replace(batch, rule=each), backend) for each in rules]
     logits = pair_logits(batch.embeddings, partner_rows(batch), rule)
     return Odds(logits, [each.values for each in found], found[0].negatives)
 
 
 def _evaluate(batch: Batch, factors: Sequence[float], number: int) -> tuple[Odds, Saved]:
-    """Return the parts ``[N, 1]``, from one panel, and what is saved: the sums and the exponentials of each factor.
-
-    ``number`` is the number of each row's negatives.
-    """
+    """Return the parts ``[N, 1]``, from one panel; save the sums and the exponentials of each factor."""
     scaled, columns = scale_both(batch, LN2)
     logits, column = torch.mm(scaled.rows, columns.rows.T), batch.targets.given.unsqueeze(1)
     of_positives = logits.gather(1, column)
@@ -134,7 +128,7 @@ def _evaluate(batch: Batch, factors: Sequence[float], number: int) -> tuple[Odds
 
 
 class _Small(Reverse):
-    """The loss of a small batch (without a policy, the values) in plain eager execution."""
+    """The loss of a small batch (without a policy, the values) in eager execution."""
 
     @staticmethod
     def forward(
@@ -158,7 +152,7 @@ class _Small(Reverse):
         again = torch.is_grad_enabled()
         gradients: Sequence[Tensor | None]
         if again or not may_read(grad):
-            # What was saved cannot be differentiated. Views make inputs that depend on each other independent.
+            # Compute the loss again in differentiable operations. Views separate inputs that depend on each other.
             with torch.enable_grad():
                 views = [None if tensor is None else tensor.view_as(tensor) for tensor in (rows, others)]
                 references = replace(batch.references, embeddings=views[1])
@@ -180,15 +174,7 @@ class _Small(Reverse):
 def _gradients(
     slopes: Sequence[Tensor], batch: Batch, factors: Sequence[float], saved: Saved, size: float | Tensor
 ) -> Sequence[Tensor | None]:
-    """Return the gradients of embeddings and references.
-
-    Args:
-        slopes: the gradients of the logits and of each odds, ``[N, 1]``.
-        batch: the batch that was evaluated.
-        factors: the factors of the logits.
-        saved: the sums and the exponentials of each factor.
-        size: factor by which the result is multiplied.
-    """
+    """Return the gradients of embeddings and references, from those of the logits and of each odds, ``[N, 1]``."""
     symmetric, column = batch.references.embeddings is None, batch.targets.given.unsqueeze(1)
     level, *of_odds = slopes
     weight: Tensor | None = None
@@ -196,10 +182,10 @@ def _gradients(
         slope = slope if factor == 1 else slope * factor
         level = level - slope
         coefficient = slope / total
-        if symmetric:  # the coefficients are added instead of the weights and their transpose
+        if symmetric:  # adding coefficients replaces adding the transposed weights
             coefficient = coefficient + coefficient.T
         # A second backward pass needs the exponentials again.
         weight = exponentials * coefficient if weight is None else weight.addcmul_(exponentials, coefficient)
-    assert weight is not None  # there is at least one factor
+    assert weight is not None
     weight.scatter_(1, column, level + level.gather(0, column) if symmetric else level)
     return pulled([(slice(0, weight.shape[0]), weight)], saved, batch, size, LN2)

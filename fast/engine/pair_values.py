@@ -1,8 +1,8 @@
 """The value of every pair on its own, which the reduction "none_pairs" returns.
 
-The logits of the pairs are computed and differentiated in panels of whole rows, so that memory is linear in the numbers
-of rows and of pairs. Under "sigmoid", a value depends only on its logit. Otherwise it also depends on the logarithm of
-the sum of the negatives' exponentials, which every backend computes as the value of an anchor if `Rule.terms` is "lse".
+Logits are computed and differentiated in panels of whole rows, so memory is linear in the numbers of rows and of pairs.
+Under "sigmoid", a value depends only on its logit. Otherwise it also depends on the negatives' log-sum-exp, which every
+backend computes as the anchor's value for the terms "lse".
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .transforms import Reverse
 from .unshifted import marked
 
 Inputs = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
-"""Embeddings, references, temperature and bias; None for what is absent or a plain number."""
+"""Embeddings, references, temperature and bias; None for an absent one or a plain number."""
 
 
 class _Pairs(NamedTuple):
@@ -36,7 +36,7 @@ class _Pairs(NamedTuple):
     Attributes:
         rows: int64 ``[P]``; empty if ``every``.
         columns: int64 ``[P]``; empty if ``every``.
-        ends: for each panel, the number of pairs of its rows and of the rows before.
+        ends: for each panel, the number of pairs up to its end.
         height: the rows of a panel.
         every: whether these are all pairs.
     """
@@ -51,13 +51,13 @@ class _Pairs(NamedTuple):
 def pair_values(batch: Batch, policy: Policy, backend: Backend) -> Tensor:
     """Return the value of every pair in row-major order, scaled by temperature / base_temperature as in `Policy`.
 
-    Under the terms "sigmoid", these are all pairs that are not ignored. Otherwise they are the positive pairs of the
-    anchors. The value of a positive pair is -log(e^s / (e^s + sum over N of e^s)), times the weights of the pair and of
-    its anchor. An anchor without positives has no entry, whatever the policy.
+    Under the terms "sigmoid", there is one value for every pair that is not ignored. Otherwise there is one for every
+    positive pair of an anchor: -log(e^s / (e^s + sum over N of e^s)), times the weights of the pair and of its anchor.
+    An anchor without positives has no entry, whatever the policy.
 
     Args:
         batch: the batch, already checked.
-        policy: its base temperature and its anchor weights scale the values; the rest is not used.
+        policy: only its base temperature and its anchor weights are used.
         backend: "auto", "dense", "tiled", "exact" or "triton".
 
     Returns:
@@ -106,7 +106,7 @@ def pair_values(batch: Batch, policy: Policy, backend: Backend) -> Tensor:
     for chosen in weights:  # they may not have been checked: a negative one gives NaN
         values = values * torch.where(chosen >= 0, chosen, torch.nan)
     if policy.base_temperature is not None:
-        values = values * (batch.rule.temperature / policy.base_temperature)
+        values = values * (batch.rule.temperature_as(values.dtype) / policy.base_temperature)
     return values.to(returned)
 
 
@@ -126,7 +126,7 @@ def _all_pairs(batch: Batch, backend: Backend) -> tuple[_Pairs, Tensor]:
 
 
 def _some_pairs(batch: Batch, backend: Backend) -> tuple[_Pairs, Tensor]:
-    """Return the positive pairs of the anchors, with "sigmoid" also the negative ones, and whether each is positive."""
+    """Return the anchors' positive pairs (with "sigmoid", all that count), and whether each is positive."""
     count, width, own = batch.embeddings.shape[0], _width(batch), own_columns(batch)
     found, signs = [], []
     height = panel_rows(batch, backend)
@@ -145,7 +145,6 @@ def _some_pairs(batch: Batch, backend: Backend) -> tuple[_Pairs, Tensor]:
 
 
 def _logits(batch: Batch, pairs: _Pairs) -> Tensor:
-    """Return the logits ``[P]`` of pairs, differentiable with respect to all inputs."""
     if torch.compiler.is_compiling():
         with without_autocast(batch.embeddings):
             return _dense(batch, pairs)
@@ -156,7 +155,6 @@ def _logits(batch: Batch, pairs: _Pairs) -> Tensor:
 
 
 def _with(batch: Batch, inputs: Inputs) -> Batch:
-    """Return the batch with these inputs."""
     rows, others, temperature, bias = inputs
     rule = batch.rule if temperature is None else replace(batch.rule, temperature=temperature)
     rule = rule if bias is None else replace(rule, bias=bias)
@@ -164,7 +162,7 @@ def _with(batch: Batch, inputs: Inputs) -> Batch:
 
 
 def _dense(batch: Batch, pairs: _Pairs) -> Tensor:
-    """Return the logits ``[P]`` of pairs in differentiable operations on the whole matrix."""
+    """Compute the logits in differentiable operations on the whole matrix."""
     others = batch.references.embeddings
     rows = differentiable_rows(batch.embeddings, batch.rule)
     logits = rows @ (rows if others is None else differentiable_rows(others, batch.rule)).T
@@ -174,7 +172,7 @@ def _dense(batch: Batch, pairs: _Pairs) -> Tensor:
 
 
 class _Logits(Reverse):
-    """The logits of pairs. Only the second derivative needs the whole matrix of logits."""
+    """The logits of pairs; only the second derivative needs the whole matrix."""
 
     @staticmethod
     def forward(batch: Batch, pairs: _Pairs, *inputs: Tensor | None) -> Tensor:
@@ -216,7 +214,6 @@ class _Logits(Reverse):
 
 
 def _gradients(grad: Tensor, batch: Batch, pairs: _Pairs, *, frozen: bool) -> Gradients:
-    """Return the gradients of the inputs from those of the logits ``[P]``, one panel of rows at a time."""
     scaled, columns = scale_both(batch)
     size, grad = of_ordinary_size(grad, reads=device.may_read(grad)) if len(grad) else (1.0, grad)
     count, width = scaled.rows.shape[0], columns.rows.shape[0]
@@ -235,7 +232,7 @@ def _gradients(grad: Tensor, batch: Batch, pairs: _Pairs, *, frozen: bool) -> Gr
 
 
 class _Repeated(Reverse):
-    """Values ``[N]``, each repeated a number of times. The backward pass adds in a fixed order: it is deterministic."""
+    """Values ``[N]``, each repeated a number of times, with a deterministic backward pass."""
 
     @staticmethod
     def forward(values: Tensor, number: Tensor) -> Tensor:

@@ -1,9 +1,8 @@
 """The pairs form: the sum of the binary cross-entropies of each row's pairs, in panels of whole rows.
 
 The cross-entropy of a pair is softplus(x), where x is the logit of a negative, or minus the logit of a positive. Its
-derivative with respect to x is sigmoid(x). Both are evaluated without cancellation and overflow, so this form is
-accurate for every kind of positives, temperature and bias. An ignored pair has x = -inf, so that both are 0. A panel
-holds some anchors and all columns. A small batch is one panel, which is kept for the backward pass.
+derivative with respect to x is sigmoid(x). Both are accurate for all positives, temperatures and biases. An ignored
+pair has x = -inf, so that both are 0.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ from .unshifted import NONE, Products, positives_of, ranks_of
 LOWEST_LOG = {torch.float64: -700.0, torch.float32: -87.0}
 """The smallest x for which e^x is a normal number, rounded up."""
 LINEAR_ABOVE = 40.0
-"""Above this, the difference between softplus(x) and x is less than the rounding error of float64."""
+"""Above this, softplus(x) and x differ by less than the rounding error of float64."""
 FEW = 2**14
-"""Up to this number of pairs, the number of operations determines the time."""
+"""Up to this number of pairs, the time depends on the number of operations, not on their size."""
 MOST_COMBINED = 8
-"""Largest number of exponentials that one logarithm combines; twice the number doubles the rounding errors."""
+"""Largest number of exponentials that one logarithm combines; doubling it doubles the rounding errors."""
 
 Panel = tuple[Tensor, Tensor]
 """The logits ``[b, M]``, negated for positives, and which pairs are positives.
 
-The latter is int64 ``[b, 1]``, the column of each row's only positive, for partners without ignored pairs. Otherwise it
-is ``[b, M]``, -1 for positives, 1 for negatives and 0 for ignored pairs.
+For partners without ignored pairs, the latter is int64 ``[b, 1]``, the column of each row's positive. Otherwise it is
+``[b, M]``, -1 for positives, 1 for negatives and 0 for ignored pairs.
 """
 
 
 def _signs(logits: Tensor, batch: Batch, here: slice, ranks: tuple[Tensor, Tensor] | None) -> Tensor:
-    """Return the signs of `Panel` for the rows ``here``; the logits ``[b, M]`` give shape and dtype only."""
+    """Return the second part of `Panel`; the logits only give shape and dtype."""
     targets = batch.targets
     if targets.omits:
         positive, negative, _ = masks_of(targets, None, here, batch.embeddings.shape[0], logits.shape[1])
@@ -50,7 +49,6 @@ def _signs(logits: Tensor, batch: Batch, here: slice, ranks: tuple[Tensor, Tenso
 
 
 def _panel(products: Tensor, batch: Batch, here: slice, ranks: tuple[Tensor, Tensor] | None) -> Panel:
-    """Return the panel of the rows ``here`` from their products ``[b, M]``, which are overwritten."""
     signs = _signs(products, batch, here, ranks)
     signed = _negate(products.add_(batch.rule.bias), signs)
     return signed.masked_fill_(signs == 0, -torch.inf) if batch.targets.omits else signed, signs
@@ -64,11 +62,11 @@ def _negate(matrix: Tensor, signs: Tensor) -> Tensor:
 
 
 def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
-    """Return the values, and the scaled rows and columns; also the panels if they are kept."""
+    """Return the values; for the backward pass also the scaled rows and columns, and any kept panels."""
     scaled, columns = scale_both(batch)
     rows, count, width = scaled.rows, len(scaled.rows), len(columns.rows)
     products, kept, ranks = Products(rows, columns.rows, plan, keep=plan.keep), [], ranks_of(batch)
-    # The results of all panels are allocated first: small tensors that outlive a panel would fragment its freed memory.
+    # Allocated before the panels: small tensors that outlive a panel would fragment its freed memory.
     values = rows.new_empty(count)
     number = torch.ones(count, dtype=torch.int64, device=rows.device) if plan.sized else NONE
     negatives = width - number if plan.sized else NONE
@@ -88,8 +86,8 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
 def _softplus_sum(x: Tensor, out: Tensor) -> None:
     """Sum softplus(x) over each row of ``[b, M]``.
 
-    It is max(x, 0) + log(1 + u), where u = e^-|x| is at most 1. A logarithm takes longer than the products that combine
-    two of them: (1 + u)(1 + v) = 1 + (u + v (1 + u)). Nothing cancels, so that the sum of small terms keeps its digits.
+    With u = e^-|x|, softplus(x) is max(x, 0) + log(1 + u). One logarithm serves several pairs: (1 + u)(1 + v) = 1 + (u
+    + v (1 + u)).
     """
     if x.numel() <= FEW:
         torch.sum(F.softplus(x, threshold=LINEAR_ABOVE), 1, out=out)
@@ -97,7 +95,7 @@ def _softplus_sum(x: Tensor, out: Tensor) -> None:
     scratch, width = borrow("weights", x, x.numel()), x.shape[1]
     part = scratch.as_strided(x.shape, (width, 1))
     torch.sum(torch.clamp(x, min=0, out=part), 1, out=out)
-    # -|x| is x - 2 max(x, 0). Exponentials that are not normal numbers would take much longer; they count as 0.
+    # -|x| is x - 2 max(x, 0). Exponentials that are not normal numbers are slow; they count as 0.
     lowest = LOWEST_LOG[x.dtype]
     torch.threshold_(torch.sub(x, part, alpha=2, out=part).clamp_(min=lowest).exp_(), 1.01 * math.exp(lowest), 0.0)
     while width % 2 == 0 and width > x.shape[1] // MOST_COMBINED:
@@ -127,6 +125,6 @@ def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, 
 
 
 def _weigh(panel: Panel, grad: Tensor, batch: Batch, here: slice) -> Tensor:
-    """Return the weights ``[b, M]`` of a panel for `pulled`; the panel is overwritten."""
+    """Return the weights ``[b, M]`` of a panel, which is overwritten."""
     signed, signs = panel
     return _negate(signed.sigmoid_().mul_(grad[here].unsqueeze(1)), signs)

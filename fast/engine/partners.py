@@ -28,7 +28,7 @@ def _of_mutual(rows: Tensor, partners: Tensor) -> Tensor:
 class _Partners(torch.autograd.Function):
     """The rows of mutual partners: `index_select`, whose backward pass is `index_select` too.
 
-    Autograd would add the gradient of each selected row, in no fixed order on an accelerator.
+    Autograd would add the gradients of selected rows in no fixed order on an accelerator.
     """
 
     @staticmethod

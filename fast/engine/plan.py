@@ -20,25 +20,25 @@ __all__ = ["UNSHIFTED", "choose", "precision", "tile_size", "tiles_of"]
 DENSE_UP_TO = 512
 """Largest number of rows, and of columns, for which "auto" evaluates the batch as one panel."""
 SMALL_TOWERS = 1024
-"""The same for two towers whose rows are partners, if the loss is a plain mean or sum, which `small` evaluates."""
+"""The same for two towers with partners, if `small` evaluates their plain mean or sum."""
 NARROW_UP_TO = 1024
-"""Largest number of rows of a batch whose tiles are narrow bands of rows, from the diagonal to the last column."""
+"""Up to this many rows, tiles are narrow bands of rows, from the diagonal to the last column."""
 NARROW_ROWS = 256
-"""Rows of a narrow band; the fewer rows, the less of the symmetric matrix is computed twice."""
+"""Rows of a narrow band. With fewer rows, less of the symmetric matrix is computed twice."""
 TILE_ROWS = 256
 """Rows of a tile in larger batches."""
 TILE_COLUMNS = 512
-"""Columns of a tile in larger batches; a tile and its rows must fit in a core's second-level cache."""
+"""Columns of a tile in larger batches. A tile and its rows must fit in a core's second-level cache."""
 FIXED_COLUMNS = 1024
 """Columns of a tile of references that need no gradient."""
 PANEL_ELEMENTS = 2**18
-"""Entries of a panel: few enough to limit memory, but enough rows for an efficient matrix product."""
+"""Entries of a panel: few enough to limit memory, enough for an efficient matrix product."""
 LEAST_ROWS = 128
-"""Rows of a panel below which a matrix product is less efficient."""
+"""With fewer rows in a panel, a matrix product is less efficient."""
 ACCELERATOR_FACTOR = 8
-"""Factor by which tiles have more rows, and more columns, on an accelerator, so that it is not idle."""
+"""Tiles have this many times as many rows and columns on an accelerator, so that it is not idle."""
 KEPT_ELEMENTS = 2**22
-"""Largest number of exponentials kept from the forward pass, so that the backward pass need not recompute them."""
+"""Largest number of exponentials that are kept for the backward pass instead of being computed again."""
 
 
 LONGEST = 1e3
@@ -46,18 +46,15 @@ LONGEST = 1e3
 LOWEST_OF_FLOAT32 = 1e-3
 """Lowest temperature at which logits are computed in float32; the highest is its reciprocal."""
 LARGEST_OF_FLOAT32 = 1e30
-"""Largest bound on dot products, divided by the temperature, for which they are computed in float32."""
+"""Largest bound on dot products / temperature for which they are computed in float32."""
 LARGEST_LOGIT = 1e300
-"""Largest bound on dot products, divided by the temperature, for which float64 needs no scaling as in `exact`."""
+"""Largest bound on dot products / temperature for which float64 needs no scaling as in `exact`."""
 OMITS = (
     "the kernels support ignored pairs by ids only, and not with a mask of positives or in supcon_epsilon_loss;"
     ' backend="auto" evaluates such batches without the kernels'
 )
-"""Why ``backend="triton"`` refuses some batches with ignored pairs."""
 WEIGHTED = 'the kernels do not support weights of pairs; backend="auto" evaluates such batches without the kernels'
-"""Why ``backend="triton"`` refuses a batch whose pairs have weights."""
 ZERO_ROWS = 'the kernels do not support zero_row="zero"; backend="auto" evaluates such batches without the kernels'
-"""Why ``backend="triton"`` refuses a batch in which rows of zeros are valid."""
 
 
 class _Forced:
@@ -66,7 +63,7 @@ class _Forced:
 
 @contextmanager
 def tiles_of(rows: int) -> Iterator[None]:
-    """Use tiles and panels of ``rows`` rows within the context, so that "tiled" splits small batches into several.
+    """Use tiles and panels of ``rows`` rows within the context, so that "tiled" splits small batches too.
 
     Args:
         rows: an even number, at least 2.
@@ -79,16 +76,16 @@ def tiles_of(rows: int) -> Iterator[None]:
 
 
 def choose(batch: Batch, backend: Backend, *, backward: bool = True, fixed: bool = False) -> tuple[Plan, Batch]:
-    """Choose a plan by size, device, dtype and formula; also by values, if reading them needs no synchronisation.
+    """Choose a plan by size, device, dtype and formula; also by values, if they may be read.
 
     Args:
         batch: the batch.
         backend: any backend except "exact".
-        backward: whether a backward pass may follow; exponentials are kept only for a backward pass.
+        backward: whether a backward pass may follow; otherwise no exponentials are kept.
         fixed: whether it is known that the references need no gradient.
 
     Returns:
-        The plan and the batch. Labels that form pairs may have been replaced by partners.
+        The plan and the batch, whose labels may have been replaced by partners.
 
     Raises:
         ValueError: ``backend="triton"`` does not support this batch.
@@ -115,16 +112,16 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True, fixed: bool
     height = panel_rows(batch, backend)
     keep = height == count or (targets.kind in ("partners", "none") and count * columns <= KEPT_ELEMENTS)
     if rule.terms == "sigmoid":
-        # The sum of the cross-entropies needs a second matrix, which must fit in the cache together with the panel.
+        # Cross-entropies need a second matrix, which must fit in the cache together with the panel.
         height = height if height == count else max(min(height, LEAST_ROWS), height // 2)
         return Plan("pairs", height, columns, backward and keep, reads), batch
     if targets.weighted or guarded:
         return Plan("rowwise", height, columns, False, reads), batch
     tiles = others is None and targets.kind in ("labels", "partners") and rule.terms in ("out", "in", "epsilon")
     tiles = tiles and not omits
-    # Tiles do not yield the largest dot product of each row, which "epsilon" needs.
+    # Tiles do not find the largest dot product of each row, which "epsilon" needs.
     tiles = tiles and not (rule.terms == "epsilon" and rule.similarity == "dot")
-    # An upper bound on |s_ij|; infinity if values would have to be read from an accelerator to find one.
+    # An upper bound on |s_ij|; infinity if it would have to be read from an accelerator.
     largest, temperature, across = math.inf, rule.temperature, 1.0
     if isinstance(temperature, Tensor):
         temperature = float(temperature.detach()) if device.may_read(temperature) else 0.0
@@ -149,17 +146,17 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True, fixed: bool
     if tiles and targets.kind == "labels" and reads:
         targets = read_labels(targets)
         batch = Batch(embeddings, targets, rule, batch.references, batch.anchors, batch.storage, batch.sizes)
-    # "in" with "one_positive" divides exponentials inside the logarithm, at worst the smallest of a row by the largest.
+    # "in" with "one_positive" takes the logarithm of quotients of exponentials.
     if tiles and largest * (2 if rule.terms == "in" and rule.denominator == "one_positive" else 1) <= unshifted:
         rows, wide = (count, count) if backend == "dense" else tile_size(count, 1 if reads else ACCELERATOR_FACTOR)
-        # The tiles contain half of the matrix, except that the squares on the diagonal are complete.
+        # Half of the matrix, but whole squares on the diagonal.
         keep = backward and (backend == "dense" or count * (count + rows) // 2 <= KEPT_ELEMENTS)
         return Plan("symmetric", rows, wide, keep, reads), batch
     return Plan("rowwise", height, columns, False, reads), batch
 
 
 def _are_few(anchors: Tensor) -> bool:
-    """Return whether anchors, bool ``[N]``, are at most half of the rows, and few enough to keep all exponentials."""
+    """Return whether at most half of the rows are anchors, and all exponentials can be kept."""
     number, count = int(anchors.sum()), len(anchors)
     return 2 * number <= count and number * count <= KEPT_ELEMENTS
 
@@ -181,13 +178,12 @@ def panel_rows(batch: Batch, backend: Backend) -> int:
 
 
 def precision(rule: Rule, rows: Tensor, sizes: Sequence[Sizes | None]) -> Literal["", "float64", "exact"]:
-    """Return the precision that the logits of rows need, if it exceeds that of the rows' computing dtype.
+    """Return the precision that the logits need, if it exceeds the computing dtype.
 
     Args:
-        rule: the formula, with similarity and temperature.
+        rule: the formula.
         rows: one of the matrices of rows.
-        sizes: the sizes of all matrices of rows; None for one that is not known. If one is not known, only the
-            temperature is considered.
+        sizes: the sizes of all matrices of rows. If any is None (not known), only the temperature is considered.
 
     Returns:
         "float64" if float32 is not sufficient; "exact" if dot products may exceed the range of float64; else "".
@@ -206,7 +202,7 @@ def precision(rule: Rule, rows: Tensor, sizes: Sequence[Sizes | None]) -> Litera
 
 
 def read_labels(targets: Targets) -> Targets:
-    """Return labels ``[N]`` with their sorted order, or partners if each label occurs twice. Values are read."""
+    """Return partners if each label occurs twice, else the labels with their sorted order. Values are read."""
     labels, order = torch.sort(targets.given, stable=True)
     if len(labels) % 2 or not torch.equal(labels[0::2], labels[1::2]) or bool((labels[1:-1:2] == labels[2::2]).any()):
         return Targets("labels", targets.given, None, order)

@@ -1,15 +1,16 @@
 """The ring form: the rows of one rank against blocks of columns, which the ranks pass to each other.
 
 A rank has n of the N rows. Its anchors are contrasted with one block of columns after the other: its own, then that of
-the previous rank, and so on. While a rank computes with a block, the block travels on to the next rank, and the
-following block arrives. In the forward pass, the sums of `rowwise.Sums` are added up over the blocks. The denominator
-"one_positive" needs the sum over all negatives before the sums over the positives, so the blocks travel twice. In the
-backward pass they travel again, each followed by its gradient, to which every rank adds its part. The gradient arrives
+the previous rank, and so on. While a rank computes with a block, the block travels on to the next rank.
+
+In the forward pass, `rowwise.Sums` are added up over the blocks. With the denominator "one_positive", the blocks travel
+twice, because the sums over positives need the sum over all negatives.
+
+In the backward pass, each block is followed by its gradient, to which every rank adds its part. The gradient arrives
 last at the rank that has the block.
 
-So no rank holds the rows of all ranks. Beside its own rows and their gradient, it holds the current and the following
-block, and in the backward pass the gradients of three blocks: the one that it sends, the one that it computes, and the
-one that it receives.
+No rank holds the rows of all ranks. Besides its own rows and their gradient, a rank holds two blocks and, in the
+backward pass, the gradients of three.
 """
 
 from __future__ import annotations
@@ -32,12 +33,10 @@ SECOND = (
     'group: expected a process group or "world", and backend="exact", for second derivatives, which a Ring does not '
     "support"
 )
-"""Why a second backward pass is refused."""
 OVERFLOW = (
     'group: expected a process group or "world" for rows whose dot products, divided by the temperature, exceed the '
     "range of float64, got a Ring"
 )
-"""Why rows are refused for which only "exact" is precise enough."""
 
 
 class Share(Protocol):
@@ -56,10 +55,10 @@ class Share(Protocol):
 
         Args:
             tensors: what this rank sends.
-            owners: for each tensor that it receives, the rank whose number of rows the tensor has.
+            owners: for each received tensor, the rank to whose rows it belongs, which determines its length.
 
         Returns:
-            The tensors that are received, and a function that waits for them.
+            The received tensors, and a function that waits for them.
         """
 
 
@@ -80,8 +79,8 @@ def anchor_values(batch: Batch, backend: Backend) -> AnchorValues:
     """Return the values of this rank's anchors; the gradient of its rows is that of all ranks' losses.
 
     Args:
-        batch: the rows of this rank, in the dtype to compute in; the references are `Blocks`. Pairs have no weights.
-        backend: "auto", "dense" or "tiled"; it determines the size of panels.
+        batch: the rows of this rank, in the dtype to compute in, and `Blocks` as references. Pairs have no weights.
+        backend: "auto", "dense" or "tiled", which determines the size of panels.
     """
     temperature = batch.rule.temperature if isinstance(batch.rule.temperature, Tensor) else None
     inputs = batch.embeddings, batch.references.embeddings, temperature
@@ -143,15 +142,8 @@ def differentiate(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return the gradients of this rank's rows, of its block of columns, and of the temperature.
 
-    The sum over the ranks of the temperature's gradients is that of the whole batch.
-
-    Args:
-        grad: ``[n]``, the gradient of the values.
-        batch: the batch that was evaluated.
-        backend: how it was evaluated.
-        scaled: the scaled rows, a result of `evaluate`.
-        columns: the scaled columns, likewise.
-        sums: the sums of each row, likewise.
+    The temperature's gradient of the whole batch is the sum over the ranks. ``grad`` ``[n]`` is the gradient of the
+    values. The last three arguments are results of `evaluate`.
     """
     rule, share, rows = batch.rule, cast(Blocks, batch.references).share, scaled.rows
     world, valid = len(share.counts), formulas.counted(batch, sums.positives[:, 0], sums.negatives[:, 0])
@@ -164,7 +156,7 @@ def differentiate(
         travelling, owners = [], []
         if step < world - 1:
             travelling, owners = [block], [(rank - 1) % world]
-        if step > 1:  # send the gradient of the previous block; receive that of this one, with the other ranks' parts
+        if step > 1:  # send the gradient of the previous block, receive that of this block
             travelling, owners = [*travelling, carried], [*owners, rank]
         received, wait = share.pass_on(travelling, owners)
         if step < world:
@@ -183,14 +175,14 @@ def differentiate(
     if one:
         learned = by_temperature(pull, rows, 1.0, rule)
         return to_embeddings(pull, scaled, rule, 1.0, dtype), None, learned
-    # A logit is homogeneous of degree 1 in the rows and of degree 1 in the columns: both contribute equally.
+    # Rows and columns contribute equally to the gradient of the temperature.
     learned = by_temperature(pull, rows, 2.0, rule)
     of_columns = to_embeddings(home, columns, rule, 1.0, dtype)
     return to_embeddings(pull, scaled, rule, 1.0, dtype), of_columns, learned
 
 
 def _passing(block: Tensor, share: Share) -> Iterator[tuple[int, Tensor]]:
-    """Yield each rank and its block, first those of this rank; meanwhile the next block arrives."""
+    """Yield each rank and its block, this rank's first, while the next block arrives."""
     world = len(share.counts)
     for step in range(world):
         rank, more = (share.rank - step) % world, step < world - 1
@@ -203,7 +195,7 @@ def _passing(block: Tensor, share: Share) -> Iterator[tuple[int, Tensor]]:
 def _panels(
     batch: Batch, backend: Backend, rows: Tensor, block: Tensor, rank: int
 ) -> Iterator[tuple[Panel | LonePanel, Tensor]]:
-    """Yield the panels of this rank's rows and a rank's block of columns, and their logits."""
+    """Yield the panels of this rank's rows with the block of columns of ``rank``, and their logits."""
     if len(block):
         part = _of_block(batch, block, rank)
         for panel in rowwise.panels(part, len(block), max(1, panel_rows(part, backend))):
@@ -211,7 +203,7 @@ def _panels(
 
 
 def _of_block(batch: Batch, block: Tensor, rank: int) -> Batch:
-    """Return the batch of this rank's rows and a rank's block of columns."""
+    """Return the batch of this rank's rows and the block of columns of ``rank``."""
     targets, share, own = batch.targets, cast(Blocks, batch.references).share, None
     start = sum(share.counts[:rank])
     here, mine = slice(start, start + share.counts[rank]), rank == share.rank

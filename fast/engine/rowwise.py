@@ -1,15 +1,13 @@
 """The rowwise form: panels of whole rows of logits, shifted by their maxima; correct for every rule and temperature.
 
-A panel holds some anchors and all columns. Exponentials of positives are taken relative to the row's largest positive
-logit, those of negatives relative to its largest negative logit, so that neither sum loses precision to the other.
-log(sum over all / sum over positives) is a softplus of the difference of the logarithms of both sums. The terms
-"binary", "sigmoid" and "epsilon" use neither sum.
+Exponentials of positives are relative to the row's largest positive, those of negatives to its largest negative, so
+that neither sum loses precision. log(sum over all / sum over positives) is then the softplus of the difference of the
+two logarithms. The terms "binary", "sigmoid" and "epsilon" do not use these sums.
 
-The values are computed in differentiable operations, so they also serve the second derivative. The weights dL_i/ds_ij
-are those of `formulas`.
+The values are computed in differentiable operations, which also serve the second derivative.
 
-The columns may also come in blocks, each with its own panels, as in `ring`: `summed` returns the sums of a panel, and
-`Sums.add` adds them to those of other blocks. Values and weights then follow from the sums over all columns.
+The columns may come in blocks, as in `ring`. `summed` returns the sums over one block, and `Sums.add` adds them to
+those of other blocks. Values and weights then follow from the sums over all columns.
 """
 
 from __future__ import annotations
@@ -33,14 +31,14 @@ from .unshifted import NONE, marked
 class PairWeights(NamedTuple):
     """The weights of the pairs of a panel, in the computing dtype.
 
-    In the panel's masks, a positive of weight 0 is neither a positive nor a negative, except under the denominator
-    "all", which contains its exponential: there, it is a negative of weight 1.
+    A positive of weight 0 is left out of the panel's masks. Under the denominator "all", which contains its
+    exponential, it becomes a negative of weight 1.
 
     Attributes:
         share: ``[b, M]``, the weights of positives divided by their sum, else 0; None if positives have no weights.
         factor: ``[b, 1]``, the factor of a row's value: the mean weight of its positives; None: 1.
-        shift: ``[b, M]``, what is added to the logits of negatives: the logarithms of their weights; else 0. None if
-            negatives have no weights.
+        shift: ``[b, M]``, added to the logits: the logarithms of the negatives' weights, else 0. None if negatives have
+            no weights.
         sizes: the numbers of positives and of negatives, ``[b]`` each, as in `AnchorValues`.
     """
 
@@ -55,14 +53,14 @@ class Panel(NamedTuple):
 
     Attributes:
         rows: the anchors' rows.
-        positive: bool ``[b, M]``, True where the column is a positive of the row.
-        negative: bool ``[b, M]``, True where the column is a negative of the row.
-        own: bool ``[b, M]``, True for all other pairs: self pairs, and pairs that are ignored or left out by weight 0.
+        positive: bool ``[b, M]``.
+        negative: bool ``[b, M]``.
+        own: bool ``[b, M]``, all other pairs: self pairs, ignored pairs and pairs left out by weight 0.
         some_negative: bool ``[b, 1]``, whether the row has a negative.
         number: ``[b, 1]``, positives per row in the computing dtype, at least 1.
         weights: the weights of pairs; None if there are none.
-        ignored: bool ``[b, M]``, the pairs of ``own`` except the self pairs; None if there are none. Only the terms
-            "epsilon" need it.
+        ignored: bool ``[b, M]``, the pairs of ``own`` except the self pairs. Only for "epsilon" with ignored pairs,
+            else None.
     """
 
     rows: slice
@@ -86,20 +84,20 @@ class Panel(NamedTuple):
         return torch.where(self.positive, share * values, 0.0).sum(1, keepdim=True)
 
     def shares(self) -> Tensor:
-        """Return the part that each positive has in the mean, ``[b, 1]`` or ``[b, M]``."""
+        """Return the share of each positive in the mean, ``[b, 1]`` or ``[b, M]``."""
         share = None if self.weights is None else self.weights.share
         return 1 / self.number if share is None else share
 
 
 class LonePanel(NamedTuple):
-    """Anchors with at most one positive, ``[b, M]``. Column indices take the place of masks.
+    """Anchors with at most one positive, ``[b, M]``; column indices take the place of masks.
 
     Attributes:
         rows: the anchors' rows.
         columns: M.
         partner: int64 ``[b, 1]``, the column of the positive; None if the rows have no positives.
-        own: int64 ``[b, 1]``, the column that is the row itself, or its positive if no column is; None if the rows are
-            not among the columns.
+        own: int64 ``[b, 1]``, the column of the row itself, or of its positive if the row is not a column. None if no
+            row is.
         left_out: int64 ``[b]``, how many columns are not negatives.
     """
 
@@ -123,13 +121,7 @@ class LonePanel(NamedTuple):
 
 
 def panels(batch: Batch, columns: int, rows: int) -> Iterator[Panel | LonePanel]:
-    """Yield the panels of a batch.
-
-    Args:
-        batch: the batch.
-        columns: M.
-        rows: the number of rows of a panel.
-    """
+    """Yield the panels of a batch with M = ``columns``, each of ``rows`` rows."""
     targets, own, count = batch.targets, own_columns(batch), batch.embeddings.shape[0]
     dtype = dtypes_of(batch.embeddings)[0]
     for start in range(0, count, rows):
@@ -158,7 +150,7 @@ def dtype_of_positives(batch: Batch) -> torch.dtype:
 
 
 def _weighted(batch: Batch, here: slice, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor, PairWeights]:
-    """Return the masks ``[b, M]`` of a panel, changed as `PairWeights` describes, and the weights of its pairs."""
+    """Return the masks of a panel, changed as `PairWeights` describes, and the weights of its pairs."""
     targets, rule, (dtype, wide) = batch.targets, batch.rule, dtypes_of(batch.embeddings)
     of_positives, of_negatives = targets.positive_weights, targets.negative_weights
     number, counted = positive.sum(1), negative.sum(1)
@@ -215,12 +207,11 @@ def _lone_panel(targets: Targets, own: Tensor | None, here: slice, columns: int)
         return LonePanel(here, columns, partner[:, None], None, left_out)
     itself = own[here]
     left_out = left_out + (itself >= 0)
-    # For a row that is not among the columns, `own` repeats its positive.
     return LonePanel(here, columns, partner[:, None], torch.where(itself >= 0, itself, partner)[:, None], left_out)
 
 
 def _exp(logarithms: Tensor) -> Tensor:
-    """Return e^x, computed as a power of two: a quarter of the time on a CPU, and not slower where it underflows."""
+    """Return e^x as a power of two: four times as fast on a CPU, and not slower where it underflows."""
     return (logarithms * (1 / LN2)).exp2()
 
 
@@ -239,8 +230,9 @@ class Sums(NamedTuple):
         negative_top: the largest logit of a negative.
         negative: sum over negatives of e^(s - negative_top).
         below: sum over positives of positive_top - s.
-        softplus: sum over positives of softplus(o), o = log(sum of e^s over the negatives in all columns) - s.
-        missed: sum over positives of sigmoid(o). `summed` sets neither of the last two; `own_sums` returns both.
+        softplus: sum over positives of softplus(o), o = log(sum over all negatives of e^s) - s. Only `own_sums`
+            computes it.
+        missed: sum over positives of sigmoid(o). Only `own_sums` computes it.
     """
 
     positives: Tensor
@@ -264,7 +256,7 @@ class Sums(NamedTuple):
         return Sums(*(part[here] for part in self))
 
     def add(self, here: slice, more: Sums) -> None:
-        """Add the sums of the rows ``here`` over other columns, but not ``softplus`` and ``missed``."""
+        """Add the sums of the rows ``here`` over other columns, except ``softplus`` and ``missed``."""
         known = self.of(here)
         top, rise, more_rise = _raised(known.positive_top, known.positives, more.positive_top, more.positives)
         known.below.add_(known.positives * rise).add_(more.below + more.positives * more_rise)
@@ -278,7 +270,7 @@ class Sums(NamedTuple):
 
 
 def _raised(top: Tensor, number: Tensor, more: Tensor, more_number: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the larger of the largest logits of two sums, and how much it exceeds each; 0 for an empty sum."""
+    """Return the larger of two sums' largest logits, and how much it exceeds each; 0 for an empty sum."""
     found = torch.where(number == 0, more, torch.where(more_number == 0, top, torch.maximum(top, more)))
     return found, torch.where(number == 0, 0.0, found - top), torch.where(more_number == 0, 0.0, found - more)
 
@@ -286,8 +278,7 @@ def _raised(top: Tensor, number: Tensor, more: Tensor, more_number: Tensor) -> t
 class _Total:
     """Rows ``[b, 1]`` whose sums over all columns are known, as a `formulas.Row`.
 
-    The logarithm of the sum of the positives' exponentials is ``positive_top + positive_log``: the largest logit, and
-    the logarithm of the sum relative to it. Both are 0 for an empty sum. The same holds for the negatives.
+    The log-sum-exp of positives is ``positive_top + positive_log``, both 0 for an empty sum. Negatives likewise.
     """
 
     def __init__(self, sums: Sums) -> None:
@@ -319,7 +310,7 @@ class _Total:
         return self.odds() + self.number.log() if inside == "mean" else self.odds()
 
     def _mean_below(self, top: Tensor) -> Tensor:
-        """Return the mean over positives of top - s."""
+        """Return the mean over positives of ``top - s``."""
         return (top - self.positive_top) + self.sums.below / self.number
 
     def own_softplus(self) -> Tensor:
@@ -329,7 +320,7 @@ class _Total:
 class _Row(_Total):
     """The logits of a panel ``[b, M]`` and the sums of each row ``[b, 1]``, as a `formulas.Row`.
 
-    The panel has all columns, unless the sums over all columns are given.
+    Without ``sums`` over all columns, the panel must have all columns.
     """
 
     def __init__(self, logits: Tensor, panel: Panel, rule: Rule, sums: Sums | None = None) -> None:
@@ -357,12 +348,11 @@ class _Row(_Total):
         self.positive_log, self.negative_log = self.positive_sum.log(), self.negative_sum.log()
 
     def _below(self) -> Tensor:
-        """Return the logits relative to the largest of the row's positives or negatives; 0 for all other pairs."""
+        """Return the logits minus the largest of the row's positives or negatives; 0 for all other pairs."""
         below = self.logits - torch.where(self.panel.positive, self.positive_top, self.negative_top)
         return torch.where(self.panel.own, 0.0, below)
 
     def summed(self) -> Sums:
-        """Return the sums over the columns of the panel."""
         positives, negatives = (number[:, None] for number in self.panel.sizes())
         parts = torch.where(positives > 0, self.positive_sum, 0.0), self.negative_top
         found = (self.positive_top, *parts, torch.where(negatives > 0, self.negative_sum, 0.0), -self._sum(self.below))
@@ -372,13 +362,13 @@ class _Row(_Total):
         return self.panel.mean(top - self.logits)
 
     def _sum(self, values: Tensor) -> Tensor:
-        """Return the sum of ``values`` over positives, ``[b, 1]``."""
+        """Sum ``values`` over positives, ``[b, 1]``."""
         return torch.where(self.panel.positive, values, 0.0).sum(1, keepdim=True)
 
     def _own(self, side: Callable[[Tensor], Tensor], elsewhere: float) -> Tensor:
-        """Return ``side(odds)`` of each positive, ``[b, M]``, and ``elsewhere`` for all other pairs.
+        """Return ``side(odds)`` of each positive, ``[b, M]``; ``elsewhere`` for all other pairs.
 
-        Positives of rows without negatives have no odds and get ``elsewhere`` too.
+        Positives of rows without negatives get ``elsewhere`` too.
         """
         counted = self.panel.positive & self.some_negative
         odds = torch.where(counted, (self.negative_top - self.logits) + self.negative_log, 0.0)
@@ -404,7 +394,7 @@ class _Row(_Total):
     def _log_mean(self, logarithms: Tensor, number: Tensor | float | None = None) -> Tensor:
         """Return the logarithm of the mean over positives of ``e^logarithms``, ``[b, 1]``; 0 for no positives.
 
-        If ``number`` is given, the sum is divided by it in place of the number of positives.
+        ``number`` replaces the number of positives.
         """
         positive = self.panel.positive
         top = torch.where(positive, logarithms.detach(), -math.inf).amax(1, keepdim=True)
@@ -419,18 +409,15 @@ class _Row(_Total):
         return torch.where(mask, losses, 0.0).sum(1, keepdim=True) / number
 
     def sum_softplus(self) -> Tensor:
-        # The logits of pairs that do not count may overflow.
+        # Logits of pairs that do not count may overflow.
         signed = torch.where(self.panel.own, 0.0, torch.where(self.panel.positive, -self.logits, self.logits))
         return torch.where(self.panel.own, 0.0, _softplus(signed)).sum(1, keepdim=True)
 
     def guarded(self, star: Tensor) -> tuple[Tensor, Tensor]:
-        """Return e^(s - max) and that plus epsilon, ``[b, M]`` each and 0 at self pairs.
-
-        ``star`` is the column of the row's maximum.
-        """
+        """Return e^(s - max), 0 at self pairs, and the same plus epsilon; ``star`` is the column of the maximum."""
         own = self.panel.own
         top = self.logits.gather(1, star)
-        # top - top is 0, but NaN if the maximum is infinite: the value is then NaN too.
+        # top - top is 0, or NaN if the maximum is infinite, which makes the value NaN too.
         exponentials = torch.where(own, 0.0, _exp(self.logits - (top + (top - top).detach())))
         return exponentials, torch.where(own, 0.0, exponentials + EPSILON)
 
@@ -443,14 +430,14 @@ class _Row(_Total):
 class _LoneRow:
     """The logits ``[b, M]`` of anchors with at most one positive, and each anchor's sum over its negatives.
 
-    The logarithm of that sum is ``top + log``, ``[b, 1]``.
+    The logarithm of this sum is ``top + log``, ``[b, 1]``.
     """
 
     number = None
 
     def __init__(self, logits: Tensor, panel: LonePanel, sums: Sums | None = None) -> None:
         rest = panel.without(logits, -math.inf)
-        # The counts decide whether a sum is empty, so that a sum that is NaN makes the value NaN.
+        # Emptiness follows from the counts, so that a sum that is NaN makes the value NaN.
         self.some = (panel.left_out < panel.columns)[:, None] if sums is None else sums.negatives > 0
         self.top = (
             torch.where(self.some, rest.detach().amax(1, keepdim=True), 0.0) if sums is None else sums.negative_top
@@ -463,7 +450,6 @@ class _LoneRow:
             self.positive = sums.positive_top
 
     def summed(self, panel: LonePanel) -> Sums:
-        """Return the sums over the columns of the panel."""
         positives, negatives = (number[:, None] for number in panel.sizes())
         none, one = torch.zeros_like(self.top), positives.to(self.top.dtype)
         top, negative = none if self.positive is None else self.positive, torch.where(self.some, self.total, 0.0)
@@ -485,7 +471,7 @@ class _LoneRow:
 def values(logits: Tensor, panel: Panel | LonePanel, rule: Rule) -> Tensor:
     """Return each row's value ``[b]``, differentiable with respect to the logits ``[b, M]``.
 
-    If a row lacks the positives or negatives that the rule needs, its value is finite, but meaningless.
+    It is finite but meaningless if a row lacks the positives or negatives that the rule needs.
     """
     if isinstance(panel, LonePanel):
         return formulas.value(rule, cast(Row, _LoneRow(logits, panel)))[:, 0]
@@ -511,7 +497,6 @@ def values_of(sums: Sums, rule: Rule) -> Tensor:
 
 
 def _shifted(logits: Tensor, panel: Panel) -> Tensor:
-    """Return the logits ``[b, M]`` with the logarithms of the weights of negatives."""
     shift = None if panel.weights is None else panel.weights.shift
     return logits if shift is None else logits + shift
 
@@ -519,12 +504,8 @@ def _shifted(logits: Tensor, panel: Panel) -> Tensor:
 def weights(logits: Tensor, panel: Panel | LonePanel, rule: Rule, grad: Tensor, sums: Sums | None = None) -> Tensor:
     """Return ``grad_i dL_i/ds_ij``, ``[b, M]``.
 
-    Args:
-        logits: ``[b, M]``.
-        panel: the panel of these logits.
-        rule: the formula.
-        grad: ``[b]``, 0 for every row that `formulas.counted` leaves out.
-        sums: the sums over all columns; None: the panel has all columns.
+    ``grad`` ``[b]`` must be 0 for every row that `formulas.counted` leaves out. If the panel does not have all columns,
+    ``sums`` are those over all columns.
     """
     up = grad[:, None]
     if isinstance(panel, LonePanel):
@@ -559,7 +540,6 @@ def weights(logits: Tensor, panel: Panel | LonePanel, rule: Rule, grad: Tensor, 
 
 
 def _guarded_weights(row: _Row, up: Tensor) -> Tensor:
-    """Return the weights of the epsilon terms; that of the largest logit includes the derivative through max."""
     logits, number = row.logits, row.number
     star = logits.argmax(1, keepdim=True)
     exponentials, guarded = row.guarded(star)
@@ -567,7 +547,7 @@ def _guarded_weights(row: _Row, up: Tensor) -> Tensor:
     share = exponentials / torch.where(total == 0, 1.0, total)  # 0 if all other pairs are ignored
     through = share * number - torch.where(row.panel.positive, exponentials / (exponentials + EPSILON), 0.0)
     through = through * (up / (number + EPSILON))
-    # Raising the maximum lowers every logit relative to it.
+    # Raising the maximum lowers all other logits relative to it.
     at_star = torch.arange(logits.shape[1], device=logits.device) == star
     return through - torch.where(at_star, through.sum(1, keepdim=True), 0.0)
 
@@ -580,16 +560,16 @@ def _lone_weights(row: _LoneRow, panel: LonePanel, rule: Rule, up: Tensor) -> Te
 
 
 def own_columns(batch: Batch) -> Tensor | None:
-    """Return the column that is the row itself, int64 ``[N]``, or -1 if none is; None if no row is a column."""
+    """Return the column that is the row itself, int64 ``[N]``, or -1; None if no row is a column."""
     rows, references = batch.embeddings, batch.references
     return torch.arange(len(rows), device=rows.device) if references.embeddings is None else references.own
 
 
 def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
-    """Return the values, and the scaled rows and columns for the backward pass."""
+    """Return the values; for the backward pass also the scaled rows and columns."""
     scaled, columns = scale_both(batch)
     rows, turned = scaled.rows, columns.rows.T
-    # Allocated first: small tensors that outlive a panel would fragment its freed memory.
+    # Allocated before the panels: small tensors that outlive a panel would fragment its freed memory.
     found, negatives = rows.new_empty(rows.shape[0]), torch.empty(rows.shape[0], dtype=torch.int64, device=rows.device)
     positives = torch.empty_like(negatives, dtype=dtype_of_positives(batch))
     for panel in panels(batch, turned.shape[1], plan.rows):

@@ -18,13 +18,13 @@ from .transforms import Reverse
 CONVERTED = 2**16
 """Number of entries that are converted to float64 at once, on a CPU."""
 _EXPONENTS = {torch.float64: 1000, torch.float32: 120}
-"""Largest ``|e|`` used in scaling by 2^e; such powers are finite and normal."""
+"""Largest ``|e|`` for which 2^e is used to scale: these powers are finite and normal."""
 
 _ROWS = 2048
-"""Number of rows processed at a time when gradients are mapped back."""
+"""Number of rows for which gradients are mapped back at a time."""
 
 MODERATE = 2.0**60
-"""Norms between 1 / MODERATE and MODERATE stay in the range of float32 when multiplied by a temperature."""
+"""Norms from 1 / MODERATE to MODERATE stay in the range of float32 when multiplied by a temperature."""
 
 
 class Scaled(NamedTuple):
@@ -35,8 +35,8 @@ class Scaled(NamedTuple):
     Attributes:
         rows: ``[N, D]`` in the computing dtype: embedding times ``power`` times ``factor``.
         factor: ``[N, 1]``, or ``[1, 1]`` under "dot".
-        power: ``[N, 1]``, powers of two that keep norms within range, or None if all are 1. They are applied separately
-            from ``factor``, because ``power * factor`` may overflow or underflow although the scaled row does not.
+        power: ``[N, 1]``, powers of two that keep norms within range; None: all are 1. ``power * factor`` may overflow
+            or underflow although the scaled row does not.
     """
 
     rows: Tensor
@@ -49,12 +49,12 @@ class Saved(NamedTuple):
 
     Attributes:
         scaled: the scaled rows; sorted in the symmetric and the anchored form.
-        stats: sums per row, ``[N]`` each, and other results that the backward pass of the form needs.
-        kept: the exponentials, or in `pairs` the logits: flat, ``[N, M]`` or a list; None or empty if not kept.
-        classes: the sorted order of the rows, or the scaled columns; None if it is to be computed again.
+        stats: sums per row, ``[N]`` each, and other results that the form needs.
+        kept: the exponentials (in `pairs`, the logits): flat, ``[N, M]`` or a list; None or empty if not kept.
+        classes: the sorted order of the rows, the scaled columns, or what the kernels prepared; None: computed again.
         frozen: whether the references need no gradient.
-        valid: bool ``[N]``, the rows that count, see `formulas.counted`; None: all do.
-        pull: ``[N, D]``, the sums of the columns, weighted by their exponentials; only in the frozen form.
+        valid: bool ``[N]``, the rows that count (`formulas.counted`); None: all.
+        pull: ``[N, D]``, only in the frozen form: the sums of the columns, weighted by their exponentials.
     """
 
     scaled: Scaled
@@ -70,14 +70,14 @@ def measure(embeddings: Tensor) -> Sizes:
     """Return the sizes of embeddings ``[N, D]``; their values are read."""
     rows = embeddings.detach()
     computing, wide = dtypes_of(rows)
-    # Squares of float32 neither overflow nor underflow in float64.
+    # Squares of float32 numbers neither overflow nor underflow in float64.
     narrow = wide != computing
     if not narrow:
         each = rows.abs().amax(1, keepdim=True)
     elif rows.numel() <= CONVERTED or not rows.is_cpu:
         each = vector_norm(rows, dim=1, keepdim=True, dtype=wide)
     else:
-        # Some rows at a time, because torch converts all rows that it is given: that takes twice their memory.
+        # Some rows at a time, because torch converts all rows, which takes twice their memory.
         parts = torch.split(rows, max(1, CONVERTED // rows.shape[1]))
         each = torch.cat([vector_norm(part, dim=1, keepdim=True, dtype=wide) for part in parts])
     low, high = torch.aminmax(each)
@@ -87,7 +87,7 @@ def measure(embeddings: Tensor) -> Sizes:
 def largest_norm(embeddings: Tensor, sizes: Sizes | None) -> float:
     """Return the largest norm of the rows of embeddings ``[N, D]``; their values are read.
 
-    It may have a few rounding errors, and is infinity if a square overflows.
+    The result may have a few rounding errors. It is infinity if a square overflows.
     """
     if sizes is not None and embeddings.dtype != torch.float64:
         return sizes.high
@@ -97,18 +97,18 @@ def largest_norm(embeddings: Tensor, sizes: Sizes | None) -> float:
 def scale_rows(embeddings: Tensor, rule: Rule, sizes: Sizes | None = None, unit: float = 1) -> Scaled:
     """Scale embeddings ``[N, D]`` so that the dot product of two rows is a logit.
 
-    A rounding error of the norm affects a whole row of logits. So the norm is accumulated in float64 where the device
+    A rounding error of a norm affects a whole row of logits. So norms are accumulated in float64, where the device
     supports it, and rounded once, together with the temperature.
 
     Args:
         embeddings: floating ``[N, D]``.
-        rule: the formula, with similarity and temperature.
-        sizes: the result of `measure` for the embeddings; None if it is not known.
+        rule: the formula.
+        sizes: the result of `measure`, if known.
         unit: the unit of the logits, 1 or log 2.
     """
     dtype, wide = dtypes_of(embeddings)
-    temperature = rule.temperature * unit
-    root = temperature.to(wide).sqrt() if isinstance(temperature, Tensor) else temperature**0.5
+    temperature = rule.temperature.to(wide) if isinstance(rule.temperature, Tensor) else rule.temperature
+    root = (temperature * unit) ** 0.5
     rows = embeddings.to(dtype)
     power = None
     if rule.similarity == "dot":
@@ -131,7 +131,7 @@ def scale_rows(embeddings: Tensor, rule: Rule, sizes: Sizes | None = None, unit:
 
 
 def _power_of_two(size: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return powers of two ``[N, 1]`` by which sizes ``[N, 1]`` are multiplied to become about 1."""
+    """Return powers of two that scale sizes ``[N, 1]`` to about 1."""
     limit = _EXPONENTS[dtype]
     return torch.exp2(torch.frexp(size).exponent.clamp(-limit, limit).neg_().to(dtype))
 
@@ -139,20 +139,20 @@ def _power_of_two(size: Tensor, dtype: torch.dtype) -> Tensor:
 def to_embeddings(
     pull: Tensor, scaled: Scaled, rule: Rule, size: float | Tensor, dtype: torch.dtype, unit: float = 1
 ) -> Tensor:
-    """Turn the gradient with respect to the scaled rows, ``[N, D]``, into that with respect to the embeddings.
+    """Turn the gradient of the scaled rows, ``[N, D]``, into that of the embeddings.
 
     Under "cosine" the result has no component along the row.
 
     Args:
-        pull: the gradient with respect to the scaled rows; overwritten.
+        pull: the gradient of the scaled rows; overwritten.
         scaled: the result of `scale_rows`.
         rule: the formula.
-        size: factor by which the result is multiplied.
+        size: factor of the result.
         dtype: the dtype of the result.
         unit: the unit of the logits.
     """
     if rule.similarity == "cosine":
-        # Some rows at a time: for all rows at once, the product would need another matrix of the embeddings' size.
+        # Some rows at a time, because the product of all rows would need a matrix of the embeddings' size.
         few = pull.shape[0] <= _ROWS
         parts, of_rows = ([pull], [scaled.rows]) if few else [torch.split(t, _ROWS) for t in (pull, scaled.rows)]
         for part, rows in zip(parts, of_rows, strict=True):
@@ -168,10 +168,10 @@ def to_embeddings(
 
 
 def by_temperature(pull: Tensor, rows: Tensor, size: float | Tensor, rule: Rule, unit: float = 1) -> Tensor | None:
-    """Return the gradient with respect to the temperature, or None if the temperature is a plain number.
+    """Return the gradient of the temperature, or None if the temperature is a plain number.
 
-    A logit is homogeneous of degree -1 in the temperature and of degree 2 in the rows, so the result follows from the
-    gradient with respect to the rows.
+    It follows from ``pull``, the gradient of the rows: a logit is homogeneous of degree -1 in the temperature and of
+    degree 2 in the rows.
     """
     temperature = rule.temperature
     if not isinstance(temperature, Tensor):
@@ -182,14 +182,14 @@ def by_temperature(pull: Tensor, rows: Tensor, size: float | Tensor, rule: Rule,
 
 
 def scale_both(batch: Batch, unit: float = 1, scaled: Scaled | None = None) -> tuple[Scaled, Scaled]:
-    """Return the scaled rows and the scaled columns, which are the same object if there are no references."""
+    """Return the scaled rows and the scaled columns: the same object if there are no references."""
     scaled = scaled or scale_rows(batch.embeddings, batch.rule, batch.sizes, unit)
     others, sizes = batch.references.embeddings, batch.references.sizes
     return scaled, scaled if others is None else scale_rows(others, batch.rule, sizes, unit)
 
 
 def both_ways(weight: Tensor, batch: Batch) -> Tensor:
-    """Return weights; if the panel has all rows and the batch has no references, add their transpose."""
+    """Return the weights; for a panel of all rows without references, add their transpose."""
     whole = batch.references.embeddings is None and weight.shape[0] == weight.shape[1]
     return weight + weight.T if whole else weight
 
@@ -200,11 +200,11 @@ def pulled(
     """Multiply panels of weights with the rows and columns, and return the gradients of the inputs.
 
     Args:
-        weighed: the rows of each panel, and its weights ``[b, M]``; for a panel of all rows without references, the
-            sum of its weights and their transpose.
-        saved: the scaled rows; the scaled columns, in `classes`; and `frozen`, whether the references need no gradient.
+        weighed: the rows of each panel, and its weights ``[b, M]``. For a panel of all rows without references, the
+            transpose is already added (`both_ways`).
+        saved: the scaled rows, the scaled columns in ``classes``, and ``frozen``.
         batch: the batch.
-        size: factor by which the result is multiplied.
+        size: factor of the result.
         unit: the unit of the logits.
     """
     rule, scaled, columns = batch.rule, saved.scaled, saved.classes
@@ -229,7 +229,7 @@ def pulled(
     assert pull is not None
     learned = by_temperature(pull, rows, size, rule, unit)
     if learned is not None and not itself:
-        # A logit is homogeneous of degree 1 in the rows and of degree 1 in the columns: both contribute equally.
+        # Rows and columns contribute equally to the gradient of the temperature.
         learned = learned + learned
     dtype = batch.embeddings.dtype
     more = None if pull_columns is None else to_embeddings(pull_columns, columns, rule, size, dtype, unit)
@@ -239,10 +239,10 @@ def pulled(
 
 
 def of_ordinary_size(grad: Tensor, *, reads: bool) -> tuple[float | Tensor, Tensor]:
-    """Return a power of two, and ``grad`` ``[N]`` divided by it, whose largest entry is then about 1.
+    """Return a power of two, and ``grad`` ``[N]`` divided by it, so that the largest entry is about 1.
 
-    If ``reads`` and the largest entry is between 2^-20 and 2^20 in magnitude, return 1 and ``grad``.
-    The embeddings' gradient is linear in ``grad``, so the factor can be multiplied back at the end.
+    The gradient of the embeddings is linear in ``grad``, so the factor can be multiplied back at the end. If ``reads``
+    and the largest magnitude is already between 2^-20 and 2^20, the factor is 1.
     """
     largest = grad.abs().amax()
     if reads and _SMALL_GRAD < float(largest) < 1 / _SMALL_GRAD:
@@ -253,11 +253,10 @@ def of_ordinary_size(grad: Tensor, *, reads: bool) -> tuple[float | Tensor, Tens
 
 
 _SMALL_GRAD = 2.0**-20
-"""An upstream gradient is of ordinary size if its largest magnitude is between this and its inverse."""
 
 
 def differentiable_rows(embeddings: Tensor, rule: Rule) -> Tensor:
-    """Return the scaled rows ``[N, D]``, computed in operations that autograd can differentiate repeatedly."""
+    """Return the scaled rows ``[N, D]``, in operations that autograd can differentiate repeatedly."""
     rows = embeddings.to(dtypes_of(embeddings)[0])
     if rule.similarity == "cosine":
         largest = rows.detach().abs().amax(1, keepdim=True)
@@ -268,8 +267,7 @@ def differentiable_rows(embeddings: Tensor, rule: Rule) -> Tensor:
             rows = torch.where(kept, some / (some * some).sum(1, keepdim=True).sqrt(), 0.0)
         else:
             rows = rows / (rows * rows).sum(1, keepdim=True).sqrt()
-    root = rule.temperature**0.5
-    return rows / (root.to(rows.dtype) if isinstance(root, Tensor) else root)
+    return rows / rule.temperature_as(rows.dtype) ** 0.5
 
 
 def pair_logits(
@@ -277,7 +275,7 @@ def pair_logits(
 ) -> Tensor:
     """Return the logits ``[N]`` of row i of ``first`` with row i of ``second``, both ``[N, D]``.
 
-    They are differentiable with respect to both and to the temperature. The rows are scaled and rounded as in a panel.
+    They are differentiable with respect to both and to the temperature.
     """
     plain = not traced(first) and not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
     if plain and torch.is_grad_enabled():
@@ -288,12 +286,12 @@ def pair_logits(
 
 
 def _products(rows: Tensor, others: Tensor) -> Tensor:
-    # Autocast applies to torch.linalg.vecdot, but not to this product.
+    # `torch.linalg.vecdot` is subject to autocast, this product is not.
     return (rows * others).sum(-1)
 
 
 class _PairLogits(Reverse):
-    """`pair_logits` in plain eager execution, whose backward pass takes a fraction of autograd's time."""
+    """`pair_logits` in eager execution; its backward pass takes a fraction of autograd's time."""
 
     @staticmethod
     def forward(ctx: Any, rule: Rule, sizes: tuple[Sizes | None, Sizes | None], *inputs: Tensor | None) -> Tensor:

@@ -1,11 +1,12 @@
 """The shared form: the rows of one rank against those of all ranks, where positives are symmetric.
 
-A rank has n of the N rows. In the forward pass it sums the exponentials of its own anchors in panels ``[b, N]``, as the
-form `unshifted` does. The gradient of a row is the sum of two parts: that of its own loss, and that of the losses of
-all other anchors. For a pair of rows i and j, both parts contain the same exponential, multiplied by coefficients of
-i in one part, and of j in the other. So the ranks exchange only the coefficients in the backward pass, at most three
-numbers per row, and each rank computes the whole gradient of its own rows with one product per panel. No gradient of
-other ranks' rows is computed or sent.
+A rank has n of the N rows. In the forward pass it sums the exponentials of its own anchors in panels ``[b, N]``, as
+`unshifted` does.
+
+The gradient of a row comes from its own loss and from the losses of all other anchors. For rows i and j, both parts
+contain the same exponential, times coefficients of i in one part and of j in the other. So in the backward pass the
+ranks exchange only coefficients, at most three numbers per row. Each rank then computes the whole gradient of its own
+rows.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ SECOND = (
     'group: expected backend="exact" for second derivatives of this loss with a group; other backends exchange only '
     "coefficients of the first derivative"
 )
-"""Why a second backward pass is refused."""
 
 
 class Share(Protocol):
@@ -38,7 +38,7 @@ class Share(Protocol):
 def suits(batch: Batch, backend: Backend) -> bool:
     """Return whether this form evaluates a batch that has no references yet.
 
-    All ranks must reach the same result, so it depends only on what they have in common.
+    The result is the same on all ranks.
     """
     rule, targets = batch.rule, batch.targets
     plain = rule.terms == "out" and rule.denominator == "all" and rule.similarity == "cosine"
@@ -47,7 +47,7 @@ def suits(batch: Batch, backend: Backend) -> bool:
 
 
 def planned(batch: Batch, backend: Backend) -> tuple[Plan, Batch] | None:
-    """Return the result of `choose` for references that are the rows of all ranks; None if logits may be too large."""
+    """Return the result of `choose` for the rows of all ranks as references; None if logits may be too large."""
     temperature = batch.rule.temperature
     if isinstance(temperature, Tensor) and not device.may_read(temperature):
         return None
@@ -88,7 +88,7 @@ class _Values(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise NotImplementedError(SECOND)
         (batch, plan, share), saved, rows = ctx.described, ctx.saved, ctx.saved_tensors[0]
-        # The panels are overwritten. Another backward pass computes them again.
+        # The panels are overwritten: another backward pass computes them again.
         ctx.saved = saved._replace(kept=None)
         grad = grads[0]
         if grad is None:
@@ -102,14 +102,8 @@ class _Values(torch.autograd.Function):
 def differentiate(grad: Tensor, batch: Batch, plan: Plan, saved: Saved, share: Share) -> tuple[Tensor, Tensor | None]:
     """Return the gradients of this rank's rows and of the temperature.
 
-    The sum over the ranks of the temperature's gradients is that of the whole batch.
-
-    Args:
-        grad: ``[n]``, the gradient of the values.
-        batch: the batch that was evaluated.
-        plan: how it was evaluated.
-        saved: what the forward pass saved.
-        share: the rows that each rank has.
+    The temperature's gradient of the whole batch is the sum over the ranks. ``grad`` ``[n]`` is the gradient of the
+    values.
     """
     rule, rows, across = batch.rule, saved.scaled.rows, cast(Any, saved.classes).rows
     lone = batch.targets.kind == "partners"

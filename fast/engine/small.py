@@ -1,8 +1,8 @@
 """The loss of a small batch, in one panel, with few operations and Python calls, because these take most of the time.
 
-The module evaluates the mean or the sum over all anchors, in eager mode on a CPU, if the logits are known to be
-moderate. The panel is that of `unshifted`. The operations for partners are written out here, because their formula is
-short. Large batches of two towers are passed on to `direct`, if it suits them.
+The module evaluates the mean or the sum over all anchors, in eager mode on a CPU, if the logits are moderate. For
+partners, the operations are written out here; otherwise `unshifted` or `pairs` evaluates the panel. Large batches of
+two towers are passed on to `direct`, if it supports them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ PLAIN = Policy("mean", None)
 
 
 def suits(batch: Batch, policy: Policy, factor: float = 1, *, large: bool = False) -> bool:
-    """Return whether this module evaluates a batch, whose logits are multiplied by a factor of at least 1.
+    """Return whether this module evaluates a batch, whose logits are multiplied by ``factor``, at least 1.
 
-    With ``large``, also return True for the large batches that `evaluate` passes on to `direct`.
+    If ``large``, also return True for the large batches that `evaluate` passes on to `direct`.
     """
     rows, rule, sizes, references = batch.embeddings, batch.rule, batch.sizes, batch.references
     others, across = references.embeddings, references.sizes
@@ -59,7 +59,6 @@ def suits(batch: Batch, policy: Policy, factor: float = 1, *, large: bool = Fals
 
 
 def _written_out(batch: Batch) -> bool:
-    """Return whether the batch has partners and a formula whose operations are written out here."""
     rule, plain = batch.rule, batch.targets.kind == "partners" and batch.references.own is None
     return plain and rule.terms != "sigmoid" and rule.denominator != "only_negatives"
 
@@ -105,11 +104,7 @@ def evaluate(batch: Batch, *, backward: bool, hardened: direct.Hardened | None =
 def differentiate(grad: Tensor, size: float, batch: Batch, saved: Saved) -> Gradients:
     """Return the gradients of embeddings, references, temperature and bias; overwrite the saved matrices.
 
-    Args:
-        grad: ones, as many as there are values.
-        size: the gradient of each value.
-        batch: the batch that was evaluated.
-        saved: what `evaluate` saved.
+    ``grad`` are ones, as many as there are values. ``size`` is the gradient of each value.
     """
     if batch.references.embeddings is not None and is_direct(batch):
         return direct.differentiate(size, batch, saved)
@@ -139,12 +134,10 @@ def differentiate(grad: Tensor, size: float, batch: Batch, saved: Saved) -> Grad
 
 
 def of_each(grad: Tensor, policy: Policy | None, count: int) -> tuple[float | Tensor, Tensor]:
-    """Return a factor, and the gradient of each value divided by it.
+    """Return a factor, and the gradient of each of ``count`` values divided by it.
 
-    Args:
-        grad: the gradient of the loss; without a policy, that of the values.
-        policy: its reduction is the mean or the sum; None: the values are not reduced.
-        count: the number of values.
+    ``grad`` is the gradient of the loss, whose ``policy`` is the mean or the sum. Without a policy, it is that of the
+    values.
     """
     if policy is None:
         return of_ordinary_size(grad, reads=True)

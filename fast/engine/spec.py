@@ -1,15 +1,14 @@
 """The description of one batch: its positive pairs, its formula, its references, and how it is evaluated.
 
-A loss builds the description and passes it unchanged to the code that evaluates it. It holds the caller's tensors, and
-an N x N array only if the caller passed one. This is the only module of the engine that the fused kernels import; they
-are registered here with `register`.
+It holds the caller's tensors, and an N x N array only if the caller passed one. The fused kernels import no other
+module of the engine, and are registered here with `register`.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, cast
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ Kind = Literal["labels", "mask", "partners", "pairs", "none"]
 Form = Literal["unshifted", "symmetric", "rowwise", "pairs", "frozen", "anchored", "triton"]
 
 EPSILON = 1e-8
-"""The constant of the ``"epsilon"`` terms, part of the published formula of `supcon_epsilon_loss`."""
+"""The constant in the published formula of `supcon_epsilon_loss`."""
 LN2 = math.log(2)
 UNSHIFTED = {torch.float64: 600.0, torch.float32: 80.0}
 """Largest value of max |logit| + log N for which exponentials need no shift.
@@ -39,16 +38,15 @@ class Targets:
     """The positives of each row, the pairs that are left out, and the weights of pairs.
 
     Args:
-        kind: ``"labels"``: columns with the row's label are positives; ``"mask"``: pairs marked in a mask are
-            positives; ``"partners"``: every row has exactly one positive; ``"pairs"``: the listed pairs are positives;
-            ``"none"``: there are no positives.
-        given: int64 labels ``[N]``, bool mask ``[N, M]`` (row is the anchor), int64 partners ``[N]``, int64 pairs
-            ``[P, 2]`` (each an anchor and its positive; duplicates count once), or an empty tensor.
-        columns: int64 labels ``[M]`` of the references, for the kind ``"labels"``; None without references.
+        kind: how positives are given: ``"labels"``, ``"mask"``, ``"partners"`` (exactly one positive for every row),
+            ``"pairs"`` (a list) or ``"none"`` (there are no positives).
+        given: int64 labels ``[N]``, bool mask ``[N, M]`` (row is the anchor), int64 partners ``[N]``, int64 pairs ``[P,
+            2]`` (each an anchor and its positive; duplicates count once), or an empty tensor.
+        columns: int64 labels ``[M]`` of the references, for the kind ``"labels"``.
         order: int64 ``[N]``, the rows in stable order of their labels, or with partners side by side. None: not known.
-        ignored: bool ``[N, M]``, pairs that are neither positives nor negatives; None if none are marked.
-        ids: int64 ``[N]``; a pair whose row and column have equal ids is not a negative. None if there are no ids.
-        column_ids: int64 ``[M]``, the ids of the references; None without references.
+        ignored: bool ``[N, M]``, pairs that are neither positives nor negatives.
+        ids: int64 ``[N]``; a pair whose row and column have equal ids is not a negative.
+        column_ids: int64 ``[M]``, the ids of the references.
         positive_weights: float32 or float64 ``[N, M]``, the factors of the positives' cross-entropies; None: all 1.
         negative_weights: float32 or float64 ``[N, M]``, the factors of the negatives' exponentials; None: all 1.
     """
@@ -71,8 +69,7 @@ class Targets:
     def transposed(self, columns: int) -> Targets:
         """Return the targets with rows and references exchanged; not for the kind "pairs" or for weights.
 
-        Args:
-            columns: M, the number of references.
+        ``columns`` is M, the number of references.
         """
         kind, given, others = self.kind, self.given, self.columns
         if kind == "labels":
@@ -91,7 +88,7 @@ class Targets:
         return self.ignored is not None or self.ids is not None
 
     def omitted(self, here: slice) -> Tensor:
-        """Return a bool mask ``[b, M]`` of the pairs that are ignored or have equal ids, for the b rows ``here``."""
+        """Return a bool mask ``[b, M]`` of the pairs of the rows ``here`` that are ignored or have equal ids."""
         if self.ids is None:
             assert self.ignored is not None
             return self.ignored[here]
@@ -121,11 +118,10 @@ class References:
 
     Args:
         embeddings: floating ``[M, D]``; None: the batch itself.
-        own: int64 ``[N]``, the reference that is the anchor itself, or -1; None: no anchor is among the references, or
-            ``embeddings`` is None.
-        mutual: whether the references are anchors too, each contrasted with the rows. Then ``M == N``, row i and
-            reference i are each other's positive, and the values of the references follow those of the rows.
-        sizes: the sizes of the references; None if they are not known.
+        own: int64 ``[N]``, the reference that is the anchor itself, or -1; None: no reference is an anchor.
+        mutual: whether the references are anchors too, each contrasted with the rows. Then ``M == N``, and row i and
+            reference i are each other's positive. The values of the references follow those of the rows.
+        sizes: the sizes of the references, if known.
     """
 
     embeddings: Tensor | None = None
@@ -142,18 +138,16 @@ class Rule:
         terms: ``"out"``: the mean over the positives of -log of their ratios. ``"in"``: -log of the mean or of the sum
             of the ratios. ``"binary"``: the binary cross-entropies of all pairs, averaged over positives and over
             negatives (see `formulas`). ``"sigmoid"``: their sum. ``"epsilon"``: "out" with the epsilon of
-            `supcon_epsilon_loss`. ``"lse"``: the logarithm of the sum of the negatives' exponentials, a part of other
-            losses.
+            `supcon_epsilon_loss`. ``"lse"``: the log-sum-exp of the negatives, a part of other losses.
         similarity: ``"cosine"`` or ``"dot"``.
         temperature: the positive number that similarities are divided by, or a 0-dimensional tensor.
-        denominator: what a positive's e^s is divided by in its ratio; used only by ``"out"`` and ``"in"``.
+        denominator: what a positive's e^s is divided by in its ratio; only for ``"out"`` and ``"in"``.
         inside_reduction: whether ``"in"`` takes the mean or the sum of the ratios.
-        bias: the number that is added to similarity / temperature, or a 0-dimensional tensor; used only by
-            ``"sigmoid"``.
-        weights_divisor: whether the weighted sum over the positives is divided by their number, ``"count"``, or by the
-            sum of their weights, ``"weight"``.
-        zero_row: how ``"cosine"`` treats a row of zeros. ``"error"``: invalid; if values were not checked, its
-            logits are NaN. ``"zero"``: its cosines are 0, and its gradient is 0.
+        bias: what is added to similarity / temperature, a number or a 0-dimensional tensor; only for ``"sigmoid"``.
+        weights_divisor: what the weighted sum over the positives is divided by: their number, ``"count"``, or the sum
+            of their weights, ``"weight"``.
+        zero_row: how ``"cosine"`` treats a row of zeros. ``"error"``: invalid; if values were not checked, its logits
+            are NaN. ``"zero"``: its cosines and its gradient are 0.
     """
 
     terms: Terms
@@ -165,6 +159,10 @@ class Rule:
     weights_divisor: WeightsDivisor = "count"
     zero_row: ZeroRow = "error"
 
+    def temperature_as(self, dtype: torch.dtype) -> float | Tensor:
+        """Return the temperature; a tensor in ``dtype``, because its own dtype may be too coarse."""
+        return self.temperature.to(dtype) if isinstance(self.temperature, Tensor) else self.temperature
+
 
 class Ranks(Protocol):
     """The processes that a batch is distributed over."""
@@ -175,7 +173,7 @@ class Ranks(Protocol):
         Args:
             values: this rank's values, already multiplied by their weights.
             weights: the sum of this rank's weights.
-            mean: whether the sum of the values is divided by the sum of all weights.
+            mean: whether to divide by the sum of all weights.
             dtype: the dtype of sums.
         """
 
@@ -189,7 +187,7 @@ class Policy:
 
     Args:
         reduction: "mean", "sum", "none", "mean_pairs", "sum_pairs" or "none_pairs".
-        base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
+        base_temperature: a positive number scales the loss by ``temperature / base_temperature``; None does not.
         no_positive: the value of an anchor without positives: "zero", "drop" (left out) or "nan".
         no_negative: the value of an anchor without negatives if its formula needs one: "zero" or "nan".
         anchor_weights: float32 or float64 ``[N]``, the factors of the anchors' values; None: all 1.
@@ -214,9 +212,9 @@ class Batch:
         rule: the formula.
         references: the rows that anchors are contrasted with.
         anchors: bool ``[N]``, the rows that are anchors; None: all rows.
-        storage: the original dtype of embeddings and references that may have been converted to a wider one, so that
-            gradients are summed before they are rounded; None if they were not converted.
-        sizes: the sizes of the embeddings; None if they are not known.
+        storage: the original dtype of the rows, if they were converted to a wider one so that gradients are summed
+            before they are rounded.
+        sizes: the sizes of the embeddings, if known.
     """
 
     embeddings: Tensor
@@ -233,17 +231,13 @@ class Plan:
     """How one batch is evaluated.
 
     Attributes:
-        form: "unshifted": panels of whole rows of unshifted exponentials (one panel for a small batch); "symmetric":
-            tiles of unshifted exponentials, each used for its rows and for its columns; "rowwise": panels of whole
-            rows, shifted by their maxima; "pairs": panels of whole rows, with a binary cross-entropy for each pair;
-            "frozen": tiles of unshifted exponentials of references that need no gradient; "anchored": panels of
-            unshifted exponentials of the rows that are anchors; "triton": fused kernels, which choose their own tiles.
-            If it is the name of a backend, the form is chosen when the operator of `autograd` runs, because a compiled
-            graph must not depend on the values or on the size of the batch.
+        form: a form, as listed in `pairproof.fast.engine`, or "triton" for the fused kernels. The name of another
+            backend means that the operator in `autograd` chooses the form when it runs: a compiled graph must not
+            depend on the values or on the size of the batch.
         rows: the number of rows of a tile or a panel.
         columns: the number of columns of a tile; a panel has all columns.
         keep: whether the forward pass keeps the exponentials; in the frozen form, the sums of weighted columns.
-        reads: whether values may be read to choose a path; on an accelerator reading would synchronise.
+        reads: whether values may be read to choose a path; reading would synchronise an accelerator.
         tf32: whether the kernels may multiply float32 rows in TF32.
         sized: whether the forward pass returns the numbers of positives and of negatives.
     """
@@ -262,10 +256,11 @@ class AnchorValues(NamedTuple):
 
     Attributes:
         values: ``[N]`` in the computing dtype. A row that is not an anchor, or lacks the positives or negatives that
-            the rule needs, has the value 0 and no gradient. The policies of the loss decide what it contributes.
-        positives: int64 ``[N]``, the size of P(i), the set of each row's positives. If values are divided by the sum of
-            the weights of P(i), it is that sum, in the wide dtype (`device.dtypes_of`). Empty if `Plan.sized` is False.
-        negatives: int64 ``[N]``, the size of N(i), the set of each row's negatives; empty if `Plan.sized` is False.
+            the rule needs, has the value 0 and no gradient. The policies of the loss decide what the row contributes.
+        positives: int64 ``[N]``, the size of P(i), the set of each row's positives. If `Rule.weights_divisor` is
+            "weight", the sum of their weights instead, in the wide dtype (`device.dtypes_of`).
+        negatives: int64 ``[N]``, the size of N(i), the set of each row's negatives. Both are empty if `Plan.sized` is
+            False.
     """
 
     values: Tensor
@@ -281,23 +276,25 @@ class Kernels(Protocol):
     """Fused kernels that evaluate a batch."""
 
     STATS: int
-    """How many numbers per anchor the forward pass saves for the backward pass."""
+    """Number of values per anchor that the forward pass saves for the backward pass."""
 
     def refusal(self, embeddings: Tensor) -> str | None:
-        """Return why the kernels do not support embeddings ``[N, D]``, or None if they do. Values are not read."""
+        """Return why the kernels do not support embeddings ``[N, D]``, else None. Values are not read."""
 
     def chosen(self, embeddings: Tensor) -> bool:
         """Return whether "auto" uses the kernels for embeddings ``[N, D]``."""
 
-    def forward(self, batch: Batch, plan: Plan) -> tuple[AnchorValues, Tensor]:
-        """Return the values, and statistics ``[STATS, N]`` for the backward pass."""
+    def forward(self, batch: Batch, plan: Plan) -> tuple[AnchorValues, Tensor, Any]:
+        """Return the values, and for the backward pass statistics ``[STATS, N]`` and the prepared batch."""
 
-    def backward(self, grad: Tensor, batch: Batch, plan: Plan, stats: Tensor) -> Gradients:
-        """Return the gradients, each in its input's dtype; ``grad`` ``[N]`` is the gradient of the values."""
+    def backward(self, grad: Tensor, batch: Batch, plan: Plan, stats: Tensor, prepared: Any = None) -> Gradients:
+        """Return the gradients, each in its input's dtype; ``grad`` ``[N]`` is the gradient of the values.
+
+        The batch is prepared again if ``prepared`` is None.
+        """
 
 
 KERNELS: dict[str, Kernels] = {}
-"""The registered kernels, by backend."""
 
 
 def register(backend: str, kernels: Kernels) -> None:

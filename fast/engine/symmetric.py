@@ -1,14 +1,15 @@
 """The symmetric form: tiles of unshifted exponentials, each used for its rows and for its columns.
 
-Where the largest logit is known to be moderate, e^s needs no shift and the matrix of exponentials is symmetric, so only
-tiles on and above the diagonal are visited. Rows are sorted so that positives are neighbours; most tiles away from the
-diagonal then hold only negatives and need no mask. The forward pass saves a few numbers per row and, for smaller
-batches, the exponentials. The backward pass visits the same tiles, multiplies each exponential of a negative by the sum
-of its two rows' coefficients, and accumulates up to two matrix products per tile.
+If logits are moderate, the matrix of unshifted exponentials is symmetric, so only tiles on and above the diagonal are
+visited. Rows are sorted so that positives are neighbours. Most tiles away from the diagonal then hold only negatives,
+and need no mask.
 
-The rows are scaled so that their products t are logits in units of log 2: on a CPU, 2^t takes a quarter of the time of
-e^s. With E_ij = e^s_ij = 2^t_ij, every value and every weight dL_i/ds_ij follows from a row's sums of E; see
-`formulas`.
+The forward pass saves a few numbers per row and, for smaller batches, the exponentials. The backward pass visits the
+same tiles. It multiplies each exponential of a negative by the sum of its two rows' coefficients, and adds up to two
+matrix products per tile.
+
+Rows are scaled so that their products t are logits in units of log 2: E_ij = e^s_ij = 2^t_ij. On a CPU, 2^t takes a
+quarter of the time of e^s. Values and weights follow from a row's sums of E; see `formulas`.
 """
 
 from __future__ import annotations
@@ -34,11 +35,10 @@ class Classes(NamedTuple):
         order: int64 ``[N]``, the row at each sorted position.
         back: int64 ``[N]``, the sorted position of each row.
         labels: ``[N]``, equal numbers for equal labels, in sorted order; in the computing dtype. Unused if ``paired``.
-        positives: int64 ``[N]``, the size of P(i), in sorted order.
-        paired: whether the rows are known to form pairs; sorted positions 2k and 2k + 1 are then each other's only
-            positive.
-        ends: for each block of rows, the end of the columns that may hold positives: the position after the last row
-            that has the label of the block's last row. None if ``paired``, and if values may not be read.
+        positives: int64 ``[N]``, the number of positives, in sorted order.
+        paired: whether sorted positions 2k and 2k + 1 are known to be each other's only positive.
+        ends: for each block of rows, the end of the columns that may hold positives. None if ``paired``, and if values
+            may not be read.
     """
 
     order: Tensor
@@ -73,11 +73,10 @@ class _Tile(NamedTuple):
 
     Attributes:
         rows: the tile's rows.
-        columns: the tile's columns; in the first tile of a block of rows they begin with these rows.
-        others: the columns that are not among the rows; None if all are. The columns to their left form a square on the
-            diagonal, which holds both directions of each pair. For the other columns, the tile's transpose holds the
-            second direction.
-        square: the number of columns to the left of ``others``.
+        columns: the tile's columns. In the first tile of a block of rows, they begin with the same rows.
+        others: the columns that are not among the rows, for which the tile's transpose holds the second direction; None
+            if there are none.
+        square: the number of columns that are among the rows. They form a square on the diagonal, with both directions.
         shape: the tile's shape.
         strides: the tile's strides in a buffer.
         place: the tile's offset in a buffer that holds all tiles.
@@ -94,7 +93,7 @@ class _Tile(NamedTuple):
     masked: bool
 
     def sides(self, first: Tensor, second: Tensor) -> Iterator[tuple[slice, int, Tensor, Tensor]]:
-        """Yield the anchors of each direction: their slice, the dimension to sum over, their parts of two matrices."""
+        """Yield for each direction: a slice of anchors, the dimension to sum over, the parts of both matrices."""
         yield self.rows, 1, first, second
         if self.others:
             yield self.others, 0, first[:, self.square :], second[:, self.square :]
@@ -122,7 +121,7 @@ def _tiles(count: int, plan: Plan, classes: Classes) -> Iterator[_Tile]:
 def _same(classes: Classes, tile: _Tile) -> Tensor:
     """Return a matrix of the tile's size: 1 where the column is a positive of the row, else 0."""
     labels = classes.labels
-    # On a CPU, a comparison of floats that returns floats is vectorised, one of integers is not.
+    # On a CPU, only comparisons of floats that return floats are vectorised.
     positive = torch.eq(labels[tile.rows, None], labels[tile.columns], out=labels.new_empty(tile.shape))
     if tile.square:
         positive.diagonal().zero_()
@@ -130,7 +129,7 @@ def _same(classes: Classes, tile: _Tile) -> Tensor:
 
 
 def _clear_pairs(matrix: Tensor) -> None:
-    """Set self pairs and the pairs of sorted partners to 0, in a tile that begins with a square on the diagonal."""
+    """Set self pairs and partners to 0, in a tile that begins with a square on the diagonal."""
     height, width = matrix.shape
     place = matrix.storage_offset()
     matrix.as_strided((height // 2, 2, 2), (2 * width + 2, width, 1), place).zero_()
@@ -154,17 +153,17 @@ class _Row(unshifted._Row):
         return self._log(self.sums.neg) - (positives - self.many.log() if inside == "mean" else positives)
 
     def _log(self, total: Tensor) -> Tensor:
-        """Return the logarithm of total / 2^itself: the constant is removed before the logarithm is rounded."""
+        """Return log(total / 2^itself); the constant is removed before the logarithm is rounded."""
         relative = total * torch.exp2(-self.itself)
         return torch.where(relative > 1 / _LARGE, relative.log(), total.log() - self.itself * LN2)
 
 
 _LARGE = 2.0**100
-"""Quotients outside 1 / _LARGE to _LARGE are not used, because float32 might overflow or underflow."""
+"""Quotients outside 1 / _LARGE to _LARGE are not used: float32 might overflow or underflow."""
 
 
 def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
-    """Return the values, and for the backward pass the scaled rows, sums and exponentials in sorted order."""
+    """Return the values; for the backward pass also the scaled rows, sums and exponentials, in sorted order."""
     rows, factor, power = scale_rows(batch.embeddings, batch.rule, batch.sizes, LN2)
     classes = sort_rows(batch.targets, plan, rows.dtype)
     order, back = classes.order, classes.back
@@ -174,7 +173,6 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
     power = None if power is None else power.index_select(0, order)
     count = rows.shape[0]
     height, width = min(plan.rows, count), min(plan.columns, count)
-    # Each block of rows is multiplied with the columns from its own first row on.
     entries = count * (count + height) // 2 if plan.keep else height * width
     buffer = borrow("kept" if plan.keep else "logits", rows, entries)
     row = _sums(rows, classes, plan, batch.rule, buffer)
@@ -192,13 +190,7 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
 def _sums(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, buffer: Tensor) -> _Row:
     """Sum the exponentials of every tile; under "one_positive" and "epsilon", visit the masked tiles a second time.
 
-    Args:
-        rows: scaled rows ``[N, D]``, sorted.
-        classes: the order and the labels of the rows.
-        plan: the size of the tiles, and whether the exponentials are kept. Kept exponentials are 0 at self pairs and,
-            for rows that form pairs, at partners.
-        rule: the formula.
-        buffer: flat, for the exponentials.
+    Exponentials are written to ``buffer``: 0 at self pairs and, for rows that form pairs, at partners.
     """
     neg = rows.new_zeros(rows.shape[0])
     none = neg.new_empty(0)
@@ -235,7 +227,7 @@ def _sums(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, buffer: Tensor
     if rule.terms == "epsilon":  # no row is more similar to a row than itself
         guard = torch.linalg.vecdot(rows, rows).exp2_().mul_(EPSILON)
         guarded = pos + guard * classes.positives
-        # At least 1, so that the sums of a batch of one row, which do not count, are not 0.
+        # At least 1: the sums of a batch of one row do not count, but must not be 0.
         negatives = max(rows.shape[0] - 1, 1) - classes.positives
         sums = Sums(neg + guard * negatives, guarded, guard / guarded, pos / guarded, guard)
     if classes.paired:
@@ -247,7 +239,7 @@ def _sums(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, buffer: Tensor
 
 
 def _own_sums(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, sums: Sums) -> Sums:
-    """Return the sums of "one_positive" and "epsilon" over positives, which need every row's sum over its negatives."""
+    """Return the sums over positives that need every row's sum over its negatives."""
     over, boost = sums.neg.log2(), sums.boost()
     missed, first, second = (torch.zeros_like(over) for _ in range(3))
     for tile in _tiles(rows.shape[0], plan, classes):
@@ -268,7 +260,7 @@ def _own_sums(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, sums: Sums
             if rule.terms == "out":
                 first[place].sub_((F.logsigmoid(against.neg_()) * mask).sum(across))
                 continue
-            # The boost of a row is only valid for its positives; products with other exponentials could overflow.
+            # A row's boost is only valid for its positives; other products could overflow.
             exponentials = part.exp2()
             whole = exponentials + sums.neg[place].unsqueeze(across)
             ratio = exponentials * mask * boost[place].unsqueeze(across) / whole
@@ -278,14 +270,9 @@ def _own_sums(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, sums: Sums
 
 
 def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, saved: Saved) -> Gradients:
-    """Return the gradients with respect to embeddings and temperature.
+    """Return the gradients with respect to embeddings and temperature, multiplied by ``size``.
 
-    Args:
-        grad: ``[N]``, 0 for every row that `formulas.counted` leaves out.
-        size: factor by which the result is multiplied.
-        batch: the batch that was evaluated.
-        plan: the size of the tiles.
-        saved: what the forward pass saved.
+    ``grad`` ``[N]`` must be 0 for every row that `formulas.counted` leaves out.
     """
     rule, rows = batch.rule, saved.scaled.rows
     classes = saved.classes or sort_rows(batch.targets, plan, rows.dtype)
@@ -346,7 +333,7 @@ def _weigh(
     """Turn the coefficients of a tile's negatives into the weights of all its pairs."""
     positive = _same(classes, tile)
     square = tile.square
-    # The coefficient of a row is only valid for its negatives; products with other exponentials could overflow.
+    # A row's coefficient is only valid for its negatives; other products could overflow.
     combined.mul_(torch.addcmul(exponentials, exponentials, positive, value=-1))
     if square:
         combined.diagonal().zero_()
@@ -365,7 +352,7 @@ def _weigh(
             if rule.terms == "in":
                 own *= part * mask * sums.boost()[place].unsqueeze(lacking) / whole
         else:
-            # The slope of a row is only valid for its positives; products with other exponentials could overflow.
+            # A row's slope is only valid for its positives; other products could overflow.
             own = torch.addcmul(level, part * mask, weights.slope[place].unsqueeze(lacking))
         own *= mask
         if lacking:

@@ -14,9 +14,9 @@ NO_FORWARD_MODE = (
 
 
 class Reverse(torch.autograd.Function):
-    """An autograd function that supports reverse mode, and `torch.func.vmap` by evaluating one entry at a time.
+    """An autograd function for reverse mode; under `torch.func.vmap`, it evaluates one entry at a time.
 
-    `torch.compile` supports no function with these methods.
+    `torch.compile` does not support functions with these methods.
     """
 
     @staticmethod

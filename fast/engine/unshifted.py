@@ -1,12 +1,12 @@
 """The unshifted form: panels of whole rows of exponentials that need no shift, for every kind of positives.
 
-A panel holds some anchors and all columns. Where the largest logit is known to be moderate, sums of exponentials
-neither overflow nor underflow, so each sum is one reduction of the same matrix. The time for a small batch depends on
-the number of operations, not on their size: such a batch is one panel, whose matrices are kept for the backward pass.
+Logits are moderate, so each sum of exponentials is one reduction of the same matrix. The time for a small batch depends
+on the number of operations, not on their size. Such a batch is one panel, whose matrices are kept for the backward
+pass.
 
 As in `symmetric`, rows are scaled so that their products t are logits in units of log 2. Positives and negatives are
-summed separately, because the smaller of two sums would lose its digits in a difference. If the references are anchors
-too, one matrix serves both directions: its rows are the anchors of one, its columns those of the other.
+summed separately, because a difference of sums would lose digits. If the references are anchors too, one matrix serves
+both directions: the anchors of one are its rows, those of the other its columns.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from .spec import EPSILON, LN2, AnchorValues, Batch, Gradients, Plan, Targets
 class Products:
     """The products of each panel's rows with all columns.
 
-    Several panels are computed in one buffer: each at its own place if they are kept for the backward pass, else all at
-    the same place. The only panel of a small batch gets new memory.
+    Several panels share one buffer. Each has its own place if they are kept for the backward pass, else all have the
+    same. The only panel of a small batch gets new memory.
 
     Args:
         rows: scaled rows ``[N, D]``.
         columns: scaled columns ``[M, D]``.
         plan: the number of rows of a panel.
         keep: whether the panels are kept.
-        kept: the buffer of a `Products` that kept its panels; `at` then returns them.
+        kept: the buffer of an earlier `Products` with ``keep``, whose panels `at` then returns.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Products:
             self.buffer = borrow("kept" if keep else "logits", rows, entries)
 
     def slices(self) -> Iterator[slice]:
-        """Yield the rows of each panel; afterwards, memory that is not kept is given back."""
+        """Yield the rows of each panel; in the end, give back memory that is not kept."""
         count = len(self.rows)
         for start in range(0, count, self.height):
             yield slice(start, min(start + self.height, count))
@@ -72,10 +72,9 @@ class Panel(NamedTuple):
     """Matrices ``[b, M]`` of some anchors and all columns.
 
     Attributes:
-        negative: the exponentials of negatives, else 0; under "binary", those of s for a negative and of -s for a
-            positive.
-        own: for positives the exponentials, or under "one_positive" and "epsilon" what ``level`` is multiplied by in
-            `formulas.Weights`; else 0. Unused under "binary" and for rows with at most one positive.
+        negative: the exponentials of negatives, else 0. Under "binary", e^s for a negative and e^-s for a positive.
+        own: the exponentials of positives, else 0. Under "one_positive" and "epsilon", the factor of ``level`` in
+            `formulas.Weights`. Unused under "binary" and for rows with at most one positive.
         positive: 1 for positives, else 0. For partners: int64 ``[b, 1]``, the column of the positive. Unused if there
             are no positives.
         lone: True if each row has one positive, False if each has at least two, None if neither is known.
@@ -131,7 +130,7 @@ class _Row(NamedTuple):
         return self.odds() + self.many.log() if inside == "mean" else self.odds()
 
     def _log(self, total: Tensor) -> Tensor:
-        """Return the logarithm of total / 2^itself."""
+        """Return log(total / 2^itself)."""
         return (total * torch.exp2(-self.itself)).log_()
 
     def guarded_sum(self) -> Tensor:
@@ -153,7 +152,7 @@ class _Row(NamedTuple):
 
 
 def marked(targets: Targets, here: slice, count: int, columns: int) -> Tensor:
-    """Return a bool mask ``[b, M]`` of the positives of the rows ``here``, in which self pairs may be marked too."""
+    """Return a bool mask ``[b, M]`` of the positives of the rows ``here``; self pairs may be marked too."""
     given = targets.given
     if targets.kind == "labels":
         return given[here, None] == (given if targets.columns is None else targets.columns)
@@ -164,7 +163,7 @@ def marked(targets: Targets, here: slice, count: int, columns: int) -> Tensor:
     lines = here.stop - here.start
     marks = torch.zeros((lines + (lines < count), columns), dtype=torch.bool, device=given.device)
     if targets.kind == "pairs":
-        # Pairs whose anchor is in another panel mark the extra last line, which is dropped below.
+        # Pairs whose anchor is in another panel mark an extra last line, which is dropped below.
         line = given[:, 0] - here.start
         if lines < count:
             line = torch.where((line >= 0) & (line < lines), line, lines)
@@ -175,8 +174,8 @@ def marked(targets: Targets, here: slice, count: int, columns: int) -> Tensor:
 def ranks_of(batch: Batch) -> tuple[Tensor, Tensor] | None:
     """Return the positions of the rows' and the columns' labels among all sorted labels, in the computing dtype.
 
-    On a CPU, a comparison of floats that returns floats is vectorised, one of integers is not. Positions up to 2^24 are
-    exact in float32. None is returned if there are no labels, or if values may not be read.
+    Floats are compared faster on a CPU; up to 2^24, they are exact in float32. The result is None if there are no
+    labels, or if values may not be read.
     """
     given, columns = batch.targets.given, batch.targets.columns
     if batch.targets.kind != "labels" or not device.may_read(given):
@@ -187,10 +186,10 @@ def ranks_of(batch: Batch) -> tuple[Tensor, Tensor] | None:
 
 
 def positives_of(batch: Batch, here: slice, logits: Tensor, ranks: tuple[Tensor, Tensor] | None) -> Tensor:
-    """Return a matrix ``[b, M]``: 1 at the marks of `marked`, else 0."""
+    """Return the marks of `marked` as a matrix of 1 and 0, ``[b, M]``."""
     if ranks is not None:
         return torch.eq(ranks[0][here, None], ranks[1], out=torch.empty_like(logits))
-    # On a CPU, a conversion from bool takes several times as long as one from integers.
+    # On a CPU, converting bool takes several times as long as converting integers.
     marks = marked(batch.targets, here, batch.embeddings.shape[0], logits.shape[1])
     return marks.view(torch.uint8).to(logits.dtype)
 
@@ -211,16 +210,15 @@ def _clear(matrix: Tensor, batch: Batch, here: slice) -> Tensor:
 
 
 NONE = torch.empty(0)
-"""Takes the place of a sum or a matrix that the formula does not use."""
+"""Stands for a sum or a matrix that the formula does not use."""
 
 
 def _column(part: Tensor, here: slice) -> Tensor:
-    """Return the numbers of the rows ``here`` as a column ``[b, 1]``."""
     return (part if here.stop - here.start == part.shape[0] else part[here]).unsqueeze(1)
 
 
 def _others(batch: Batch, columns: int) -> int | Tensor:
-    """Return the number of columns that are not the row itself, one number or int64 ``[N]``."""
+    """Return the number of columns that are not the row itself: one number, or int64 ``[N]``."""
     own = batch.references.own
     if batch.references.embeddings is None:
         return columns - 1
@@ -230,7 +228,7 @@ def _others(batch: Batch, columns: int) -> int | Tensor:
 def _lone(number: Tensor, batch: Batch) -> bool | None:
     """Return `Panel.lone` for the numbers of positives of a panel ``[b]``.
 
-    It is also None if the panel does not hold all rows, if values may not be read, and for "binary" and "epsilon".
+    Also None if the panel does not hold all rows, if values may not be read, and for "binary" and "epsilon".
     """
     if (
         batch.rule.terms in ("binary", "epsilon")
@@ -252,23 +250,16 @@ def _sum(
     backward: bool = False,
     keep: bool = True,
 ) -> tuple[Panel, list[Tensor]]:
-    """Sum the exponentials of a panel.
+    """Return a panel and its sums ``[b]``: the fields of `Sums`, then ``lin``, ``itself`` and ``number`` of `_Row`.
 
-    Args:
-        logits: ``[b, M]``, in units of log 2; overwritten.
-        batch: the batch.
-        here: the anchors.
-        ranks: the result of `ranks_of`.
-        backward: whether only the panel is needed; sums may then be left out.
-        keep: whether the panel is needed besides the sums.
+    Sums that the formula does not use are empty. ``logits`` ``[b, M]`` are in units of log 2, and overwritten. If
+    ``backward``, only the panel is needed; without ``keep``, only the sums are.
 
-    Returns:
-        The panel, and the fields of `Sums`, then ``lin``, ``itself`` and the number of positives of `_Row`, ``[b]``
-        each; those that the formula does not use are empty. ``itself`` is the mean of t over positives. Sums and logits
-        are taken relative to it, so that the logarithm of a sum minus the mean logit keeps its digits.
+    Sums and logits are relative to ``itself``, the mean of t over positives. The logarithm of a sum minus the mean
+    logit then keeps its digits.
     """
     rule, targets = batch.rule, batch.targets
-    omits = targets.ignored is not None or targets.ids is not None  # without the call of `Targets.omits`
+    omits = targets.ignored is not None or targets.ids is not None  # `Targets.omits`, inlined
     none = lin = mean = NONE
     if targets.kind in ("partners", "none"):
         exponentials, pos, column = logits.exp2_(), none, none
@@ -330,7 +321,7 @@ def _sum(
 def panels(batch: Batch, plan: Plan, saved: Saved) -> Iterator[tuple[slice, Panel]]:
     """Yield the rows of each panel and the panel, kept or computed again, for the backward pass.
 
-    The panel's matrices may be overwritten; the next panel may be in the same memory.
+    The panel's matrices may be overwritten; the next panel may use the same memory.
     """
     flat = saved.kept if isinstance(saved.kept, Tensor) else None
     again = flat is None and not saved.kept
@@ -363,7 +354,7 @@ def _guarded(
     own = _clear(exponentials, batch, here) * positive
     negative, many = exponentials - own, number.unsqueeze(1)
     pos = own.sum(1, keepdim=True).addcmul_(guard, many)
-    others = max(logits.shape[1] - 1, 1)  # 1 for a batch of one row, so that its sums, which do not count, are not 0
+    others = max(logits.shape[1] - 1, 1)  # 1 for one row, whose sums do not count but must not be 0
     neg = negative.sum(1, keepdim=True).addcmul_(guard, others - many)
     rest, guarded = formulas.rest_over(exponentials, guard, neg, pos)
     missed = first = NONE
@@ -379,13 +370,13 @@ def _guarded(
 
 
 def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
-    """Return the values, those of mutual references last, and for the backward pass the sums and any kept panels."""
+    """Return the values, those of mutual references last; also the sums and kept panels for the backward pass."""
     rule, kind = batch.rule, batch.targets.kind
     scaled, columns = scale_both(batch, LN2)
     rows, count, width = scaled.rows, len(scaled.rows), len(columns.rows)
     products = Products(rows, columns.rows, plan, keep=plan.keep)
     kept, across, lone, ranks = [], None, None, ranks_of(batch)
-    # The sums of all panels are allocated first: small tensors that outlive a panel would fragment its freed memory.
+    # Allocated before the panels: small tensors that outlive a panel would fragment its freed memory.
     every = None if plan.rows >= count else rows.new_empty((len(Sums._fields) + 3, count))
     part: list[Tensor] = []
     omits = batch.targets.ignored is not None or batch.targets.ids is not None
@@ -400,7 +391,7 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
         if batch.references.mutual:
             total = panel.negative.sum(0)
             across = total if across is None else across.add_(total)
-        if omits:  # an exponential is never 0, so the entries that are not 0 are those of the negatives
+        if omits:  # exponentials are not 0, so the other entries are the negatives
             remaining[here] = torch.count_nonzero(panel.negative, 1)
             if batch.references.mutual:
                 found = torch.count_nonzero(panel.negative, 0)
@@ -429,7 +420,7 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
         many = None if lone else number if lone is False or rule.terms == "epsilon" else number.clamp(min=1)
     row = _Row(many, number if many is None else many, whole, lin, mean, (number, cast(Tensor, negatives)), lone)
     values = formulas.value(rule, cast(Row, row))
-    # The value and the weights of "epsilon" are 0 in a row without positives.
+    # With "epsilon", value and weights of a row without positives are 0 anyway.
     valid = formulas.counted(batch, number, negatives, all_positive=lone is not None or rule.terms == "epsilon")
     values = values if valid is None else torch.where(valid, values, 0.0)
     saved = Saved(scaled, (*sums, number), products.buffer if plan.keep and not kept else kept, columns, valid=valid)
@@ -466,7 +457,7 @@ def _weigh(panel: Panel, weights: formulas.Weights, batch: Batch, here: slice) -
         weight = torch.lerp(negative, level, panel.positive).mul_(exponentials).div_(exponentials.add_(1))
         return both_ways(_clear(weight, batch, here), batch)
     slope = level if kind in ("partners", "none") else _column(weights.slope, here)
-    # Here the weights of positives are not a multiple of their exponentials plus a constant.
+    # Here a positive's weight is not slope * E + level.
     own_ratios = rule.terms == "epsilon" or (rule.denominator == "one_positive" and not panel.lone)
     own_ratios = own_ratios and kind != "partners"
     symmetric = batch.references.embeddings is None and level.shape[0] == count
@@ -482,7 +473,7 @@ def _weigh(panel: Panel, weights: formulas.Weights, batch: Batch, here: slice) -
         torch.add(_column(weights.negative, here), of_columns, out=negative)
         level = level + _column(weights.level[count:], here)
     elif symmetric and not own_ratios:
-        # The panel's matrices are symmetric: the coefficients are added instead of the weights.
+        # In a symmetric panel, adding the coefficients replaces adding the transposed weights.
         negative = negative + weights.negative
         if kind == "partners":
             level = level + level.gather(0, panel.positive)

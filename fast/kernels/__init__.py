@@ -77,17 +77,19 @@ def evaluation() -> ModuleType:
     return launch
 
 
-def forward(batch: Batch, plan: Plan) -> tuple[AnchorValues, Tensor]:
-    """Queue the forward pass. The padded rows are not saved; the backward pass computes them again."""
+def forward(batch: Batch, plan: Plan) -> tuple[AnchorValues, Tensor, Any]:
+    """Queue the forward pass; return the values, the statistics and the prepared batch for the backward pass."""
     launch: Any = evaluation()
     with launch.on_device(batch.embeddings):
-        found: tuple[AnchorValues, Tensor] = launch.forward(launch.set_up(batch, plan))
-    return found
+        problem = launch.set_up(batch, plan)
+        found, stats = launch.forward(problem)
+    return found, stats, problem
 
 
-def backward(grad: Tensor, batch: Batch, plan: Plan, stats: Tensor) -> Gradients:
-    """Queue the backward pass."""
+def backward(grad: Tensor, batch: Batch, plan: Plan, stats: Tensor, prepared: Any = None) -> Gradients:
+    """Queue the backward pass; without ``prepared``, the batch is prepared again."""
     launch: Any = evaluation()
     with launch.on_device(batch.embeddings):
-        gradients: Gradients = launch.backward(launch.set_up(batch, plan), grad, stats)
+        problem = launch.set_up(batch, plan) if prepared is None else prepared
+        gradients: Gradients = launch.backward(problem, grad, stats)
     return gradients

@@ -32,8 +32,9 @@ from .tile import (
     NEVER,
     begin_walk,
     bounds_at,
-    gain_of,
+    gains_of,
     load_pieces,
+    logits_of,
     needs_mask,
     next_marked,
     of_pieces,
@@ -110,28 +111,26 @@ def gradient_plain(
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     part = tl.program_id(1)
     slab = tl.program_id(2) * OUT
-    gain = gain_of(constants, FIXED)
+    gain = gains_of(constants, x_scale, rows, FIXED, RAW)
     own0, own1, own2 = load_pieces(x, rows, 0, x_pad, DIM, BK, PIECES)
-    if RAW:
-        row_gain = tl.load(x_scale + rows) * gain
     label_low, label_high, self_low, self_high = bounds_at(x_bounds, tl.program_id(0), x_pad // BM)
     negative = tl.load(x_coef + rows)
     negative_top = tl.load(x_coef + x_pad + rows)
     acc = tl.zeros((BM, OUT), tl.float32)
     for tile in range(part * share, tl.minimum(part * share + share, tl.cdiv(m, BN))):
         columns = tile * BN + tl.arange(0, BN)
-        t, y0, y1, y2 = products(own0, own1, own2, x, rows, x_pad, y, columns, y_pad, BM, BN, DIM, BK, PIECES, WIDEN)
+        t, y0, y1, y2 = products(
+            own0, own1, own2, x, rows, x_pad, y, columns, y_pad, BM, BN, DIM, BK, PIECES, False, WIDEN
+        )
         hidden = needs_mask(y_bounds, tile, y_pad // BN, label_low, label_high, self_low, self_high, m, BN)
-        lowered = tl.where(hidden, float("-inf"), 0.0)
         scale = tl.load(y_scale + columns)
-        if RAW:
-            t = t * row_gain[:, None] * scale[None, :] + lowered
-        else:
-            t = t * gain + lowered
+        t = logits_of(t, gain, scale, RAW, WIDEN)
         across = tl.load(y_coef + columns)
         if FIXED:
-            g = (negative[:, None] + across[None, :]) * tl.exp2(t)
+            shown = tl.where(hidden, 0.0, 1.0)
+            g = ((shown * negative)[:, None] + (shown * across)[None, :]) * tl.exp2(t)
         else:
+            t += tl.where(hidden, float("-inf"), 0.0)
             g = tl.zeros((BM, BN), tl.float32)
             if x_anchor != 0:
                 g += negative[:, None] * tl.exp(t - negative_top[:, None])
@@ -226,12 +225,10 @@ def gradient_marked(
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     part = tl.program_id(1)
     slab = tl.program_id(2) * OUT
-    gain = tl.load(constants)
+    gain = gains_of(constants, x_scale, rows, False, RAW)
     if SUMMED:
         bias = tl.load(constants + 2)
     own0, own1, own2 = load_pieces(x, rows, 0, x_pad, DIM, BK, PIECES)
-    if RAW:
-        row_gain = tl.load(x_scale + rows) * gain
     label = tl.load(x_label + rows)
     itself = tl.load(x_self + rows)
     around = tl.program_id(0) * BM // GROUP_ROWS
@@ -247,12 +244,11 @@ def gradient_marked(
     )
     while tile != NEVER:
         columns = tile * BN + tl.arange(0, BN)
-        t, y0, y1, y2 = products(own0, own1, own2, x, rows, x_pad, y, columns, y_pad, BM, BN, DIM, BK, PIECES, WIDEN)
+        t, y0, y1, y2 = products(
+            own0, own1, own2, x, rows, x_pad, y, columns, y_pad, BM, BN, DIM, BK, PIECES, False, WIDEN
+        )
         scale = tl.load(y_scale + columns)
-        if RAW:
-            t = t * row_gain[:, None] * scale[None, :]
-        else:
-            t = t * gain
+        t = logits_of(t, gain, scale, RAW, WIDEN)
         if SUMMED:
             t += bias
         columns_label = tl.load(y_label + columns)

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -58,12 +59,19 @@ def interpreted() -> bool:
     return not isinstance(sums.sums_plain, triton.JITFunction)
 
 
-def capability_of(tensor: Tensor) -> int:
+@cache
+def capability_of(device: torch.device) -> int:
     """Return the compute capability times ten; 90 for the interpreter."""
-    if tensor.device.type != "cuda":
+    if device.type != "cuda":
         return 90
-    major, minor = torch.cuda.get_device_capability(tensor.device)
+    major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
+
+
+@cache
+def multiprocessors_of(device: torch.device) -> int:
+    """Return the number of multiprocessors of a CUDA device."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def empty(shape: tuple[int, ...], like: Tensor, dtype: torch.dtype) -> Tensor:
@@ -171,7 +179,7 @@ class Problem:
 
     def launch(self, kernel: Kernel) -> Launch:
         """Return the tile that a kernel uses."""
-        found = launch_of(kernel, self.kind, self.anchors.dim, capability_of(self.anchors.given))
+        found = launch_of(kernel, self.kind, self.anchors.dim, capability_of(self.anchors.given.device))
         if kernel in PLAIN and self.arguments["IDS"] and self.arguments["MARKS"] == "pairs":
             found = found._replace(columns=16)  # lists of pairs and ids together take many registers
         return found
@@ -250,7 +258,7 @@ def set_up(batch: Batch, plan: Plan) -> Problem:
     kind = kind_of(stored, tf32=plan.tf32)
     constants, learned = empty((3,), given, torch.float32), None
     if rule.terms == "sigmoid":
-        constants[2] = rule.bias
+        constants[2].fill_(rule.bias)  # an assignment would copy from the CPU and wait for the device
     if isinstance(rule.temperature, Tensor):
         learned, reciprocal, largest = rule.temperature.to(given.device), 1.0, math.inf
     else:
@@ -392,7 +400,7 @@ def _split(launch: Launch, x: Side, y: Side) -> _Split:
     panels, tiles = -(-x.count // launch.rows), -(-y.count // launch.columns)
     shares = 2
     if x.given.device.type == "cuda":
-        shares = -(-WAVES * torch.cuda.get_device_properties(x.given.device).multi_processor_count // panels)
+        shares = -(-WAVES * multiprocessors_of(x.given.device) // panels)
     share = -(-tiles // max(1, min(shares, SHARES, tiles)))
     return _Split(panels, share, -(-tiles // share))
 

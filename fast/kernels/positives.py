@@ -18,7 +18,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tile import EPSILON, NEVER, bounds_at, load_pieces, log1p, next_marked, positives_of, products, sigmoid, softplus
+from .tile import (
+    EPSILON,
+    NEVER,
+    bounds_at,
+    gains_of,
+    load_pieces,
+    log1p,
+    logits_of,
+    next_marked,
+    positives_of,
+    products,
+    sigmoid,
+    softplus,
+)
 
 LINES = tl.constexpr(4)
 """Numbers that a share of the columns stores per anchor."""
@@ -63,10 +76,8 @@ def positives(
     ALL: tl.constexpr = MARKS != "labels"
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     part = tl.program_id(1)
-    gain = tl.load(constants)
+    gain = gains_of(constants, x_scale, rows, False, RAW)
     own0, own1, own2 = load_pieces(x, rows, 0, x_pad, DIM, BK, PIECES)
-    if RAW:
-        row_gain = tl.load(x_scale + rows) * gain
     label = tl.load(x_label + rows)
     itself = tl.load(x_self + rows)
     around = tl.program_id(0) * BM // GROUP_ROWS
@@ -85,11 +96,8 @@ def positives(
     )
     while tile != NEVER:
         columns = tile * BN + tl.arange(0, BN)
-        t, _, _, _ = products(own0, own1, own2, x, rows, x_pad, y, columns, y_pad, BM, BN, DIM, BK, PIECES, WIDEN)
-        if RAW:
-            t = t * row_gain[:, None] * tl.load(y_scale + columns)[None, :]
-        else:
-            t = t * gain
+        t, _, _, _ = products(own0, own1, own2, x, rows, x_pad, y, columns, y_pad, BM, BN, DIM, BK, PIECES, True, WIDEN)
+        t = logits_of(t, gain, tl.load(y_scale + columns), RAW, WIDEN)
         columns_label = tl.load(y_label + columns)
         positive = positives_of(marks, rows, columns, label, columns_label, row_stride, column_stride, n, m, MARKS)
         positive = positive & (itself[:, None] != tl.load(y_self + columns)[None, :]) & (columns < m)[None, :]

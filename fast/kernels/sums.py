@@ -1,10 +1,10 @@
 """Forward, first pass: sums over the columns of each anchor. A program has BM anchors and visits tiles of BN columns.
 
-Two kernels share the work. `sums_plain` treats every tile as if it held only negatives, and hides the other tiles by
-shifting their logits to -inf; it needs no mask and few registers. `sums_marked` visits the tiles that may hold a
-positive or a self pair, or that reach past the last column. If positives are given as a mask or as pairs, if rows have
-ids, and under "binary" and "epsilon", `sums_marked` visits all tiles, and `sums_plain` does not run. Each share of the
-columns stores, per anchor, with t the logits (`tile` explains SUMMED, FIXED and IDS):
+Two kernels share the work. `sums_plain` treats every tile as if it held only negatives, and leaves the other tiles out
+of its sums; it needs no mask and few registers. `sums_marked` visits the tiles that may hold a positive or a self pair,
+or that reach past the last column. If positives are given as a mask or as pairs, if rows have ids, and under "binary"
+and "epsilon", `sums_marked` visits all tiles, and `sums_plain` does not run. Each share of the columns stores, per
+anchor, with t the logits (`tile` explains SUMMED, FIXED and IDS):
 
     FIRST        sum over negatives of e^(t - FIRST_TOP);   binary: of softplus(t)
                  epsilon: sum over all columns but the row itself of e^(t - FIRST_TOP)
@@ -27,8 +27,9 @@ from .tile import (
     NEVER,
     begin_walk,
     bounds_at,
-    gain_of,
+    gains_of,
     load_pieces,
+    logits_of,
     needs_mask,
     next_marked,
     positives_of,
@@ -77,10 +78,8 @@ def sums_plain(
     """Store ``[shares, LINES, x_pad]``, the sums over tiles that hold only negatives."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     part = tl.program_id(1)
-    gain = gain_of(constants, FIXED)
+    gain = gains_of(constants, x_scale, rows, FIXED, RAW)
     own0, own1, own2 = load_pieces(x, rows, 0, x_pad, DIM, BK, PIECES)
-    if RAW:
-        row_gain = tl.load(x_scale + rows) * gain
     label_low, label_high, self_low, self_high = bounds_at(x_bounds, tl.program_id(0), x_pad // BM)
     if FIXED:
         top = tl.zeros((BM,), tl.float32)
@@ -89,17 +88,13 @@ def sums_plain(
     total = tl.zeros((BM,), tl.float32)
     for tile in range(part * share, tl.minimum(part * share + share, tl.cdiv(m, BN))):
         columns = tile * BN + tl.arange(0, BN)
-        t, _, _, _ = products(own0, own1, own2, x, rows, x_pad, y, columns, y_pad, BM, BN, DIM, BK, PIECES, WIDEN)
+        t, _, _, _ = products(own0, own1, own2, x, rows, x_pad, y, columns, y_pad, BM, BN, DIM, BK, PIECES, True, WIDEN)
         hidden = needs_mask(y_bounds, tile, y_pad // BN, label_low, label_high, self_low, self_high, m, BN)
-        lowered = tl.where(hidden, float("-inf"), 0.0)
-        if RAW:
-            t = t * row_gain[:, None] * tl.load(y_scale + columns)[None, :] + lowered
-        else:
-            t = t * gain + lowered
+        t = logits_of(t, gain, tl.load(y_scale + columns), RAW, WIDEN)
         if FIXED:
-            total += tl.sum(tl.exp2(t), 1)
+            total += tl.where(hidden, 0.0, tl.sum(tl.exp2(t), 1))
         else:
-            top, kept, e = exponentials_below(top, t)
+            top, kept, e = exponentials_below(top, t + tl.where(hidden, float("-inf"), 0.0))
             total = total * kept + tl.sum(e, 1)
     at = out + (part * LINES * x_pad + rows)
     tl.store(at, total)
@@ -154,12 +149,10 @@ def sums_marked(
     ALL: tl.constexpr = TERMS != "softmax" or MARKS != "labels" or IDS
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     part = tl.program_id(1)
-    gain = tl.load(constants)
+    gain = gains_of(constants, x_scale, rows, False, RAW)
     if SUMMED:
         bias = tl.load(constants + 2)
     own0, own1, own2 = load_pieces(x, rows, 0, x_pad, DIM, BK, PIECES)
-    if RAW:
-        row_gain = tl.load(x_scale + rows) * gain
     label = tl.load(x_label + rows)
     itself = tl.load(x_self + rows)
     if IDS:
@@ -184,11 +177,8 @@ def sums_marked(
     )
     while tile != NEVER:
         columns = tile * BN + tl.arange(0, BN)
-        t, _, _, _ = products(own0, own1, own2, x, rows, x_pad, y, columns, y_pad, BM, BN, DIM, BK, PIECES, WIDEN)
-        if RAW:
-            t = t * row_gain[:, None] * tl.load(y_scale + columns)[None, :]
-        else:
-            t = t * gain
+        t, _, _, _ = products(own0, own1, own2, x, rows, x_pad, y, columns, y_pad, BM, BN, DIM, BK, PIECES, True, WIDEN)
+        t = logits_of(t, gain, tl.load(y_scale + columns), RAW, WIDEN)
         if SUMMED:
             t += bias
         if MARKS == "pairs":

@@ -1,9 +1,11 @@
 """The tile of each kernel, by architecture, by how rows are multiplied, and by their padded length.
 
-The table was made without a device: tiles were compiled, not timed. For each line and kernel, ten to forty tiles were
-compiled in every variant of the kernel. A tile was eligible if no variant spills registers, all variants fit in shared
-and tensor memory, and tensor cores compute the products. The eligible tile with the shortest estimated time was chosen.
-The estimate counts
+Tiles marked ``*`` were timed on an H100 with torch 2.11 and Triton 3.6, each beside its neighbours and the tile that
+was listed before. Some of them spill registers, and were faster nevertheless.
+
+All other tiles were compiled, not timed. For each line and kernel, ten to forty tiles were compiled in every variant of
+the kernel. A tile was eligible if no variant spills registers, all variants fit in shared and tensor memory, and tensor
+cores compute the products. The eligible tile with the shortest estimated time was chosen. The estimate counts
 
 - products, at the rate reached in practice, which is lower for 16 or 32 columns because tensor cores are half idle;
 - reads from the second-level cache: a program that keeps its rows on chip reads only columns, and with more rows it
@@ -80,7 +82,7 @@ class Key(NamedTuple):
 
 
 # Each line has an architecture, a kind, a row length, and a cell for each of KERNELS. Each cell is
-# rows x columns / part / out / warps / stages.
+# rows x columns / part / out / warps / stages, with * if the tile was timed.
 _TABLE = """
 80  pieces   64  64x64/64/64/4/3     64x32/64/64/8/1     64x32/64/64/8/1     128x32/64/64/8/3    64x32/32/64/8/1
 80  pieces   128 128x64/32/32/4/3    64x32/64/64/8/1     64x32/64/64/8/1     64x32/128/64/4/3    32x32/64/128/8/1
@@ -118,24 +120,24 @@ _TABLE = """
 89  bfloat16 384 128x128/64/64/8/2   64x64/64/64/8/1     64x64/64/64/8/1     64x64/32/128/4/3    64x64/64/128/8/1
 89  bfloat16 512 128x128/64/64/8/2   64x64/64/64/8/1     64x64/64/64/8/1     64x64/32/128/4/3    64x32/256/256/8/1
 89  bfloat16 768 128x128/64/64/8/2   64x64/64/64/8/1     64x64/64/64/8/1     64x64/32/128/4/3    64x32/256/256/8/1
-90  pieces   64  128x64/64/64/8/2    64x64/64/64/8/1     64x64/64/64/8/1     128x64/64/64/8/3    64x32/64/64/8/1
-90  pieces   128 128x64/128/128/8/2  64x16/128/128/8/1   64x32/128/128/8/1   128x64/128/128/8/2  64x32/32/128/8/1
-90  pieces   256 128x128/32/32/8/3   64x32/64/64/8/1     64x64/64/64/8/1     128x32/32/128/8/3   64x32/32/128/8/1
-90  pieces   384 128x128/32/32/8/3   64x32/64/64/8/1     64x64/64/64/8/1     128x32/32/128/8/3   64x32/32/128/8/1
-90  pieces   512 128x128/32/32/8/3   64x32/64/64/8/1     64x64/64/64/8/1     128x32/32/128/8/3   64x32/32/128/8/1
-90  pieces   768 128x128/32/32/8/3   64x32/64/64/8/1     64x64/64/64/8/1     128x32/32/256/8/3   64x32/32/128/8/1
-90  tf32     64  128x64/64/64/8/2    64x64/64/64/8/1     64x64/64/64/4/1     64x64/64/64/4/3     64x64/64/64/8/1
-90  tf32     128 128x32/128/128/8/3  64x32/128/128/8/1   64x32/128/128/4/1   128x64/128/128/8/3  64x32/128/128/8/1
-90  tf32     256 128x32/256/256/8/3  64x32/256/256/8/1   64x32/256/256/8/1   64x64/64/256/8/3    64x16/256/256/8/1
-90  tf32     384 128x128/32/32/8/2   64x64/64/64/8/1     64x64/64/64/8/1     128x64/32/128/8/2   64x32/64/128/8/1
-90  tf32     512 128x128/32/32/8/2   64x16/512/512/8/1   64x32/512/512/8/1   64x64/64/256/8/3    64x32/64/256/8/1
-90  tf32     768 128x128/32/32/8/2   64x64/64/64/8/1     64x64/64/64/8/1     64x64/64/256/8/3    64x32/64/256/8/1
-90  bfloat16 64  128x64/64/64/8/3    64x64/64/64/8/1     64x64/64/64/4/1     64x64/64/64/4/3     64x64/64/64/8/1
-90  bfloat16 128 128x64/128/128/8/2  64x16/128/128/4/1   64x16/128/128/4/1   64x32/128/128/4/3   64x16/128/128/4/1
-90  bfloat16 256 128x32/256/256/8/3  64x32/256/256/8/1   64x32/256/256/4/1   128x64/256/256/8/3  64x32/256/256/8/1
-90  bfloat16 384 128x128/128/128/8/3 64x64/64/64/8/1     64x64/64/64/8/1     128x64/32/128/8/3   64x64/64/128/8/1
-90  bfloat16 512 128x32/512/512/8/3  64x32/512/512/8/1   64x16/512/512/4/1   128x32/512/256/8/2  64x16/512/256/8/1
-90  bfloat16 768 128x128/128/128/8/3 64x64/64/64/8/1     64x64/64/64/8/1     64x64/128/256/8/3   64x32/128/256/8/1
+90  pieces   64  128x64/64/64/8/2     64x64/64/64/8/1      64x64/64/64/8/1   128x64/64/64/8/3     64x32/64/64/8/1
+90  pieces   128 128x64/128/128/8/2*  64x64/128/128/4/2*   64x32/128/128/8/1 128x64/128/128/8/2*  64x64/32/128/4/4*
+90  pieces   256 128x128/32/32/8/3*   128x128/64/64/8/2*   64x64/64/64/8/1   128x64/64/256/8/3*   64x64/32/256/4/3*
+90  pieces   384 128x128/32/32/8/3*   128x128/64/64/8/2*   64x64/64/64/8/1   128x128/32/128/8/3*  64x64/32/128/4/3*
+90  pieces   512 128x128/32/32/8/3*   128x128/64/64/8/2*   64x64/64/64/8/1   64x64/64/256/4/2*    64x64/32/256/4/3*
+90  pieces   768 128x128/32/32/8/3*   128x128/64/64/8/2*   64x64/64/64/8/1   128x64/64/256/8/3*   64x64/32/256/4/3*
+90  tf32     64  128x64/64/64/8/2     64x64/64/64/8/1      64x64/64/64/4/1   64x64/64/64/4/3      64x64/64/64/8/1
+90  tf32     128 128x128/32/32/4/3*   64x32/128/128/8/1    64x32/128/128/4/1 128x64/128/128/8/3   64x32/128/128/8/1
+90  tf32     256 128x128/32/32/8/3*   64x32/256/256/8/1    64x32/256/256/8/1 128x32/256/256/8/1*  64x16/256/256/8/1
+90  tf32     384 128x128/32/32/8/2    64x64/64/64/8/1      64x64/64/64/8/1   128x64/32/128/8/2    64x32/64/128/8/1
+90  tf32     512 128x128/32/32/8/4*   64x16/512/512/8/1    64x32/512/512/8/1 64x64/64/512/8/3*    64x32/64/256/8/1
+90  tf32     768 128x128/64/64/8/3*   64x64/64/64/8/1      64x64/64/64/8/1   128x128/32/256/8/3*  64x32/64/256/8/1
+90  bfloat16 64  64x128/64/64/4/3*    64x64/64/64/8/1      64x64/64/64/4/1   128x64/64/64/4/3*    64x64/64/64/8/1
+90  bfloat16 128 128x64/128/128/8/2*  64x32/128/128/8/2*   64x16/128/128/4/1 64x64/128/128/4/3*   64x16/128/128/8/2*
+90  bfloat16 256 128x128/64/64/8/3*   64x32/256/256/8/1    64x32/256/256/4/1 128x64/256/256/8/3*  64x32/256/256/8/1
+90  bfloat16 384 128x128/64/64/4/3*   64x64/64/64/8/1      64x64/64/64/8/1   128x128/64/128/8/3*  64x64/64/128/8/1
+90  bfloat16 512 128x128/64/64/8/3*   128x64/512/512/16/1* 64x16/512/512/4/1 64x64/512/512/8/2*   64x64/512/512/16/1*
+90  bfloat16 768 128x128/128/128/8/3* 64x64/128/128/8/2*   64x64/64/64/8/1   128x128/64/256/8/3*  64x128/128/256/16/1*
 100 pieces   64  128x64/64/64/8/3    128x16/64/64/8/1    128x64/64/64/8/1    64x64/64/64/4/3     64x32/64/64/8/1
 100 pieces   128 128x32/128/128/8/3  128x16/128/128/8/1  128x16/128/128/8/1  64x32/128/64/4/3    64x16/128/128/8/1
 100 pieces   256 64x64/256/256/4/1   64x64/64/64/8/1     64x32/128/128/8/1   64x32/64/128/4/1    64x16/64/256/8/1
@@ -174,15 +176,28 @@ def listed_dim(dim: int) -> int:
 
 
 @cache
-def committed() -> dict[Key, Launch]:
-    """Return the table above as a dictionary."""
+def _cells() -> dict[Key, str]:
     found = {}
     for line in _TABLE.strip().splitlines():
         architecture, kind, dim, *cells = line.split()
         for kernel, cell in zip(KERNELS, cells, strict=True):
-            numbers = [int(number) for number in cell.replace("x", "/").split("/")]
-            found[Key(kernel, cast(Kind, kind), int(dim), int(architecture))] = Launch(*numbers)
+            found[Key(kernel, cast(Kind, kind), int(dim), int(architecture))] = cell
     return found
+
+
+@cache
+def committed() -> dict[Key, Launch]:
+    """Return the table above as a dictionary."""
+    return {key: Launch(*map(int, cell.rstrip("*").replace("x", "/").split("/"))) for key, cell in _cells().items()}
+
+
+def _listed(kernel: Kernel, kind: Kind, dim: int, capability: int) -> Key:
+    return Key(kernel, _near(kind), listed_dim(dim), architecture_of(capability))
+
+
+def was_timed(kernel: Kernel, kind: Kind, dim: int, capability: int) -> bool:
+    """Return whether a kernel's tile in the table was timed on a device; see `launch_of` for the arguments."""
+    return _cells()[_listed(kernel, kind, dim, capability)].endswith("*")
 
 
 def launch_of(kernel: Kernel, kind: Kind, dim: int, capability: int) -> Launch:
@@ -210,7 +225,7 @@ def _near(kind: Kind) -> Kind:
 
 @cache
 def _derived(kernel: Kernel, kind: Kind, dim: int, capability: int) -> Launch:
-    launch = committed()[Key(kernel, _near(kind), listed_dim(dim), architecture_of(capability))]
+    launch = committed()[_listed(kernel, kind, dim, capability)]
     return launch._replace(part=min(launch.part, dim), out=min(launch.out, dim))
 
 
