@@ -401,6 +401,7 @@ def test_every_check_can_fail() -> None:
         warps=4,
         instructions={"products": 8, "exponentials": each, "local": 0, "atomics": 0},
         exponentials=each,
+        rounded=1,
     )
     assert tool.failures(job, good) == []
     for change, message in [
@@ -411,6 +412,7 @@ def test_every_check_can_fail() -> None:
         ({"instructions": {**good.instructions, "products": 0}}, "no HGMMA, at least 1"),
         ({"instructions": {**good.instructions, "atomics": 1}}, "1 atomic instructions, at most 0"),
         ({"exponentials": 2 * each}, f"{2 * each} exponentials per thread and tile, expected {each}"),
+        ({"rounded": 0}, "no mul.rn, at least 1"),
         ({"error": "out of registers"}, "did not compile: out of registers"),
     ]:
         (line,) = tool.failures(job, good._replace(**change))
@@ -419,8 +421,8 @@ def test_every_check_can_fail() -> None:
     # A tile that was timed may spill registers, but must still fit and use tensor cores.
     timed, spilled = job._replace(kind="bfloat16", dim=128), {"stack": 8, "exponentials": 2 * each}
     assert tool.failures(timed, good._replace(**spilled)) == []
-    broken = {"shared": 232449, "tensor": 544, "instructions": dict.fromkeys(tool.PATTERNS, 1)}
-    assert len(tool.failures(timed, good._replace(**broken))) == 3
+    broken = {"shared": 232449, "tensor": 544, "rounded": 0, "instructions": dict.fromkeys(tool.PATTERNS, 1)}
+    assert len(tool.failures(timed, good._replace(**broken))) == 4
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ instead of run. A variant is a kernel with the types and constants for which Tri
 made on the compiled code of each variant:
 
 - Shared memory (on sm_100 also tensor memory) is within the limit.
-- Matrix products use tensor cores.
+- Matrix products use tensor cores, and logits are rounded (see `logits_of` in `pairproof.fast.kernels.tile`).
 - Unless its tile was timed on a device, a variant spills no registers, and with FIXED (see
   `pairproof.fast.kernels.tile`), the `*_plain` kernels compute one exponential per pair.
 - There are no atomic operations, whose result would depend on the order of the threads.
@@ -279,6 +279,7 @@ class Found(NamedTuple):
         warps: per program.
         instructions: number of instructions by name in `PATTERNS`.
         exponentials: the result of `exponentials_of`.
+        rounded: number of multiplications in PTX that the assembler must not fuse with an addition.
         error: why the job failed, or "".
     """
 
@@ -289,6 +290,7 @@ class Found(NamedTuple):
     warps: int = 0
     instructions: dict[str, int] = {}  # noqa: RUF012
     exponentials: int | None = None
+    rounded: int = 0
     error: str = ""
 
 
@@ -346,6 +348,7 @@ def failures(job: Job, found: Found) -> list[str]:
     tiled = "BN" in constants
     if tiled:
         limits.append((not counted["products"], f"no {product}, at least 1: products do not use these tensor cores"))
+        limits.append((not found.rounded, "no mul.rn, at least 1: logits are not rounded"))
     if tiled and was_timed(cast(Kernel, job.kernel), job.kind, job.dim, job.arch):
         return [line for broken, line in limits if broken]  # the rest estimates the speed
     limits.append((found.stack > 0, f"{found.stack} bytes of stack, at most 0: registers are spilled"))
@@ -387,11 +390,13 @@ def examine(job: Job) -> Found:
     usage = re.search(r"REG:(\d+) STACK:(\d+)", shown)
     if usage is None:
         return Found(error="cuobjdump prints no register usage")
-    code = instructions_of(shown) if disassembled else steps_of(compiled.asm["ptx"])
+    steps = steps_of(compiled.asm["ptx"])
+    code = instructions_of(shown) if disassembled else steps
     metadata, patterns = compiled.metadata, {**PATTERNS, "products": DEVICES[job.arch].products}
     counted = {name: count(code, pattern) for name, pattern in patterns.items()}
     registers, stack, tensor = int(usage[1]), int(usage[2]), getattr(metadata, "tmem_size", None) or 0
-    return Found(registers, stack, metadata.shared, tensor, metadata.num_warps, counted, exponentials_of(code))
+    shared, warps, rounded = metadata.shared, metadata.num_warps, count(steps, r"mul\.rn\.(?:ftz\.)?f32")
+    return Found(registers, stack, shared, tensor, warps, counted, exponentials_of(code), rounded)
 
 
 def compiled(work: Sequence[Job], processes: int) -> list[Found]:
