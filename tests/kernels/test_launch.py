@@ -196,3 +196,14 @@ def test_memory_is_linear_in_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         assert 1.9 < totals[2] / totals[1] < 2.1, name
         # The largest buffer has partial gradients of the rows: from at most two kernels, for two shares of the columns.
         assert max(large[name]) <= 4 * (1024 + 128) * dim * 4, name
+
+
+def test_rows_are_prepared_once_per_step(queued: list[tuple[Any, dict[str, Any]]]) -> None:
+    """The backward pass uses the rows that the forward pass prepared, and may run twice."""
+    z = torch.ones(8, 16, requires_grad=True)
+    value = supcon_loss(z, torch.arange(8) % 3, backend="triton")
+    value.backward(retain_graph=True)
+    value.backward()
+    names = [kernel.fn.__name__ for kernel, _ in queued]
+    assert names.count("prepare") == 1
+    assert names.count("gradient_plain") == 2
