@@ -302,7 +302,7 @@ def plot(report: Row, path: Path) -> None:
     """Plot the time of plain torch divided by that of pairproof against N: a row per loss, a line per form.
 
     The left panel shows forward and backward, the right one the forward pass. If the report has bfloat16, only that
-    dtype is plotted. Drawn combinations and the tuned allocator are not plotted.
+    dtype is plotted. Random combinations (`CORNERS`) and the tuned allocator are not plotted.
 
     Args:
         report: the report.

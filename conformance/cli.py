@@ -291,7 +291,7 @@ def report(
     """Verify everything, and write the results as one HTML page, which works offline.
 
     The page shows a table of implementations and losses, worked examples with every term, the findings, the accuracy,
-    and all cases. Options and exit codes are those of pairproof verify.
+    and all cases. The exit codes and the options that select a part are those of pairproof verify.
 
     Examples:
         pairproof report
@@ -359,8 +359,8 @@ def check(
     The kinds are batches of up to 40 rows, larger batches, and usages (other ways to call the loss, such as under
     autocast). What the loss prints is written to standard error.
 
-    A declared deviation is a known, intended difference. Every declaration must match a check, and no such check may
-    pass. python -m pydoc pairproof.conformance.judge.deviations describes the format.
+    A declared deviation is a known, intended difference. Every declaration must match at least one check, and every
+    check that it matches must differ. python -m pydoc pairproof.conformance.judge.deviations describes the format.
 
     Examples:
         pairproof check mylib.losses:SupConLoss --loss supcon
@@ -434,14 +434,14 @@ def identify(
 def parity(**options: Any) -> None:
     r"""Check that different ways to evaluate a loss agree. Any loss can be checked, even one unknown to pairproof.
 
-    The same random batches are evaluated twice, with permuted rows, with other chunk sizes, in float32 and bfloat16,
-    under autocast, and compiled. The results may differ only by rounding.
+    The same random batches are evaluated again: unchanged, with permuted rows, with other chunk sizes, in float32 and
+    bfloat16, under autocast, and compiled. The results may differ only by rounding.
 
     Memory is measured at three batch sizes: what the loss keeps for its backward pass, and the peak. With
     --linear-memory, both must grow linearly.
 
-    With --world-size, only one comparison is made: the loss and the averaged gradients of several processes with those
-    of one process. If they differ, the mistake is named.
+    With --world-size, these comparisons are replaced: the loss and the averaged gradients of several processes are
+    compared with those of one process. If they differ, the mistake is named.
 
     Exit codes: 0 the loss agrees with itself, 1 a comparison differs or ended in an error, 2 invalid command line, 3
     could not run.

@@ -436,7 +436,7 @@ class Ranks:
     def anchor_values(self, batch: Batch, backend: Backend) -> AnchorValues:
         """Return the values of this rank's anchors."""
         if isinstance(batch.references, ring.Blocks):
-            if backend == "exact":  # chosen for the precision, as `check_ring` rejects it as an argument
+            if backend == "exact":  # chosen automatically: `check_ring` rejects the argument
                 raise ValueError(ring.OVERFLOW)
             return ring.anchor_values(batch, backend)
         if self._planned is None:

@@ -196,7 +196,7 @@ def check_directions(directions: object, partition: object, scope: object, hard_
         expected = '"joint" with query_to_query or doc_to_doc, which have no positives'
         raise ValueError(f"partition: expected {expected}, got 'per_direction'")
     if scope == "own_only" and hard_negatives is None:
-        raise ValueError("hard_negatives_scope: expected batch or own without hard_negatives, got 'own_only'")
+        raise ValueError("hard_negatives_scope: expected batch or own if hard_negatives is None, got 'own_only'")
     return chosen
 
 

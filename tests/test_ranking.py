@@ -204,7 +204,7 @@ def test_compiled_loss_is_the_loss() -> None:
 def test_only_own_hard_negatives_are_required_by_their_scope() -> None:
     for package in (fast, reference):
         rows = QUERIES if package is fast else QUERIES.numpy()
-        with pytest.raises(ValueError, match=r"^hard_negatives_scope: expected batch or own without hard_negatives"):
+        with pytest.raises(ValueError, match=r"^hard_negatives_scope: expected batch or own if hard_negatives is None"):
             package.multiple_negatives_ranking_loss(rows, rows, hard_negatives_scope="own_only")
 
 

@@ -82,7 +82,7 @@ def seen_in(link: str) -> str:
 def _identified(fault: Fault) -> str:
     """Return what identify finds wrong with a fault; "" if nothing."""
     try:
-        # The faults are not passed, because identify would find each of them by its name.
+        # identify does not get the list of faults, because it would find each of them by its name.
         found = identify(target_of(fault), call=fault.call)
     except TargetError:
         return ""

@@ -54,8 +54,8 @@ def computed_terms(
         match: the loss that was identified, if any.
 
     Returns:
-        The values of a mistake that reproduces the value and the gradient. If the mistake is another value of an
-        option, only the value is compared. None if no mistake is found, if a value is not finite, or if
+        The values of a mistake that reproduces the value and the gradient. If the mistake is a wrong option,
+        only the loss is compared, not the gradient. None if no mistake is found, if a value is not finite, or if
         ``is_explained(case)`` is False.
     """
     if not is_explained(case) or not case.anchors() or not all(map(math.isfinite, (*outcome.values, *truth.values))):

@@ -161,7 +161,7 @@ def info_nce_closer_negatives_left_out(direction: parts.Direction) -> parts.Rows
 
 @fault("multiple_negatives_ranking", build=parts.ranking)
 def multiple_negatives_ranking_positive_once(given: parts.Ranking) -> parts.Ranking:
-    """With partition "joint", the denominator contains the positive once, not twice: in doc_to_query it is left out."""
+    """With partition "joint", the positive is left out of doc_to_query: the denominator contains it once, not twice."""
     other = parts.off_diagonal(len(given.doc_to_query)) | (given.partition != "joint")
     return given._replace(doc_to_query=given.doc_to_query.where(other, -torch.inf))
 

@@ -157,7 +157,7 @@ def nt_bxent_softplus_linear(batch: parts.Batch) -> Tensor:
     because="Logits of a row differ by at most 2/T, and e^-86 is a normal number of float32.",
 )
 def nt_xent_pairwise_one_maximum_per_row(batch: parts.Batch) -> Tensor:
-    """One maximum is subtracted from a whole row: a positive far below another has an infinite value or NaN."""
+    """One maximum is subtracted from a whole row: a positive far below it has an infinite value or NaN."""
     e = torch.exp(batch.s)
     total = e + parts.row_sums(e, batch.negative)[:, None]
     return parts.row_means(total.log() - e.log(), batch.positive)

@@ -1,8 +1,8 @@
 """Correct parts from which every fault is built, and the correct losses built from the same parts.
 
 A *builder*, such as ``labelled`` or ``views``, converts the arguments of a call to the input of a loss, such as a
-``Batch`` or ``Rows``. ``loss_of`` evaluates this input. Two builders return something else: the properties of
-``Features`` are inputs of losses, and ``ranked`` returns the arguments of ``ranking``.
+``Batch`` or ``Rows``. ``loss_of`` evaluates this input. Two builders return something else: ``features`` returns a
+``Features``, whose properties are inputs of losses, and ``ranked`` returns the arguments of ``ranking``.
 
 A fault changes one detail of a correct loss. So a case that the fault fails detects this detail.
 """
@@ -33,7 +33,7 @@ class Batch(NamedTuple):
     """All pairs within a batch, or between two towers.
 
     Attributes:
-        s: [N, N] logits. ``batch_of``, ``dots`` and ``labelled`` apply ``shifted`` to them.
+        s: [N, N] logits. ``batch_of``, ``dots`` and ``labelled`` subtract the largest of each row.
         positive: [N, N], true where the column is a positive of the row. Within a batch, the diagonal is false.
         other: [N, N], true for the pairs that the loss uses. Within a batch, the diagonal is false.
     """

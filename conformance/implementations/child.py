@@ -50,7 +50,7 @@ DEATHS = 10
 """Number of consecutive deaths after which the worker is not started again."""
 
 CHECK_INTERVAL = 1.0
-"""Seconds between two checks of the spawner whether the judging process has ended."""
+"""Seconds after which the spawner checks again whether the judging process has ended."""
 
 LOADING = 60.0
 """Smallest time limit for loading a target, in seconds."""
@@ -141,7 +141,7 @@ class Child:
             answer = self.ask(None)
         self._deaths, self.last_death = 0, ""
         if isinstance(answer, dict) and answer.get("changed") and self._worker:
-            # The trial changed global state. In a new worker, the cases show this change again.
+            # The trial changed global state. A new worker is started, so that the cases show the change.
             self._end(0.0)
         if isinstance(answer, dict) and "failed" in answer:
             self.close()

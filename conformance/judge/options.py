@@ -258,8 +258,8 @@ class Selection:
             or on systems other than Linux use one process.
         covering: Run only a small fixed subset of the selected cases. The subset still reaches every flag, every value
             of every option and every kernel.
-        thorough: Also run bfloat16, float16 and the cases of more than 258 rows, as --case and --covering do. By
-            default, each case runs with only one of fast-dense, fast-tiled and fast-exact, in one dtype. With
+        thorough: Also run bfloat16, float16 and the cases of more than 258 rows. --case and --covering include them,
+            too. By default, each case runs with only one of fast-dense, fast-tiled and fast-exact, in one dtype. With
             --thorough, or if --loss, --case, --dtype, --covering or --impl selects a part, it runs with all three, in
             each dtype of the run.
     """
@@ -399,8 +399,8 @@ class Request:
         dtypes: float64, float32, bfloat16 or float16 (repeatable or comma-separated). Default: float64 and float32.
         fuzz: Number of random batches, in addition to the stored cases.
         seed: The seed of the random batches. By default random, and reported; in pytest 0.
-        thorough: Also run the cases that take long to prove, mostly those of more than 40 rows. Only a target with a
-            built-in temperature or option needs new proofs. They are stored for the next run.
+        thorough: Only for a target with a built-in temperature or option, which needs new proofs: also run the cases
+            that take long to prove, mostly those of more than 40 rows. The proofs are stored for the next run.
         level: The highest level at which the target must pass: formula (ordinary batches), policies (also batches
             without positives or negatives, duplicates and the like; the default), range (also extreme temperatures,
             norms and logits) or digits (also rounding errors). Failures above it are reported, but do not change the

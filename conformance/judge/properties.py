@@ -151,7 +151,7 @@ class Subject:
 
     @classmethod
     def of(cls, implementation: Implementation, dtype: str) -> Subject:
-        """Return an adapter of ``implementations`` in one of its dtypes as a subject."""
+        """Return the subject for an implementation in one of its dtypes."""
         name = f"{implementation.name} in {dtype}"
         return cls(lambda case: implementation.evaluate(case, dtype), dtype, implementation.refuses, name)
 
@@ -758,7 +758,8 @@ def _hot(subject: Subject, case: Case) -> None:
     hot = _with(case, temperature=HOT, base_temperature=None, hardness_strength=0.0)
     longest = 1.0 if case.option("similarity") == "cosine" else float(np.linalg.norm(_rows(case), axis=1).max())
     # Logits of magnitude at most S change a ratio of exponentials by a factor of at most e^(2S), and a softplus by S.
-    # A sigmoid loss is a sum over pairs, "mass" divides by 1 - tau_plus, and weights multiply logits.
+    # The slack is larger for a sigmoid loss, which sums over pairs, for weights, which multiply logits, and for "mass",
+    # which divides by 1 - tau_plus.
     many = hot.entry.form == "sigmoid" or hot.entry.weights
     pairs = hot.shape[1] if many else 2 if hot.entry.form == "mass" else 1
     slack = 2 * longest**2 / HOT * pairs + 4 * ROUNDING * (1 + abs(hot.bias))

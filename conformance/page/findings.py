@@ -163,9 +163,10 @@ def _negative(logits: npt.NDArray[np.float64], dtype: torch.dtype) -> list[float
 
 
 def _rising_mean(pml: Implementation, reason: Deviation) -> Finding:
-    """The mean loss of eight orthogonal pairs that are solved one after the other, the smallest loss first.
+    """The mean loss of eight pairs that are solved one after the other, the smallest loss first.
 
-    A solved pair has a cosine of 1, any other pair a cosine of 0 or less.
+    Rows of different pairs are orthogonal. The two rows of a solved pair have a cosine of 1, those of an unsolved pair
+    0 or less.
     """
     pairs, cases = 8, []
     for solved in range(pairs):

@@ -170,7 +170,7 @@ CONDITIONS: Mapping[str, Condition] = {
     "anchor-weights": _given("anchor_weights"),
     "zero-weights": ("a weight is 0", lambda facts: any(0 in np.array(facts.given.get(name, 1)) for name in WEIGHTS)),
     "one-reference": ("there is one reference", lambda facts: len(facts.given["ref_embeddings"]) == 1),
-    "own-copy": ("two rows of the batch and its references are equal", lambda facts: _repeats(facts.rows)),
+    "own-copy": ("two rows are equal, among the batch and its references", lambda facts: _repeats(facts.rows)),
     "rectangular": ("the similarity matrix is not square", lambda facts: len(set(facts.case.shape)) > 1),
     "two-towers": ("there are two towers", lambda facts: facts.case.entry.two_towers),
     "equal-towers": (
@@ -179,14 +179,14 @@ CONDITIONS: Mapping[str, Condition] = {
     ),
     "queue": _given("negatives"),
     "direction-weights": _given("direction_weights"),
-    "own-key-in-queue": ("two rows of the towers and the negatives are equal", lambda facts: _repeats(facts.rows)),
+    "own-key-in-queue": ("two rows are equal, among the towers and the negatives", lambda facts: _repeats(facts.rows)),
     "hard-negative": (
         "a negative is at least as close to its anchor as a positive",
         lambda facts: (facts.farthest_positive <= facts.nearest_negative + 1e-9).any(),
     ),
     "loss-rounds-to-0": (
-        "the exponentials of each anchor's negatives sum to less than 2^-8 times that of its only positive, and for"
-        " some anchor to more than 2^-20 times",
+        "each anchor has one positive; the sum of its negatives' exponentials, divided by the positive's, is below 2^-8"
+        " for every anchor and above 2^-20 for some anchor",
         lambda facts: {*facts.positives} == {1} and 8 < (facts.margins / math.log(2)).min() < 20,
     ),
     "scale-at-the-clamp": ("the temperature is 0.01 or less", lambda facts: facts.case.temperature <= 0.01),

@@ -216,7 +216,7 @@ _NESTED: dict[Any, list[Any]] = {}
 
 def _fields(kind: type, path: str = "") -> Iterator[tuple[str, str]]:
     """Yield the path of each field, such as ``rule.terms``, and its type in a schema; fill ``_NESTED``."""
-    hints = {name: hint for name, hint in get_type_hints(kind).items() if name != "sizes"}  # operators measure them
+    hints = {name: hint for name, hint in get_type_hints(kind).items() if name != "sizes"}  # an operator computes them
     _NESTED[kind] = [hint if is_dataclass(hint) else None for hint in hints.values()]
     for name, hint in hints.items():
         if is_dataclass(hint):
@@ -304,7 +304,8 @@ class _Loss(Reverse):
         gradients: Sequence[Tensor | None]
         again = torch.is_grad_enabled()
         if again or not device.may_read(grad):
-            # Compute the loss again in differentiable operations. Views separate inputs that depend on each other.
+            # Compute the loss again in differentiable operations. Differentiate with respect to views of the inputs,
+            # because an input may have been computed from another one.
             with torch.enable_grad():
                 views = [None if tensor is None else tensor.view_as(tensor) for tensor in inputs]
                 rows, others, learned, bias = (*views, None, None, None)[:4]

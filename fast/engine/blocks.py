@@ -233,7 +233,8 @@ class _Small(Reverse):
         needed = ctx.needs_input_grad[1:]
         again = torch.is_grad_enabled()
         if again or not may_read(grad):
-            # Compute the loss again in differentiable operations. Views separate inputs that depend on each other.
+            # Compute the loss again in differentiable operations. Differentiate with respect to views of the inputs,
+            # because an input may have been computed from another one.
             with torch.enable_grad():
                 views = [None if tensor is None else tensor.view_as(tensor) for tensor in inputs]
                 loss = composed(*views)

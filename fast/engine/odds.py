@@ -27,7 +27,7 @@ from .unshifted import NONE
 
 
 class Odds(NamedTuple):
-    """The parts of a loss, one entry per row: ``[N]``, or all ``[N, 1]``.
+    """The parts of a loss, one entry per row: each ``[N]``, or each ``[N, 1]``.
 
     Attributes:
         logits: the logit s_p of each row's positive.
@@ -152,7 +152,8 @@ class _Small(Reverse):
         again = torch.is_grad_enabled()
         gradients: Sequence[Tensor | None]
         if again or not may_read(grad):
-            # Compute the loss again in differentiable operations. Views separate inputs that depend on each other.
+            # Compute the loss again in differentiable operations. Differentiate with respect to views of the inputs,
+            # because an input may have been computed from another one.
             with torch.enable_grad():
                 views = [None if tensor is None else tensor.view_as(tensor) for tensor in (rows, others)]
                 references = replace(batch.references, embeddings=views[1])

@@ -118,7 +118,7 @@ class References:
 
     Args:
         embeddings: floating ``[M, D]``; None: the batch itself.
-        own: int64 ``[N]``, the reference that is the anchor itself, or -1; None: no reference is an anchor.
+        own: int64 ``[N]``, the reference that is the anchor itself, or -1; None: all -1.
         mutual: whether the references are anchors too, each contrasted with the rows. Then ``M == N``, and row i and
             reference i are each other's positive. The values of the references follow those of the rows.
         sizes: the sizes of the references, if known.

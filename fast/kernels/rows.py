@@ -54,7 +54,7 @@ def store_bounds(bounds, label, itself, block, pad, BN: tl.constexpr, ROWS: tl.c
 
 @triton.jit
 def place_of(rows, order, n, ORDERED: tl.constexpr):
-    """Return the number of the given row at each position of the sorted rows; the last row repeats past the end."""
+    """Return the place, in the given order, of the rows at sorted positions; past the end, that of the last row."""
     place = tl.minimum(rows, n - 1).to(tl.int64)
     if ORDERED:
         place = tl.load(order + place)
@@ -83,10 +83,12 @@ def prepare_labels(
 ):
     """Store each row's ``label`` and ``itself``, and the bounds of both for tiles of 128, 64 and 32 rows.
 
+    ``itself`` is the number of the reference that is the row itself, or -1.
+
     LABELS selects the labels: "given"; "paired": the smaller of the row numbers of a row and its partner; "place": the
     row number; "never": -1, which no reference has. SELVES ("place", "given" or "never") selects ``itself`` likewise.
     The first program also stores the first two constants: the factor that turns products into logits, and the same
-    factor divided by log 2. The third is the bias, which is added to the logits under SUMMED.
+    factor divided by log 2. The third is the bias, which is added to the logits under SUMMED (see `tile`).
     """
     block = tl.program_id(0)
     if block == 0:
