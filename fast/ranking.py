@@ -349,7 +349,7 @@ def _log_sum(
         found = anchor_values(batch, backend)
         return torch.where(found.negatives > 0, found.values, -math.inf)
     # (1 / T + strength) * similarity is a logit at a lower temperature. The part with strength is a constant.
-    temperature = rule.temperature
+    temperature = rule.temperature_as(dtypes_of(rows[0])[1])
     share = 1 / (1 + strength * (temperature.detach() if isinstance(temperature, Tensor) else temperature))
     found = anchor_values(replace(batch, rule=replace(rule, temperature=temperature * share)), backend)
     still = found.values.detach()

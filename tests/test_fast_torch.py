@@ -27,6 +27,7 @@ from pairproof.fast import (
     hard_negative_loss,
     info_nce_loss,
     kernels,
+    multiple_negatives_ranking_loss,
     nt_bxent_loss,
     nt_xent_loss,
     nt_xent_pairwise_loss,
@@ -804,18 +805,22 @@ def test_float32_temperatures_are_not_rounded_again_on_an_accelerator(backend: s
     """The temperature is a tensor that is not read, of fewer digits than the rows."""
     z, bank = normal(ROWS, dtype=torch.float64), BANK.double()
     calls: dict[str, Call] = {
-        "supcon": lambda t: supcon_loss(z, LABELS, temperature=t, backend=backend),
-        "dot": lambda t: nt_xent_loss(z, PARTNERS, temperature=t, similarity="dot", backend=backend),
-        "base_temperature": lambda t: nt_xent_loss(z, PARTNERS, temperature=t, base_temperature=0.1, backend=backend),
-        "supcon_epsilon": lambda t: supcon_epsilon_loss(z, LABELS, temperature=t, backend=backend),
-        "nt_bxent": lambda t: nt_bxent_loss(z, PAIRS, temperature=t, backend=backend),
-        "queue": lambda t: info_nce_loss(z, z.flip(1), negatives=bank, temperature=t, backend=backend),
-        "dclw": lambda t: dclw_loss(z, PARTNERS, temperature=t, backend=backend),
-        "hard_negative": lambda t: hard_negative_loss(z, PARTNERS, temperature=t, backend=backend),
-        "sigmoid": lambda t: sigmoid_loss(z, z.flip(1), temperature=t, backend=backend),
+        "supcon": lambda z, **o: supcon_loss(z, LABELS, **o),
+        "dot": lambda z, **o: nt_xent_loss(z, PARTNERS, similarity="dot", **o),
+        "base_temperature": lambda z, **o: nt_xent_loss(z, PARTNERS, base_temperature=0.1, **o),
+        "supcon_epsilon": lambda z, **o: supcon_epsilon_loss(z, LABELS, **o),
+        "nt_bxent": lambda z, **o: nt_bxent_loss(z, PAIRS, **o),
+        "queue": lambda z, **o: info_nce_loss(z, z.flip(1), negatives=bank, **o),
+        "dclw": lambda z, **o: dclw_loss(z, PARTNERS, **o),
+        "hard_negative": lambda z, **o: hard_negative_loss(z, PARTNERS, **o),
+        "sigmoid": lambda z, **o: sigmoid_loss(z, z.flip(1), **o),
+        "hardened": lambda z, **o: multiple_negatives_ranking_loss(
+            z, z.flip(1), hardness_mode="in_batch_negatives", hardness_strength=2.0, **o
+        ),
     }
     for name, call in calls.items():
-        torch.testing.assert_close(call(HOT), call(HOT.double()), rtol=1e-13, atol=1e-13, msg=name)
+        found, true = (value_and_gradient(call, z, temperature=t, backend=backend) for t in (HOT, HOT.double()))
+        torch.testing.assert_close(found, true, rtol=1e-12, atol=1e-13, msg=name)
 
 
 def unchecked(backend: str) -> Iterator[tuple[str, Tensor]]:

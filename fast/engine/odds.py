@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .autograd import anchor_values
-from .device import dtypes_of, may_read, without_autocast
+from .device import may_read, without_autocast
 from .formulas import is_plain, reduced
 from .partners import partner_rows
 from .scaling import Saved, pair_logits, pulled, scale_both
@@ -98,8 +98,7 @@ def _composed(batch: Batch, factors: Sequence[float], formula: Formula, backend:
 
 def _parts(batch: Batch, factors: Sequence[float], backend: Backend) -> Odds:
     rule = batch.rule
-    temperature = rule.temperature_as(dtypes_of(batch.embeddings)[1])
-    rules = (rule if factor == 1 else replace(rule, temperature=temperature / factor) for factor in factors)
+    rules = (rule if factor == 1 else replace(rule, temperature=rule.temperature / factor) for factor in factors)
     found = [anchor_values(replace(batch, rule=each), backend) for each in rules]
     logits = pair_logits(batch.embeddings, partner_rows(batch), rule)
     return Odds(logits, [each.values for each in found], found[0].negatives)

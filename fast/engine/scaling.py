@@ -158,7 +158,7 @@ def to_embeddings(
         for part, rows in zip(parts, of_rows, strict=True):
             along = torch.linalg.vecdot(part, rows).unsqueeze(1)
             if isinstance(rule.temperature, Tensor):
-                part.addcmul_(along.mul_(rule.temperature * -unit), rows)
+                part.addcmul_(along.mul_(rule.temperature_as(part.dtype) * -unit), rows)
             else:
                 part.addcmul_(along, rows, value=-unit * rule.temperature)
     pull.mul_(scaled.factor * (size * unit))
