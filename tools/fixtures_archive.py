@@ -117,8 +117,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     load_golden()  # validates the files and their checksums
     files = contents(ROOT)
-    version = version_of(files["CHANGELOG.md"].decode())
     try:
+        version = version_of(files["CHANGELOG.md"].decode())
         formats = {json.loads(text)["format"] for name, text in files.items() if name.startswith("golden/")}
         wrong = [name for name in formats if not name.endswith(f"/{version[0]}")]
         if wrong:
