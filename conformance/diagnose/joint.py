@@ -515,7 +515,7 @@ class Collector:
             before = [one for one, _ in self.failing if id(one) in done]
             hint = "" if setting and self._refuted(words, [*before, *self.passing]) else setting
             policy = bool(setting) or text in EXTREME or words == OVERFLOW
-            text = self._precise(text, [one.case for one in left if id(one) in explained], left)
+            text = self._precise(text, [one.case for one in left if id(one) in explained])
             cases = tuple(x.case.id for x in left if id(x) in explained)
             same = next((k for k, reason in enumerate(found.reasons) if reason.words == text), None)
             if same is None:
@@ -594,7 +594,7 @@ class Collector:
         with suppress(Exception):
             yield from evidence.candidates(self.options, base)
 
-    def _precise(self, words: str, cases: Sequence[Case], left: Sequence[Evidence]) -> str:
+    def _precise(self, words: str, cases: Sequence[Case]) -> str:
         """Make ``OVERFLOW`` and ``NO_POSITIVES`` more precise for the cases that they explain."""
         if words == NO_POSITIVES and not any(case.positives()[i] for case in cases for i in case.anchors()):
             return "the loss is NaN or infinite if no anchor has positives"
