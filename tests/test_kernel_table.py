@@ -418,8 +418,11 @@ def test_every_check_can_fail() -> None:
         (line,) = tool.failures(job, good._replace(**change))
         assert re.match(message, line), line
     assert str(job) == "sums_plain tf32 D=384 sm_90, FIXED=True BM=64 BN=32 num_warps=4"
-    # A tile that was timed may spill registers, but must still fit and use tensor cores.
-    timed, spilled = job._replace(kind="bfloat16", dim=128), {"stack": 8, "exponentials": 2 * each}
+    # A marked tile may spill registers, but must still fit and use tensor cores.
+    timed, spilled = (
+        job._replace(kernel="gradient_plain", kind="pieces", dim=512),
+        {"stack": 8, "exponentials": 2 * each},
+    )
     assert tool.failures(timed, good._replace(**spilled)) == []
     broken = {"shared": 232449, "tensor": 544, "rounded": 0, "instructions": dict.fromkeys(tool.PATTERNS, 1)}
     assert len(tool.failures(timed, good._replace(**broken))) == 4

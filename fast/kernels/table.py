@@ -1,9 +1,9 @@
 """The tile of each kernel, by architecture, by how rows are multiplied, and by their padded length.
 
-Tiles marked ``*`` were timed on an H100 with torch 2.11 and Triton 3.6, each beside its neighbours and the tile that
-was listed before. Some of them spill registers, and were faster nevertheless.
+Many tiles of sm_90 were timed on an H100 with torch 2.11 and Triton 3.6, each beside its neighbours. Those marked ``*``
+spill registers in some variants, and were faster than the tiles without spills that were timed beside them.
 
-All other tiles were compiled, not timed. For each line and kernel, ten to forty tiles were compiled in every variant of
+The other tiles were compiled, not timed. For each line and kernel, ten to forty tiles were compiled in every variant of
 the kernel. A tile was eligible if no variant spills registers, all variants fit in shared and tensor memory, and tensor
 cores compute the products. The eligible tile with the shortest estimated time was chosen. The estimate counts
 
@@ -82,7 +82,7 @@ class Key(NamedTuple):
 
 
 # Each line has an architecture, a kind, a row length, and a cell for each of KERNELS. Each cell is
-# rows x columns / part / out / warps / stages, with * if the tile was timed.
+# rows x columns / part / out / warps / stages, with * if the tile may spill registers.
 _TABLE = """
 80  pieces   64  64x64/64/64/4/3     64x32/64/64/8/1     64x32/64/64/8/1     128x32/64/64/8/3    64x32/32/64/8/1
 80  pieces   128 128x64/32/32/8/3    64x32/64/64/8/1     64x32/64/64/8/1     64x32/128/64/4/3    32x32/64/128/8/1
@@ -121,23 +121,23 @@ _TABLE = """
 89  bfloat16 512 128x128/64/64/8/2   64x64/64/64/8/1     64x64/64/64/8/1     64x64/32/128/4/3    64x32/256/256/8/1
 89  bfloat16 768 128x128/64/64/8/2   64x64/64/64/8/1     64x64/64/64/8/1     64x64/32/128/4/3    64x32/256/256/8/1
 90  pieces   64  128x64/64/64/8/2     64x64/64/64/8/1      64x64/64/64/8/1   128x64/64/64/8/3     64x32/64/64/8/1
-90  pieces   128 128x64/128/128/8/2*  64x64/128/128/4/2*   64x32/128/128/8/1 128x64/128/128/8/2*  64x64/32/128/4/4*
-90  pieces   256 128x128/32/32/8/3*   128x128/64/64/8/2*   64x64/64/64/8/1   128x64/64/256/8/3*   64x64/32/256/4/3*
-90  pieces   384 128x128/32/32/8/3*   128x128/64/64/8/2*   64x64/64/64/8/1   128x128/32/128/8/3*  64x64/32/128/4/3*
-90  pieces   512 128x128/32/32/8/3*   128x128/64/64/8/2*   64x64/64/64/8/1   64x64/64/256/4/2*    64x64/32/256/4/3*
-90  pieces   768 128x128/32/32/8/3*   128x128/64/64/8/2*   64x64/64/64/8/1   128x64/64/256/8/3*   64x64/32/256/4/3*
+90  pieces   128 128x64/128/128/8/2   64x64/128/128/4/2*   64x32/128/128/8/1 128x64/128/128/8/2   64x64/32/128/4/4*
+90  pieces   256 128x128/32/32/8/3    128x128/64/64/8/2*   64x64/64/64/8/1   128x64/64/256/8/3*   64x64/32/256/4/3*
+90  pieces   384 128x128/32/32/8/3    128x128/64/64/8/2*   64x64/64/64/8/1   128x128/32/128/8/3*  64x64/32/128/4/3*
+90  pieces   512 128x128/32/32/8/3    128x128/64/64/8/2*   64x64/64/64/8/1   64x64/64/256/4/2*    64x64/32/256/4/3*
+90  pieces   768 128x128/32/32/8/3    128x128/64/64/8/2*   64x64/64/64/8/1   128x64/64/256/8/3*   64x64/32/256/4/3*
 90  tf32     64  128x64/64/64/8/2     64x64/64/64/8/1      64x64/64/64/4/1   64x64/64/64/4/3      64x64/64/64/8/1
-90  tf32     128 128x128/32/32/4/3*   64x32/128/128/8/1    64x32/128/128/4/1 128x64/128/128/8/3   64x32/128/128/8/1
-90  tf32     256 128x128/32/32/8/3*   64x32/256/256/8/1    64x32/256/256/8/1 128x32/256/256/8/1*  64x16/256/256/8/1
+90  tf32     128 128x128/32/32/4/3    64x32/128/128/8/1    64x32/128/128/4/1 128x64/128/128/8/3   64x32/128/128/8/1
+90  tf32     256 128x128/32/32/8/3    64x32/256/256/8/1    64x32/256/256/8/1 128x32/256/256/8/1   64x16/256/256/8/1
 90  tf32     384 128x128/32/32/8/2    64x64/64/64/8/1      64x64/64/64/8/1   128x64/32/128/8/2    64x32/64/128/8/1
-90  tf32     512 128x128/32/32/8/4*   64x16/512/512/8/1    64x32/512/512/8/1 64x64/64/512/8/3*    64x32/64/256/8/1
-90  tf32     768 128x128/64/64/8/3*   64x64/64/64/8/1      64x64/64/64/8/1   128x128/32/256/8/3*  64x32/64/256/8/1
-90  bfloat16 64  64x128/64/64/4/3*    64x64/64/64/8/1      64x64/64/64/4/1   128x64/64/64/4/3*    64x64/64/64/8/1
-90  bfloat16 128 128x64/128/128/8/2*  64x32/128/128/8/2*   64x16/128/128/4/1 64x64/128/128/4/3*   64x16/128/128/8/2*
-90  bfloat16 256 128x128/64/64/8/3*   64x32/256/256/8/1    64x32/256/256/4/1 128x64/256/256/8/3*  64x32/256/256/8/1
+90  tf32     512 128x128/32/32/8/4    64x16/512/512/8/1    64x32/512/512/8/1 64x64/64/512/8/3*    64x32/64/256/8/1
+90  tf32     768 128x128/64/64/8/3    64x64/64/64/8/1      64x64/64/64/8/1   128x128/32/256/8/3*  64x32/64/256/8/1
+90  bfloat16 64  64x128/64/64/4/3     64x64/64/64/8/1      64x64/64/64/4/1   128x64/64/64/4/3     64x64/64/64/8/1
+90  bfloat16 128 128x64/128/128/8/2   64x32/128/128/8/2    64x16/128/128/4/1 64x64/128/128/4/3    64x16/128/128/8/2
+90  bfloat16 256 128x128/64/64/8/3    64x32/256/256/8/1    64x32/256/256/4/1 128x64/256/256/8/3   64x32/256/256/8/1
 90  bfloat16 384 128x128/64/64/4/3*   64x64/64/64/8/1      64x64/64/64/8/1   128x128/64/128/8/3*  64x64/64/128/8/1
-90  bfloat16 512 128x128/64/64/8/3*   128x64/512/512/16/1* 64x16/512/512/4/1 64x64/512/512/8/2*   64x64/512/512/16/1*
-90  bfloat16 768 128x128/128/128/8/3* 64x64/128/128/8/2*   64x64/64/64/8/1   128x128/64/256/8/3*  64x128/128/256/16/1*
+90  bfloat16 512 128x128/64/64/8/3    128x64/512/512/16/1* 64x16/512/512/4/1 64x64/512/512/8/2*   64x64/512/512/16/1*
+90  bfloat16 768 128x128/128/128/8/3  64x64/128/128/8/2*   64x64/64/64/8/1   128x128/64/256/8/3*  64x128/128/256/16/1*
 100 pieces   64  128x64/64/64/8/3    128x16/64/64/8/1    128x64/64/64/8/1    64x64/64/64/4/3     64x32/64/64/8/1
 100 pieces   128 128x32/128/128/8/3  128x16/128/128/8/1  128x16/128/128/8/1  64x32/128/64/4/3    64x16/128/128/8/1
 100 pieces   256 64x64/256/256/4/1   64x64/64/64/8/1     64x32/64/64/8/1     64x32/64/128/4/1    64x16/64/256/8/1
@@ -195,8 +195,8 @@ def _listed(kernel: Kernel, kind: Kind, dim: int, capability: int) -> Key:
     return Key(kernel, _near(kind), listed_dim(dim), architecture_of(capability))
 
 
-def was_timed(kernel: Kernel, kind: Kind, dim: int, capability: int) -> bool:
-    """Return whether a kernel's tile in the table was timed on a device; see `launch_of` for the arguments."""
+def may_spill(kernel: Kernel, kind: Kind, dim: int, capability: int) -> bool:
+    """Return whether a kernel's tile was timed and may spill registers; see `launch_of` for the arguments."""
     return _cells()[_listed(kernel, kind, dim, capability)].endswith("*")
 
 

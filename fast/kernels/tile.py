@@ -164,8 +164,8 @@ def gains_of(constants, x_scale, rows, FIXED: tl.constexpr, RAW: tl.constexpr):
 def logits_of(products, gain, column_scale, RAW: tl.constexpr, WIDEN: tl.constexpr):
     """Return the logits of products. ``gain`` and ``column_scale`` are those of `gains_of` and of the columns.
 
-    The logits are rounded. Otherwise the compiler fuses this multiplication with the subtraction of the maximum, which
-    is not fused: the largest logit minus the maximum would then be a rounding error instead of 0.
+    The logits are rounded. Otherwise the compiler would fuse this multiplication with the subtraction of the maximum,
+    but the maximum itself is rounded: the largest logit minus the maximum would be a rounding error instead of 0.
     """
     if RAW:
         products = products * gain[:, None]
