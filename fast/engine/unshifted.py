@@ -11,6 +11,7 @@ both directions: the anchors of one are its rows, those of the other its columns
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple, cast
 
@@ -22,6 +23,9 @@ from .device import borrow, give_back
 from .formulas import Row, Sums
 from .scaling import Saved, both_ways, pulled, scale_both
 from .spec import EPSILON, LN2, AnchorValues, Batch, Gradients, Plan, Targets
+
+FEW_ENTRIES = 2**14
+"""Up to this many entries of the matrix, labels are compared as integers."""
 
 
 class Products:
@@ -68,6 +72,21 @@ class Products:
         return torch.mm(self.rows[here], self.turned, out=self.at(here))
 
 
+class _Numbers(NamedTuple):
+    """Bounds on the number of positives of each row."""
+
+    least: float
+    most: float
+
+    @property
+    def lone(self) -> bool | None:
+        """True if each row has one positive, False if each has at least two, None if neither is known."""
+        return False if self.least > 1 else True if self.least == self.most == 1 else None
+
+
+_UNKNOWN = _Numbers(0, math.inf)
+
+
 class Panel(NamedTuple):
     """Matrices ``[b, M]`` of some anchors and all columns.
 
@@ -77,7 +96,7 @@ class Panel(NamedTuple):
             `formulas.Weights`. Unused under "binary" and for rows with at most one positive.
         positive: 1 for positives, else 0. For partners: int64 ``[b, 1]``, the column of the positive. Unused if there
             are no positives.
-        lone: True if each row has one positive, False if each has at least two, None if neither is known.
+        numbers: bounds on the numbers of positives.
         star: under "epsilon", int64 ``[b, 1]``, the column of the row's largest exponential: under "cosine" the row
             itself, under "dot" the first on a tie. None if its weight is not used (`formulas.uses_largest`).
     """
@@ -85,7 +104,7 @@ class Panel(NamedTuple):
     negative: Tensor
     own: Tensor
     positive: Tensor
-    lone: bool | None = None
+    numbers: _Numbers = _UNKNOWN
     star: Tensor | None = None
 
 
@@ -99,7 +118,7 @@ class _Row(NamedTuple):
         lin: sum over positives of t - ``itself``.
         itself: the mean of t over positives, rounded; in `symmetric`, the product of the row with itself.
         sizes: the numbers of positives and of negatives; used only under "binary".
-        lone: see `Panel`.
+        lone: see `_Numbers`.
     """
 
     number: Tensor | None
@@ -175,10 +194,12 @@ def ranks_of(batch: Batch) -> tuple[Tensor, Tensor] | None:
     """Return the positions of the rows' and the columns' labels among all sorted labels, in the computing dtype.
 
     Floats are compared faster on a CPU; up to 2^24, they are exact in float32. The result is None if there are no
-    labels, or if values may not be read.
+    labels, if they are so few that sorting takes longer, or if values may not be read.
     """
     given, columns = batch.targets.given, batch.targets.columns
     if batch.targets.kind != "labels" or not device.may_read(given):
+        return None
+    if len(given) * len(given if columns is None else columns) <= FEW_ENTRIES:
         return None
     every = given.contiguous() if columns is None else torch.cat((given, columns))
     ranks = torch.searchsorted(torch.sort(every)[0], every).to(device.dtypes_of(batch.embeddings)[0])
@@ -225,20 +246,20 @@ def _others(batch: Batch, columns: int) -> int | Tensor:
     return columns if own is None else columns - (own >= 0).to(torch.int64)
 
 
-def _lone(number: Tensor, batch: Batch) -> bool | None:
-    """Return `Panel.lone` for the numbers of positives of a panel ``[b]``.
+def _numbers(number: Tensor, batch: Batch) -> _Numbers:
+    """Return the least and the largest of the numbers of positives of a panel ``[b]``.
 
-    Also None if the panel does not hold all rows, if values may not be read, and for "binary" and "epsilon".
+    The bounds are 0 and infinity if the panel does not hold all rows, if values may not be read, and for "binary" and
+    "epsilon".
     """
     if (
         batch.rule.terms in ("binary", "epsilon")
         or number.shape[0] < batch.embeddings.shape[0]
         or not device.may_read(number)
     ):
-        return None
-    low, high = torch.aminmax(number)
-    least, most = low.item(), high.item()
-    return False if least > 1 else True if least == most == 1 else None
+        return _UNKNOWN
+    least, most = torch.aminmax(number)
+    return _Numbers(least.item(), most.item())
 
 
 def _sum(
@@ -286,7 +307,8 @@ def _sum(
         return Panel(exponentials, none, positive), [neg, own.sum(1), *[none] * 5, number]
     if rule.terms == "epsilon":
         return _guarded(logits, positive, number, batch, here, backward=backward, keep=keep)
-    lone = _lone(number, batch)
+    numbers = _numbers(number, batch)
+    lone = numbers.lone
     if not (lone or backward) and rule.terms == "out" and rule.denominator != "one_positive":
         own = logits * positive
         mean = own.sum(1).div_(number.clamp(min=1))
@@ -315,7 +337,7 @@ def _sum(
             missed = torch.linalg.vecdot(odds.div_(whole), positive)
             own = boosted.mul_(odds)
             second = own.sum(1)
-    return Panel(negative, own, positive, lone), [neg, pos, missed, first, second, lin, mean, number]
+    return Panel(negative, own, positive, numbers), [neg, pos, missed, first, second, lin, mean, number]
 
 
 def panels(batch: Batch, plan: Plan, saved: Saved) -> Iterator[tuple[slice, Panel]]:
@@ -375,7 +397,7 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
     scaled, columns = scale_both(batch, LN2)
     rows, count, width = scaled.rows, len(scaled.rows), len(columns.rows)
     products = Products(rows, columns.rows, plan, keep=plan.keep)
-    kept, across, lone, ranks = [], None, None, ranks_of(batch)
+    kept, across, numbers, ranks = [], None, _UNKNOWN, ranks_of(batch)
     # Allocated before the panels: small tensors that outlive a panel would fragment its freed memory.
     every = None if plan.rows >= count else rows.new_empty((len(Sums._fields) + 3, count))
     part: list[Tensor] = []
@@ -387,7 +409,7 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
         panel, part = _sum(products(here), batch, here, ranks, keep=plan.keep)
         if every is not None:
             part = [whole[here].copy_(one) if one is not NONE else one for whole, one in zip(every, part, strict=True)]
-        lone = panel.lone
+        numbers = panel.numbers
         if batch.references.mutual:
             total = panel.negative.sum(0)
             across = total if across is None else across.add_(total)
@@ -414,14 +436,17 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
         negatives = others - 1 if kind == "partners" else others
         if isinstance(negatives, int) and (plan.sized or negatives <= 0):
             negatives = torch.full((whole.neg.shape[0],), negatives, device=rows.device)
-    else:
+    elif plan.sized or rule.terms == "binary" or isinstance(others, Tensor) or numbers.most >= others:
         negatives = others - number
+    else:
+        negatives = 1  # at least: all that `counted` needs to know
+    lone = numbers.lone
     if kind not in ("partners", "none"):
-        many = None if lone else number if lone is False or rule.terms == "epsilon" else number.clamp(min=1)
+        many = None if lone else number if numbers.least > 0 or rule.terms == "epsilon" else number.clamp(min=1)
     row = _Row(many, number if many is None else many, whole, lin, mean, (number, cast(Tensor, negatives)), lone)
     values = formulas.value(rule, cast(Row, row))
     # With "epsilon", value and weights of a row without positives are 0 anyway.
-    valid = formulas.counted(batch, number, negatives, all_positive=lone is not None or rule.terms == "epsilon")
+    valid = formulas.counted(batch, number, negatives, all_positive=numbers.least > 0 or rule.terms == "epsilon")
     values = values if valid is None else torch.where(valid, values, 0.0)
     saved = Saved(scaled, (*sums, number), products.buffer if plan.keep and not kept else kept, columns, valid=valid)
     if not plan.sized:
@@ -438,7 +463,7 @@ def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, 
     *sums, number = saved.stats[: len(Sums._fields) + 1]
     lone, some = None, None if batch.targets.kind in ("partners", "none") else number
     if some is not None and plan.rows >= len(grad):
-        lone = saved.kept[0].lone if saved.kept else _lone(number, batch)
+        lone = (saved.kept[0].numbers if saved.kept else _numbers(number, batch)).lone
         some = None if lone else some
     negatives = _others(batch, len(saved.classes.rows)) - number if batch.rule.terms in ("binary", "epsilon") else None
     weights = formulas.weights(batch.rule, grad, Sums(*sums), some, negatives, lone)
@@ -458,7 +483,7 @@ def _weigh(panel: Panel, weights: formulas.Weights, batch: Batch, here: slice) -
         return both_ways(_clear(weight, batch, here), batch)
     slope = level if kind in ("partners", "none") else _column(weights.slope, here)
     # Here a positive's weight is not slope * E + level.
-    own_ratios = rule.terms == "epsilon" or (rule.denominator == "one_positive" and not panel.lone)
+    own_ratios = rule.terms == "epsilon" or (rule.denominator == "one_positive" and not panel.numbers.lone)
     own_ratios = own_ratios and kind != "partners"
     symmetric = batch.references.embeddings is None and level.shape[0] == count
     symmetric = symmetric and kind in ("labels", "partners", "none")
@@ -491,7 +516,7 @@ def _weigh(panel: Panel, weights: formulas.Weights, batch: Batch, here: slice) -
         weight.scatter_add_(1, panel.star, slope)
     if own_ratios:
         return both_ways(weight.addcmul_(panel.own, level), batch)
-    if not panel.lone:
+    if not panel.numbers.lone:
         weight.addcmul_(panel.own, slope)
     weight.addcmul_(panel.positive, level)
     return weight if symmetric else both_ways(weight, batch)
