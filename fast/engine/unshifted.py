@@ -73,18 +73,17 @@ class Products:
 
 
 class _Numbers(NamedTuple):
-    """Bounds on the number of positives of each row."""
+    """Bounds on the number of positives of each row.
 
-    least: float
-    most: float
+    ``lone`` is True if each row has one positive, False if each has at least two, None if neither is known.
+    """
 
-    @property
-    def lone(self) -> bool | None:
-        """True if each row has one positive, False if each has at least two, None if neither is known."""
-        return False if self.least > 1 else True if self.least == self.most == 1 else None
+    least: float = 0
+    most: float = math.inf
+    lone: bool | None = None
 
 
-_UNKNOWN = _Numbers(0, math.inf)
+_UNKNOWN = _Numbers()
 
 
 class Panel(NamedTuple):
@@ -258,8 +257,9 @@ def _numbers(number: Tensor, batch: Batch) -> _Numbers:
         or not device.may_read(number)
     ):
         return _UNKNOWN
-    least, most = torch.aminmax(number)
-    return _Numbers(least.item(), most.item())
+    low, high = torch.aminmax(number)
+    least, most = low.item(), high.item()
+    return _Numbers(least, most, False if least > 1 else True if least == most == 1 else None)
 
 
 def _sum(
