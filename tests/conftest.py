@@ -33,6 +33,21 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(50_000, 20, 50)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out the slow ones
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of each test with the mark ``quick(number)``, mark all but ``number`` evenly spaced parameter sets as slow."""
+    sets: dict[tuple[str, int], list[pytest.Item]] = {}
+    for item in items:
+        quick = item.get_closest_marker("quick")
+        if quick and not item.get_closest_marker("slow"):
+            sets.setdefault((item.nodeid.partition("[")[0], *quick.args), []).append(item)
+    for (_, number), found in sets.items():
+        kept = {len(found) * place // number for place in range(number)}
+        for place, item in enumerate(found):
+            if place not in kept:
+                item.add_marker(pytest.mark.slow)
+
+
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
     """Count the slow tests. Pytest deselects by name in one call and by mark in another, which has only slow tests."""
     if items and all(item.get_closest_marker("slow") for item in items):

@@ -81,6 +81,7 @@ def changed(files: dict[str, bytes], name: str, old: str, new: str) -> dict[str,
     return files | {name: text.replace(old, new, 1).encode()}
 
 
+@pytest.mark.slow
 def test_an_archive_that_changes_a_case_of_an_earlier_one_is_refused() -> None:
     files = fixtures_archive.contents(ROOT)
     fixtures_archive.compare(files, files)

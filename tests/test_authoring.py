@@ -205,6 +205,7 @@ def test_changed_files_are_reported(root: Path, capsys: pytest.CaptureFixture[st
         ("golden/errors.json", lambda data: data["cases"][0].update(why="x"), "golden/errors.json: $.cases[0]: "),
     ],
 )
+@pytest.mark.quick(2)
 def test_an_invalid_file_is_reported_and_not_rebuilt(
     root: Path, name: str, change: Callable[[Any], object], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -227,6 +228,7 @@ def test_damaged_counts_are_replaced(root: Path) -> None:
 
 @pytest.mark.parametrize("place", ["prove", "run", "count", "manifest", "copy", "first", "second", "full"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, pytest.param(OSError, marks=pytest.mark.slow)])
+@pytest.mark.quick(3)
 def test_an_interrupted_rebuild_leaves_the_old_files(
     root: Path, monkeypatch: pytest.MonkeyPatch, place: str, error: type[BaseException]
 ) -> None:

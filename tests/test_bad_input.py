@@ -1131,6 +1131,7 @@ part_or_all = pytest.mark.parametrize("step", [1000, pytest.param(1, marks=pytes
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 @pytest.mark.parametrize("temperature", [1e-3, pytest.param(0.07, marks=pytest.mark.slow), 1e3])
 @pytest.mark.parametrize("name", HARD_EMBEDDINGS)
+@pytest.mark.quick(80)
 def test_good_input_gives_no_nan(package: str, loss: Loss, temperature: float, name: str, step: int) -> None:
     """Finite input gives NaN only under the policy "nan"."""
     for title, batch, options in some_of(hard_calls(loss, HARD_EMBEDDINGS[name]), step):
@@ -1143,6 +1144,7 @@ def test_good_input_gives_no_nan(package: str, loss: Loss, temperature: float, n
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 @pytest.mark.parametrize("temperature", [1e-3, pytest.param(0.07, marks=pytest.mark.slow), 1e3])
 @pytest.mark.parametrize("name", ["plain", "all rows equal", "opposite rows"])
+@pytest.mark.quick(22)
 def test_good_input_gives_no_nan_in_the_gradient(loss: Loss, temperature: float, name: str, step: int) -> None:
     for title, batch, options in some_of(hard_calls(loss, HARD_EMBEDDINGS[name]), step):
         leaves = {key: for_package("fast", batch[key]).requires_grad_() for key in batch if key in MATRICES}
@@ -1156,6 +1158,7 @@ def test_good_input_gives_no_nan_in_the_gradient(loss: Loss, temperature: float,
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 @pytest.mark.parametrize("temperature", [1e-3, 1e3])
 @pytest.mark.parametrize("name", ["all rows equal", "opposite rows"])
+@pytest.mark.quick(15)
 def test_good_input_gives_no_nan_in_the_gradient_of_the_temperature(
     loss: Loss, temperature: float, name: str, step: int
 ) -> None:

@@ -696,6 +696,7 @@ def short_run(monkeypatch: pytest.MonkeyPatch, ratio: float, first: float | None
     return done
 
 
+@pytest.mark.slow
 def test_the_command_writes_report_and_plot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     done = short_run(monkeypatch, 2.0)

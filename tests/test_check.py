@@ -129,6 +129,7 @@ def _right_verdict(*cases: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["without_other_positives", "mean_over_pairs", "drops", "detached", "dot", "breaks"])
+@pytest.mark.quick(1)
 def test_wrong_loss_does_not_conform(name: str) -> None:
     checked = of(name, NO_POSITIVES, "supcon_notebook/*", "golden/supcon/unbalanced-classes")
     assert checked.verdict == "does not conform"
@@ -296,6 +297,7 @@ def test_several_values_of_one_option_can_be_claimed() -> None:
         pytest.param(["--all"], marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_built_in_temperature_is_an_option(chosen: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["check", f"{LOSSES}:built_in", "--loss", "supcon"]
     assert call(*arguments) == 2
@@ -444,6 +446,7 @@ def test_right_command_conforms(capsys: pytest.CaptureFixture[str]) -> None:
         ("hang", "could not run", "the command did not answer within 0.3 s (--limit) and was killed"),
     ],
 )
+@pytest.mark.quick(3)
 def test_command_gets_a_verdict(mode: str, verdict: str, words: str) -> None:
     checked = command(mode, limit=0.3 if mode == "hang" else 60.0)
     assert checked.verdict == verdict

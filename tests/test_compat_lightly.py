@@ -75,6 +75,7 @@ CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
+@pytest.mark.quick(2)
 def test_loss_equals_lightlys(theirs: Any, name: str) -> None:
     kind, options = CONFIGURATIONS[name]
     for items, columns, temperature, size in product((1, 2, 9), (1, 16), (0.5, 0.07, 2, -0.5), (1.0, 1e-14, 1e3)):
@@ -267,6 +268,7 @@ def of_rank(rank: int, world_size: int) -> dict[str, list[Tensor]]:
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_processes_equal_lightly_and_one_process(theirs: Any, world_size: int, tmp_path: Path) -> None:
     ranks = on_ranks(of_rank, world_size, tmp_path)
     for name, temperature in product(NAMES, (0.3, -0.3)):

@@ -245,6 +245,7 @@ def test_unsupported_options_are_reported() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, while it compiles
 @pytest.mark.parametrize("name", ["ClipLoss", "SigLipLoss"])
+@pytest.mark.slow
 def test_compiled_loss_equals_eager(name: str, engine_always: None) -> None:
     loss = getattr(ours, name)()
     scalars = torch.tensor(10.0), torch.tensor(-5.0)
@@ -302,6 +303,7 @@ def of_rank(rank: int, world_size: int, path: Path) -> dict[str, list[torch.Tens
 
 
 @pytest.mark.parametrize("world_size", [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (3, 4))])
+@pytest.mark.slow
 def test_processes_equal_open_clip_and_one_process(theirs: Any, world_size: int, tmp_path: Path) -> None:
     ranks = on_ranks(of_rank, world_size, tmp_path, Path(theirs.__file__))
     learned = parameters()

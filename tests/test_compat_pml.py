@@ -123,6 +123,7 @@ def compare(name: str, options: dict[str, Callable[[], Any]], leaves: list[Tenso
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("distance", DISTANCES)
 @pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.quick(7)
 def test_combinations_agree_with_the_library(name: str, distance: str, step: int) -> None:
     """10 reducers, 14 miners, and a batch with and without references, for each of 2 losses and 10 distances.
 

@@ -126,6 +126,7 @@ SETTINGS = list(product(SIMILARITIES.values(), (20.0, 1.0), (2, 3, 4)))
 @pytest.mark.parametrize("directions", DIRECTIONS, ids="+".join)
 @pytest.mark.parametrize("partition", ["joint", "per_direction"])
 @pytest.mark.parametrize("hardness", HARDNESS, ids=str)
+@pytest.mark.quick(43)
 def test_ranking_loss_equals_sentence_transformers(
     theirs: Any,
     form: str,
@@ -363,6 +364,7 @@ def gists(theirs: Any, **options: Any) -> tuple[Any, Callable[..., torch.Tensor]
 @pytest.mark.parametrize("strategy", ["absolute", "relative"])
 @pytest.mark.parametrize("margin", [0.0, 0.1, -0.05])
 @pytest.mark.parametrize(("anchors", "positives"), list(product([False, True], repeat=2)))
+@pytest.mark.quick(8)
 def test_gist_equals_sentence_transformers(
     theirs: Any, strategy: str, margin: float, anchors: bool, positives: bool
 ) -> None:
@@ -486,6 +488,7 @@ def of_rank(rank: int, world_size: int, folder: Path) -> list[dict[str, list[tor
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_processes_equal_sentence_transformers_and_one_process(folder: Path, world_size: int, tmp_path: Path) -> None:
     ranks = on_ranks(of_rank, world_size, tmp_path, folder)
     for number, options in enumerate((*RANKING, {})):

@@ -88,6 +88,7 @@ def assert_equal(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor], 
 
 @pytest.mark.parametrize("revision", REVISIONS)
 @pytest.mark.parametrize("name", targets())
+@pytest.mark.quick(16)
 def test_loss_equals_the_originals(revision: str, name: str, form: str) -> None:
     theirs, used = original(revision), set()
     for views, mode, (temperature, base) in product((1, 2, 3), ("all", "one"), ((0.07, 0.07), (2.0, 0.5))):

@@ -189,6 +189,7 @@ def test_module_takes_and_validates_the_options() -> None:
         ),
     ],
 )
+@pytest.mark.quick(1)
 def test_identify_names_outside_code(given: dict[str, Any], options: dict[str, str], wrong: list[str]) -> None:
     chosen = {"sigma": 0.5, "temperature": 0.1, "detach": True, **given}
 

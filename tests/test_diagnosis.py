@@ -104,6 +104,7 @@ pytestmark = pytest.mark.usefixtures("in_this_process")
     ("name", "loss", "words", "setting"),
     [pytest.param(*row, marks=() if row[0] in FAST else pytest.mark.slow) for row in TABLE],
 )
+@pytest.mark.quick(1)
 def test_first_reason_is_the_mistake(name: str, loss: str, words: str, setting: str) -> None:
     cases = ("golden/{}/*",) if name == "times_2t" else SOME
     result = checked(name, loss, *cases, **OPTIONS.get(name, {}))
@@ -195,6 +196,7 @@ def test_divisor_of_zero_is_explained_by_the_divisor() -> None:
     assert found["golden/nt_xent/two-rows", "float64"].endswith("which is 0")
 
 
+@pytest.mark.slow
 def test_overflow_is_described_by_the_largest_logit() -> None:
     result = checked("without_maximum", "supcon", "golden/supcon/[t-z]*", level="range")
     assert any(
@@ -237,6 +239,7 @@ def test_target_that_answers_in_16_bits_is_identified(name: str, dtype: str) -> 
         ),
     ],
 )
+@pytest.mark.slow
 def test_products_in_16_bits_are_identified(name: str, words: str) -> None:
     found = identify(getattr(public, name))
     assert (found.verdict, found.loss, found.wrong) == ("wrong", "supcon", [words])

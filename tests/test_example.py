@@ -34,6 +34,7 @@ def example() -> ModuleType:
         ("clip", torch.float64, 1e-8),
     ],
 )
+@pytest.mark.quick(1)
 def test_another_library_gives_the_same_losses(
     example: ModuleType, loss: str, dtype: torch.dtype, limit: float
 ) -> None:

@@ -892,6 +892,7 @@ def test_gradient_of_the_temperature_is_right(name: str, form: str) -> None:
 
 
 @forms_in_turn(1)
+@pytest.mark.quick(6)
 def test_second_derivatives_with_respect_to_every_input_are_right(name: str, form: str) -> None:
     """With respect to rows, references and temperature at once."""
     with engine(form) as backend:
@@ -1001,6 +1002,7 @@ def test_retained_graph_gives_the_same_gradient_again(name: str, form: str) -> N
 
 @pytest.mark.parametrize("form", KINDS_FIRST)
 @pytest.mark.parametrize("name", list(KEPT))
+@pytest.mark.quick(4)
 def test_simultaneous_graphs_are_independent(name: str, form: str) -> None:
     loss, target = KEPT[name]
     batches = [normal(40, seed=seed) for seed in (1, 2, 3)]

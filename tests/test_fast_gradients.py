@@ -95,6 +95,7 @@ CASES = [
         for number, (name, rows, call) in enumerate(CASES)
     ],
 )
+@pytest.mark.quick(14)
 def test_first_and_second_derivatives_equal_differences(rows: int, call: Call) -> None:
     embeddings = leaf(rows, dim=3)
     assert gradcheck(call, embeddings, fast_mode=True)

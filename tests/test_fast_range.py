@@ -306,6 +306,7 @@ DOT_NORMS = {
 @each("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 @each("similarity", ["cosine", "dot"])
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
+@pytest.mark.quick(7)
 def test_value_and_gradient_are_right_over_the_range(
     loss: Loss, similarity: str, temperature: float, dtype: torch.dtype
 ) -> None:

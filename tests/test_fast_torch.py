@@ -179,6 +179,7 @@ def test_training_step_compiles_as_one_graph(name: str, backend: str) -> None:
     "name",
     slow_except(["nt_bxent"], ["supcon", "supcon_in one_positive", "nt_xent", "nt_bxent", "references", "info_nce"]),
 )
+@pytest.mark.slow
 def test_training_step_of_the_exact_backend_compiles_as_one_graph(name: str) -> None:
     assert_same_step(lambda z: LOSSES[name](z, backend="exact"), "aot_eager")
 
@@ -233,6 +234,7 @@ def test_module_with_a_learned_temperature_compiles(module: type[torch.nn.Module
     ],
     ids=["mean, anchors", "none", "none, anchors", "mean_pairs"],
 )
+@pytest.mark.slow
 def test_reductions_and_anchors_compile(reduction: Any, anchors: Tensor | None, backend: str) -> None:
     def call(z: Tensor) -> Tensor:
         return nt_xent_pairwise_loss(z, LABELS, anchors=anchors, reduction=reduction, backend=backend)
@@ -268,6 +270,7 @@ def test_one_graph_serves_every_batch_size(loss: str, backend: str) -> None:
 @old_torch_warns
 @quick_backends
 @pytest.mark.parametrize("loss", slow_except(["info_nce"], ["supcon", "info_nce"]))
+@pytest.mark.slow
 def test_rows_stored_by_columns_compile(loss: str, backend: str) -> None:
     rows = normal(8).T.contiguous().T
     assert not rows.is_contiguous()
@@ -431,6 +434,7 @@ def test_autocast_does_not_change_the_second_derivative(backend: str) -> None:
 
 
 @kinds_of_backend
+@pytest.mark.quick(1)
 def test_functional_transforms_equal_the_backward_pass(backend: str) -> None:
     z, direction = normal(ROWS, dtype=torch.float64), normal(ROWS, seed=2, dtype=torch.float64)
     with tiles_of(4):
@@ -704,6 +708,7 @@ def test_watch_detects_reads_and_unordered_additions() -> None:
 
 @unread
 @pytest.mark.parametrize("name", list(LOSSES))
+@pytest.mark.quick(7)
 def test_no_value_is_read_on_an_accelerator(name: str) -> None:
     z = normal(ROWS)
     with tiles_of(4):
@@ -958,6 +963,7 @@ def keeps_less(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("keeps_less")
 @pytest.mark.parametrize("name", slow_except(QUICK_LARGE, LARGE))
+@pytest.mark.quick(4)
 def test_no_tensor_grows_with_the_square_of_the_rows(name: str) -> None:
     loss, given = LARGE[name]
     z = normal(MANY, DIM).requires_grad_()

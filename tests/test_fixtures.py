@@ -497,6 +497,7 @@ WRONG: dict[str, tuple[str, Callable[[Any], object], str]] = {
 
 
 @pytest.mark.parametrize("what", WRONG)
+@pytest.mark.quick(11)
 def test_wrong_content_is_reported(copy: Path, what: str) -> None:
     name, change, message = WRONG[what]
     edit(copy, name, change)

@@ -95,6 +95,7 @@ def every_claim() -> list[Claim]:
     return found
 
 
+@pytest.mark.slow
 def test_batches_with_a_saturated_positive_are_of_the_level_range() -> None:
     """A right loss with an epsilon of 1e-24 in the logarithm is wrong only on these batches."""
 
@@ -140,6 +141,7 @@ def test_reference_agrees_with_the_oracle_on_drawn_batches(loss: str, number: in
 
 
 @pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.quick(3)
 def test_batches_have_every_value_of_every_option(loss: str) -> None:
     entry = LOSSES[loss]
     claim = External(entry.fast, loss=loss).claim
@@ -248,6 +250,7 @@ WRONG = {
 @pytest.mark.usefixtures("verdict_only")
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 @pytest.mark.parametrize("name", WRONG)
+@pytest.mark.quick(1)
 def test_loss_that_is_wrong_on_some_batches_does_not_conform(name: str, seed: int) -> None:
     assert judged(changed_if(WRONG[name]), seed, dtypes="float64").verdict == "does not conform"
     assert _right_verdict(seed) == "conforms"
@@ -310,6 +313,7 @@ def test_number_of_batches_is_an_option() -> None:
         assert counts["fresh"] == 2 * count
 
 
+@pytest.mark.slow
 def test_claims_that_no_case_tried_are_listed() -> None:
     result = check_loss(
         fast.supcon_loss, "supcon", cases=("golden/supcon/two-rows", "golden/supcon/lonely-drop"), settings={}
@@ -354,6 +358,7 @@ def test_references_are_removed_beside_anchors_without_an_own_row() -> None:
 
 @pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)])
 @each_way_of_positives
+@pytest.mark.quick(2)
 def test_every_kind_of_batch_can_be_shrunk(loss: str, step: int) -> None:
     claim = External(LOSSES[loss].fast, loss=loss).claim
     for number in range(0, BLOCK, step):
@@ -406,6 +411,7 @@ def wrong(embeddings, labels, temperature=0.1):
 
 
 @pytest.mark.usefixtures("without_reasons")
+@pytest.mark.slow
 def test_shrunk_batch_is_printed_and_saved_on_request(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -626,6 +632,7 @@ def test_closed_form_agrees_with_the_reference(loss: str) -> None:
         if entry.targets == "labels"
     ],
 )
+@pytest.mark.quick(1)
 def test_batch_with_a_large_class_is_proved_fast(loss: str) -> None:
     golden = FreshBatch(loss, 1, LARGE - 1).proved(External(LOSSES[loss].fast, loss=loss).claim)
     assert golden.case.embeddings.shape[0] == 259

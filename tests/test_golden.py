@@ -432,6 +432,7 @@ DAMAGE: list[tuple[str, Callable[[Any], None], str]] = [
 
 
 @pytest.mark.parametrize(("loss", "change", "message"), DAMAGE, ids=[str(k) for k in range(len(DAMAGE))])
+@pytest.mark.quick(30)
 def test_message_names_the_damaged_file_and_field(
     small: Path, loss: str, change: Callable[[Any], None], message: str
 ) -> None:

@@ -65,6 +65,7 @@ def test_weights_are_powers_of_the_exponentials_at_the_temperature() -> None:
 
 @pytest.mark.parametrize(("t", "tau_plus", "beta"), OPTIONS)
 @pytest.mark.parametrize("referenced", [False, True])
+@pytest.mark.quick(4)
 def test_all_evaluations_agree_with_the_formula(t: float, tau_plus: float, beta: float, referenced: bool) -> None:
     """Values and gradients, also with respect to the references and to the temperature."""
     partners, own = (BANK_PARTNERS, OWN) if referenced else (PARTNERS, torch.arange(6))

@@ -89,6 +89,7 @@ CALLS = {name: CALLED[loss.positives_by] for name, loss in LOSSES.items()}
 
 @pytest.mark.parametrize("temperature", [0.07, pytest.param(0.5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.quick(4)
 def test_variant_of_every_loss_has_the_value_and_gradient_of_the_reference(loss, temperature):
     call = CALLS[loss]
     n = {"views": 10, "pairs": 9, "labels": 9}[call]
@@ -249,6 +250,7 @@ def is_quick(loss, options):
     [pytest.param(*v, marks=() if is_quick(*v) else pytest.mark.slow) for v in VARIANTS],
     ids=str,
 )
+@pytest.mark.quick(5)
 def test_every_fast_loss_is_identified_with_its_options(loss, options):
     function = with_temperature(in_fast(loss, **options))
     identification = found(function, call=CALLS[loss], arrays="torch")
@@ -258,6 +260,7 @@ def test_every_fast_loss_is_identified_with_its_options(loss, options):
 
 
 @pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.quick(4)
 def test_every_reference_loss_is_identified_by_its_values(loss):
     function = with_temperature(in_reference(loss))
     identification = found(function, call=CALLS[loss], arrays="numpy")
@@ -277,6 +280,7 @@ def is_quick_temperature(loss, arrays, temperature):
         for given in product(LOSSES, ("torch", "numpy"), (0.05, 0.1, 0.5, 1.0))
     ],
 )
+@pytest.mark.quick(4)
 def test_built_in_temperature_is_recovered(loss, arrays, temperature):
     function = in_fast(loss) if arrays == "torch" else in_reference(loss)
     identification = found(built_in(function, temperature), call=CALLS[loss], arrays=arrays)
@@ -587,6 +591,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("function", "words"), WRONG, ids=lambda x: getattr(x, "__name__", ""))
+@pytest.mark.quick(1)
 def test_mistake_is_reported_without_known_faults(function, words):
     identification = found(function, call="labels")
     assert identification.verdict == "wrong"
@@ -662,6 +667,7 @@ def is_right_on_every_probe(fault, options):
 
 
 @pytest.mark.parametrize("step", [68, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_known_faults_are_named_or_reported_as_another_loss(step):
     """A fault that is the correct loss on every probe is reported as that loss."""
     chosen, missed, right, refused = FAULTS[::step], [], 0, 0
@@ -683,6 +689,7 @@ def test_known_faults_are_named_or_reported_as_another_loss(step):
     assert refused <= 2
 
 
+@pytest.mark.slow
 def test_fault_that_refuses_a_batch_is_named_and_the_correct_loss_is_not():
     """Of the faults that have the answers of NT-Xent, only the one that is made for 8 rows refuses other batches."""
 
@@ -695,6 +702,7 @@ def test_fault_that_refuses_a_batch_is_named_and_the_correct_loss_is_not():
     assert [name.split(":")[0] for name in identification.faults] == ["nt_xent/eight-rows"]
 
 
+@pytest.mark.slow
 def test_public_identify_names_known_faults():
     (fault,) = [fault for fault in FAULTS if fault.name == "supcon/self-kept"]
     assert conformance.identify(fault.function, call=fault.call).faults == [f"{fault.name}: {fault.words}"]
@@ -702,6 +710,7 @@ def test_public_identify_names_known_faults():
 
 
 @pytest.mark.parametrize("losses", [("info_nce",), pytest.param(tuple(LOSSES), marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_right_losses_are_not_named_as_faults(losses):
     for loss in losses:
         call, function = CALLS[loss], with_temperature(in_fast(loss))
@@ -861,6 +870,7 @@ ODD = [
 
 
 @pytest.mark.parametrize(("function", "computes", "words"), ODD, ids=lambda x: getattr(x, "__name__", ""))
+@pytest.mark.quick(1)
 def test_unusual_arguments_and_answers_are_identified(function, computes, words):
     identification = found(function)
     text = "\n".join(identification.lines())
@@ -909,6 +919,7 @@ PUBLISHED_LOSSES = runpy.run_path(str(Path(__file__).parent / "targets/published
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in NAMED])
+@pytest.mark.quick(1)
 def test_published_loss_is_identified_with_its_name(name):
     identification = found(PUBLISHED_LOSSES[name])
     loss, options, published = NAMED[name]
@@ -919,6 +930,7 @@ def test_published_loss_is_identified_with_its_name(name):
         assert identification.equals == ["multiple_negatives_ranking with its defaults"]
 
 
+@pytest.mark.slow
 def test_loss_is_not_called_by_the_name_of_another_temperature_or_option():
     """N-pairs has dot products that are not divided, and a wrong loss has no name."""
     at_half = found(lambda a, b: PUBLISHED_LOSSES["n_pairs"](a, b / 2), call="views", arrays="torch")
@@ -952,6 +964,7 @@ def only_hard_negatives(anchors, positives, hard_negatives, temperature=0.1):
         (only_hard_negatives, "match", "all hard negatives of the batch, without the other documents"),
     ],
 )
+@pytest.mark.slow
 def test_hard_negatives_without_documents_or_effect_are_reported(function, verdict, words):
     identification = found(function)
     assert (identification.verdict, identification.loss) == (verdict, "info_nce")
@@ -1024,6 +1037,7 @@ def test_gradient_that_is_not_finite_is_reported():
     assert "only values were compared: no gradient could be compared" in identification.evidence
 
 
+@pytest.mark.slow
 def test_factor_that_depends_on_the_temperature_is_reported():
     for times, power, words in ((1, -1, "1/temperature"), (1, 2, "temperature^2"), (3, -2, "3/temperature^2")):
 
@@ -1138,6 +1152,7 @@ def test_loss_that_is_not_registered_is_unknown():
     assert found(pulled_loss, call="labels", arrays="torch").verdict == "none"
 
 
+@pytest.mark.slow
 def test_registered_loss_is_identified_with_its_options():
     with registered(PULLED):
         for options in ({}, {"sharpness": "hard"}, {"similarity": "dot"}, {"reduction": "sum"}):

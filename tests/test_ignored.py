@@ -106,6 +106,7 @@ def test_backends_compute_the_independent_value(name: str, temperature: float) -
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if k % 3 == 0 else pytest.mark.slow) for k, name in enumerate(CALLS)]
 )
+@pytest.mark.quick(1)
 def test_second_derivatives_are_correct(name: str) -> None:
     z = rows().requires_grad_()
     assert torch.autograd.gradgradcheck(lambda z: called(name)(z, temperature=0.5), (z,))
@@ -118,6 +119,7 @@ def test_second_derivatives_are_correct(name: str) -> None:
 @pytest.mark.parametrize(
     "name", [name if name == "own denominators" else pytest.param(name, marks=pytest.mark.slow) for name in CALLS]
 )
+@pytest.mark.slow
 def test_compiled_call_gives_the_same_gradient(name: str) -> None:
     z = rows().requires_grad_()
     torch.compiler.reset()  # torch compiles a function a limited number of times
@@ -127,6 +129,7 @@ def test_compiled_call_gives_the_same_gradient(name: str) -> None:
     assert torch.allclose(found, plain, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_compiled_call_checks_that_no_partner_is_ignored() -> None:
     ignored = torch.zeros(4, 4, dtype=torch.bool)
     compiled = torch.compile(fast.nt_xent_loss, fullgraph=True, backend="aot_eager")

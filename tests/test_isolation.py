@@ -129,6 +129,7 @@ def target(name: str, imported: bool) -> Any:
 
 
 @pytest.mark.parametrize(("name", "imported"), each(ERRORS, ("segfaults", "kills_its_parent", "raises_markup")))
+@pytest.mark.quick(6)
 def test_error_of_a_hostile_target_is_reported_and_other_cases_are_judged(
     name: str, imported: bool, request: pytest.FixtureRequest
 ) -> None:
@@ -142,6 +143,7 @@ def test_error_of_a_hostile_target_is_reported_and_other_cases_are_judged(
 
 
 @pytest.mark.parametrize(("name", "imported"), each(HARMLESS, ("exits_at_the_end", "changes_the_process")))
+@pytest.mark.quick(4)
 def test_target_that_interferes_conforms_if_its_values_are_right(
     name: str, imported: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,6 +206,7 @@ def test_identify_raises_if_the_target_always_dies() -> None:
     [("exits", "segfaults", "blocks_the_alarm", "raises_markup"), pytest.param((*ERRORS,), marks=pytest.mark.slow)],
     ids=["some", "all"],
 )
+@pytest.mark.slow
 def test_plugin_reports_the_errors_and_judges_the_other_cases(
     names: tuple[str, ...], pytester: pytest.Pytester, impatient: None
 ) -> None:
@@ -287,6 +290,7 @@ def test_command_sets_its_own_exit_code(spec: str, hostile: str, code: int, word
         pytest.param({"PYTHONUTF8": "1"}, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_messages_are_printed_and_written_in_any_locale(locale: dict[str, str], tmp_path: Path) -> None:
     """The target's module also tries to set the exit code when the process ends."""
     target, locale = f"{FOLDER / 'hostile_import.py'}:raises_other_letters", locale | {"HOSTILE": "exits_at_the_end"}

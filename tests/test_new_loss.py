@@ -141,6 +141,7 @@ def test_verify_passes_for_the_new_loss(root: Path) -> None:
     assert json.loads((root / "expected.json").read_text())["counts"]["reference/hardest"] == {"passed": 3}
 
 
+@pytest.mark.slow
 def test_check_explains_a_mistake(root: Path) -> None:
     cases = ("golden/*", "usage/*", "fresh-*-[0-9]")
     assert check_loss(hardest_loss, loss="hardest", cases=cases).exit_code == 0
@@ -170,6 +171,7 @@ def test_explain_describes_the_new_loss(root: Path) -> None:
     assert f"loss {golden.expected.loss!r}" in text
 
 
+@pytest.mark.slow
 def test_properties_hold(root: Path) -> None:
     subject = Subject.of(Fast({}, "cpu"), "float64")
     applied = [prop for prop in PROPERTIES if "hardest" in prop.losses]

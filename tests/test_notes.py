@@ -1154,6 +1154,7 @@ def read(c: Noted, note: str) -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.parametrize("loss", FILES)
+@pytest.mark.quick(4)
 def test_every_number_and_term_of_a_note_is_true(loss: str) -> None:
     found = {c.case.id: read(c, c.note) for c in FILES[loss]}
     assert not {case: (false, left) for case, (false, left) in found.items() if false or left}
@@ -1166,6 +1167,7 @@ def test_every_number_and_term_of_a_note_is_true(loss: str) -> None:
         for loss in FILES
     ],
 )
+@pytest.mark.quick(1)
 def test_a_note_with_another_number_is_not_true(loss: str) -> None:
     """Every number of every note is changed. "Above" and "up to" also hold of some other numbers."""
     missed = []

@@ -448,6 +448,7 @@ def test_a_large_page_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert not (tmp_path / "large.html").exists()
 
 
+@pytest.mark.slow
 def test_commands_write_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -256,6 +256,7 @@ def sum_of_pairs(embeddings: Tensor, labels: Tensor, temperature: float) -> Tens
 
 
 @pytest.mark.parametrize(("function", "reduction"), [(each_pair, "none_pairs"), (sum_of_pairs, "sum_pairs")])
+@pytest.mark.quick(1)
 def test_identify_names_the_reduction(function: Any, reduction: str) -> None:
     found = identify(function)
     assert (found.verdict, found.loss) == ("match", "nt_xent_pairwise")

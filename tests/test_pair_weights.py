@@ -190,6 +190,7 @@ def test_second_derivatives_are_correct(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from torch
+@pytest.mark.slow
 def test_compiled_call_gives_the_same_gradient() -> None:
     z = rows().requires_grad_()
     compiled = torch.compile(called("own denominators"), fullgraph=True, backend="aot_eager")

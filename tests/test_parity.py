@@ -167,6 +167,7 @@ def test_chunks_that_keep_quadratic_memory_refute_linear_memory() -> None:
 
 
 @pytest.mark.parametrize("loss", [checkpointed_sigmoid, fast.info_nce_loss])
+@pytest.mark.quick(1)
 def test_linear_memory_is_verified(loss: Loss) -> None:
     # With fewer rows than about four chunks, the rows themselves do not dominate.
     result = of(loss, "memory", linear_memory=True, rows=1024)
@@ -198,6 +199,7 @@ def per_row_of_features(features: Tensor, labels: Tensor | None = None) -> Tenso
 
 
 @pytest.mark.parametrize("call", ["labels", "views", "stacked", "interleaved", "features", "pairs"])
+@pytest.mark.quick(2)
 def test_every_call_can_be_permuted(call: str) -> None:
     losses: dict[str, Loss] = {
         "labels": fast.nt_xent_loss,
@@ -342,6 +344,7 @@ def test_batches_on_which_rounding_errors_make_the_result_infinite_are_left_out(
         parity(unstable, seed=0)
 
 
+@pytest.mark.slow
 def test_backend_that_fails_is_named_although_another_one_works(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = torch.compile
 

@@ -160,6 +160,7 @@ BY_HAND = {
 
 @pytest.mark.parametrize("kind", tool.PEERS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-14), ("float32", 1e-6)])
+@pytest.mark.quick(14)
 def test_values_equal_those_computed_by_hand(kind: type[Implementation], dtype: str, tolerance: float) -> None:
     implementation = peer(kind)
     if getattr(implementation, "records", None):
@@ -250,6 +251,7 @@ def cases_with_deviation(
     ],
     ids=lambda value: value.name if isinstance(value, type) else None,
 )
+@pytest.mark.slow
 def test_detached_matrix_has_no_gradient_and_all_else_is_right(
     kind: type[Implementation], name: str, matrix: str
 ) -> None:
@@ -284,6 +286,7 @@ def gradient_through(case: Case, weights: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", tool.PEERS, ids=lambda kind: kind.name)
+@pytest.mark.quick(7)
 def test_declared_deviations_occur(kind: type[Implementation]) -> None:
     """For each declared deviation, the smallest golden case to which it applies deviates."""
     implementation = peer(kind)

@@ -326,6 +326,7 @@ def test_pyargs_runs_the_checks_without_a_test_file(project: pytest.Pytester) ->
 @pytest.mark.parametrize(
     ("asserted", "processes"), [(2, 1), *(pytest.param(count, 2, marks=pytest.mark.slow) for count in (2, 3))]
 )
+@pytest.mark.slow
 def test_the_results_of_all_processes_are_counted_together(
     project: pytest.Pytester, asserted: int, processes: int
 ) -> None:
@@ -605,6 +606,7 @@ def test_a_declaration_with_an_unknown_name_is_an_error(
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
+@pytest.mark.slow
 def test_collection_imports_neither_scipy_nor_jsonschema(pytester: pytest.Pytester) -> None:
     """To collect fast, the plugin loads only the cases of the tested loss, and no module that is slow to import."""
     pytester.makepyfile(

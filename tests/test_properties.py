@@ -56,6 +56,7 @@ def properties_and_losses() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("prop", "loss", "examples"), list(properties_and_losses()))
+@pytest.mark.quick(12)
 def test_reference_and_fast_satisfy_the_property(prop: Property, loss: str, examples: int) -> None:
     found = hunt(prop, loss, OURS, examples=examples)
     assert found.violation is None, found.violation
@@ -349,6 +350,7 @@ NAIVE = Subject(naive, refuses=plain_only)
 
 
 @pytest.mark.parametrize(("fault", "name"), CAUGHT, ids=[f"{fault}-{name}" for fault, name in CAUGHT])
+@pytest.mark.quick(14)
 def test_property_catches_the_mistake(fault: str, name: str) -> None:
     loss, _, evaluate = FAULTS[fault]
     prop = BY_NAME[name]
@@ -373,6 +375,7 @@ def test_every_property_catches_a_mistake() -> None:
 
 @pytest.mark.parametrize("examples", [5, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("prop", [p for p in PROPERTIES if "supcon" in p.losses], ids=lambda prop: prop.name)
+@pytest.mark.quick(8)
 def test_naive_loss_without_mistakes_satisfies_the_properties(prop: Property, examples: int) -> None:
     found = hunt(prop, "supcon", [NAIVE], options=PLAIN, examples=examples)
     assert found.violation is None, found.violation
@@ -453,6 +456,7 @@ def test_property_applies_to_its_kind_of_case() -> None:
         for loss in LOSSES
     ],
 )
+@pytest.mark.quick(1)
 def test_drawn_batches_are_of_the_kind_of_the_property(loss: str) -> None:
     def check(subject: Subject, case: Case) -> None:
         assert case.holds_in("bfloat16")

@@ -178,6 +178,7 @@ def test_limits_that_are_found_before_a_call_exceeds_the_time_limit_are_kept() -
         pytest.param("info_nce", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.quick(1)
 def test_fast_loss_has_no_limit_in_its_range(name: str) -> None:
     start = time.process_time()
     limits = limits_of(getattr(fast, f"{name}_loss"), name)

@@ -166,6 +166,7 @@ def test_small_loss_keeps_its_digits() -> None:
 @pytest.mark.parametrize(
     "scope", ["own", *(pytest.param(name, marks=pytest.mark.slow) for name in ("batch", "own_only"))]
 )
+@pytest.mark.slow
 def test_gradients_agree_with_finite_differences(scope: Any) -> None:
     inputs = tuple(z.clone().requires_grad_() for z in (QUERIES, DOCUMENTS, HARD, torch.tensor(T).double()))
 
@@ -193,6 +194,7 @@ def test_gradients_of_all_directions_are_added_before_they_are_rounded(dtype: to
         assert bool(((narrow.double() - wide).abs() <= step + 1e-6).all())
 
 
+@pytest.mark.slow
 def test_compiled_loss_is_the_loss() -> None:
     compiled = torch.compile(fast.multiple_negatives_ranking_loss, fullgraph=True, backend="aot_eager")
     given: Any = {"hard_negatives": HARD, "directions": ALL, "temperature": T}

@@ -51,6 +51,7 @@ def assert_same(found: reference.Result, expected: reference.Result) -> None:
 
 @pytest.mark.parametrize("given", ["labels", "positives"])
 @pytest.mark.parametrize("name", LABEL_LOSSES)
+@pytest.mark.quick(2)
 def test_batch_as_its_own_references_gives_the_plain_loss(name: str, given: str) -> None:
     loss = LABEL_LOSSES[name]
     plain: dict[str, Any] = {"labels": LABELS} if given == "labels" else {"positives": MASK}

@@ -120,6 +120,7 @@ def with_numpy(embeddings: Any, labels: Any, temperature: float = 0.07) -> Any:
         (with_numpy, "supcon", "numpy"),
     ],
 )
+@pytest.mark.quick(1)
 def test_straightforward_implementation_passes_every_case_with_ordinary_norms(
     function: Callable[..., Any], loss: str, arrays: str, chosen: tuple[str, ...], least: int
 ) -> None:

@@ -173,6 +173,7 @@ def random_call(rng: np.random.Generator, name: str) -> tuple[tuple[Any, ...], d
 
 
 @pytest.mark.parametrize("loss", [name for name, loss in IMPLEMENTED.items() if loss.matrices])
+@pytest.mark.quick(3)
 def test_random_references_and_towers_agree_with_the_loops(loss: str) -> None:
     """Logits are at most about 15 / 0.07: 1e-11 exceeds their rounding error, but not the error of a wrong formula."""
     rng = np.random.default_rng(20260731)

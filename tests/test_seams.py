@@ -64,6 +64,7 @@ WRONG = {"value": with_wrong_value, "gradient": with_wrong_gradient}
 @pytest.mark.parametrize("dtype", WRONG_BY)
 @pytest.mark.parametrize("tile", [pytest.param(n, marks=pytest.mark.slow) if n in (64, 256) else n for n in TILES])
 @pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.quick(22)
 def test_error_in_one_row_at_the_seam_of_tiles_fails(loss: str, tile: int, dtype: str) -> None:
     missed = {(kind, row) for kind in WRONG for row in (tile - 1, tile)}
     found = cases_beyond(loss, tile)

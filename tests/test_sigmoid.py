@@ -256,6 +256,7 @@ def test_second_derivatives_do_not_contain_ignored_pairs(name: str, reduction: s
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.slow
 def test_ignored_pairs_compile_as_one_graph() -> None:
     def loss(a: Tensor, bias: Tensor) -> Tensor:
         options: dict[str, Any] = {**LEFT_OUT["ids of partners"][0], "reduction": "mean_pairs"}
@@ -359,6 +360,7 @@ def test_module_learns_temperature_and_bias() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("backend", ["auto", pytest.param("exact", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_learned_bias_compiles_as_one_graph(backend: str) -> None:
     def loss(a: Tensor, b: Tensor, temperature: Tensor, bias: Tensor) -> Tensor:
         options: dict[str, Any] = {"temperature": temperature, "bias": bias, "backend": backend}
@@ -387,6 +389,7 @@ def test_bias_may_have_another_dtype(dtype: torch.dtype) -> None:
     [{}, {"labels": torch.arange(3000) // 7}, {"ignored_ids": torch.arange(3000) // 3}],
     ids=["matching rows", "labels", "ignored ids"],
 )
+@pytest.mark.quick(1)
 def test_memory_is_linear_in_the_rows(given: Mapping[str, Tensor]) -> None:
     """At a low temperature too, no tensor has as many entries as there are pairs."""
     z, w = (torch.randn(3000, 4, generator=torch.Generator().manual_seed(k)).requires_grad_() for k in (0, 1))

@@ -86,6 +86,7 @@ def panels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @every
+@pytest.mark.quick(10)
 def test_panel_agrees_with_separate_evaluations(
     loss: Callable[..., Tensor], inputs: tuple[Tensor, ...], panels: list[str]
 ) -> None:
@@ -109,6 +110,7 @@ def test_panel_agrees_with_separate_evaluations(
 
 @pytest.mark.parametrize("chosen", CHOSEN)
 @pytest.mark.parametrize("hard", [None, HARD], ids=["", "hard negatives"])
+@pytest.mark.quick(6)
 def test_gradients_with_learned_temperature_and_frozen_rows_equal_the_exact_ones(
     chosen: str, hard: Tensor | None, panels: list[str]
 ) -> None:
@@ -156,6 +158,7 @@ def test_some_masses_are_at_the_floor_and_some_are_not() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in LOSSES if not name.startswith("ranking") or "per direction" in name])
+@pytest.mark.quick(5)
 def test_second_derivatives_equal_differences(name: str) -> None:
     loss, inputs = LOSSES[name]
     if loss is dclw:  # its weights are constants for the gradient, but differences of the gradient change them

@@ -534,6 +534,7 @@ def test_missing_jax_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("reduction", ["mean", pytest.param("none", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_jax_target_returns_values_and_gradients(reduction: str) -> None:
     jax = pytest.importorskip("jax", reason="jax is not installed")
 
@@ -787,6 +788,7 @@ for line in sys.stdin:
         ("null-error", "must have either value or values", 1),
     ],
 )
+@pytest.mark.quick(6)
 def test_failure_of_a_command_is_reported(mode: str, words: str, started: int) -> None:
     found = command(mode)
     try:

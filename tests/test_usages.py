@@ -116,12 +116,14 @@ def is_found(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, usage in FINDINGS.items() if usage.startswith("usage/")])
+@pytest.mark.quick(12)
 def test_wrong_loss_is_found_by_its_usage(name: str) -> None:
     is_found(name)
 
 
 @pytest.mark.usefixtures("own_process")
 @pytest.mark.parametrize("name", [name for name, usage in FINDINGS.items() if not usage.startswith("usage/")])
+@pytest.mark.quick(5)
 def test_side_effect_of_a_loss_is_found(name: str) -> None:
     is_found(name)
 
@@ -129,6 +131,7 @@ def test_side_effect_of_a_loss_is_found(name: str) -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in RIGHT]
 )
+@pytest.mark.quick(2)
 def test_right_loss_passes_every_usage(name: str) -> None:
     result = of(name)
     assert found(result) == {}
@@ -151,6 +154,7 @@ def test_right_loss_passes_every_usage(name: str) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
+@pytest.mark.quick(1)
 def test_losses_of_this_package_pass_every_usage(target: Any, loss: str) -> None:
     result = check_loss(target, loss, cases=EVERY)
     assert [one.message for one in result.checks if one.status in BAD] == []
@@ -218,6 +222,7 @@ def leaking(first: torch.Tensor, second: torch.Tensor, temperature: float | torc
     return torch.nn.functional.cross_entropy(logits, torch.arange(len(rows)).roll(len(first)))
 
 
+@pytest.mark.slow
 def test_temperature_tensor_is_not_judged_if_the_loss_is_wrong_at_this_temperature() -> None:
     result = check_loss(
         leaking, "nt_xent", dtypes=("float32",), cases=("golden/nt_xent/*", "usage/temperature-tensor"), fuzz=0

@@ -59,6 +59,7 @@ def changed(printed: Any, index: tuple[int, ...], text: str | bool) -> Any:
 
 @pytest.mark.parametrize("only_last", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("fixture", "figure"), [p for p in FIGURES if p.values[1].kind == "number"])  # type: ignore[union-attr]
+@pytest.mark.quick(28)
 def test_changed_digit_is_detected(fixture: WorkedFixture, figure: Figure, only_last: bool) -> None:
     """The recomputed value detects the change; the manifest's checksums are not used.
 

@@ -51,6 +51,7 @@ def test_table_lists_the_counts() -> None:
 
 
 @pytest.mark.parametrize("regime", [regime for regime in REGIMES if regime != "effects"])
+@pytest.mark.quick(5)
 def test_wrong_implementation_can_be_called(regime: str) -> None:
     """``effects`` is left out: its implementations call the right loss and change the state of the process."""
     for one in (one for one in WRONG if one.regime == regime):
@@ -78,6 +79,7 @@ def test_the_right_loss_conforms(loss: str) -> None:
 
 @pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize("one", of(SAMPLE), ids=lambda one: one.name)
+@pytest.mark.slow
 def test_sample_is_caught(one: Wrong) -> None:
     assert not judged(replace(one, options={**one.options, "dtypes": ("float64",), "fuzz": 8})).conforms
 
