@@ -1,4 +1,4 @@
-"""Compare the times of losses of two towers and of our replacements: ``python -m bench.compat_towers``.
+"""Time two-tower losses of other libraries beside our replacements: ``python -m bench.compat_towers``.
 
 A step is forward and backward, on one thread. Samples of the two classes alternate. The ratio of a process is the
 median over pairs of neighbouring samples; the table has the median over processes.
@@ -65,7 +65,7 @@ def of_ranking(count: int = 2, **options: Any) -> Callable[[Any, Any], Loss]:
 
 
 def of_gist(clip: Any, ranking: Any) -> Loss:
-    """Return the loss of GISTEmbed. The guide embeds queries as the third tower, and documents as the first."""
+    """Return the loss of GISTEmbed. As embeddings of the guide, queries get the third tower, documents the first."""
     if ranking is sentence_transformers:
         module = sentence_transformers.GISTEmbedLoss(temperature=0.05)
         return lambda towers: module.compute_loss_from_embeddings(towers[:2], [towers[2], towers[0]])

@@ -1,4 +1,4 @@
-"""Time and memory of one form, with one thread.
+"""Time and memory of one form (a loss with one way of giving its positives), with one thread.
 
 Every implementation is checked first. In each round, every peer is sampled directly before or after `pairproof.fast`,
 so that other load on the machine affects both.
@@ -46,7 +46,7 @@ PARTS = ("forward", "both")
 """What is timed: the forward pass without autograd, and forward and backward."""
 
 OTHER_FLOPS = (2, 8)
-"""Numbers of operations of `PARTS` for ``[N, M]`` logits, divided by N M D; `Clock.flops` has those of labels."""
+"""Numbers of operations of `PARTS` for ``[N, M]`` logits, divided by N M D; for symmetric logits see `Clock.flops`."""
 
 STATUS = "/proc/self/status"
 CLEAR = Path("/proc/self/clear_refs")
@@ -130,7 +130,7 @@ class Clock:
         return self.seconds(start, end) / repeats
 
     def available(self) -> int | None:
-        """Return the maximum memory of one step in bytes; None if only the memory of the process is limited."""
+        """Return the memory of the device that one step may use, in bytes; None on a CPU."""
         return None
 
     def peak(self, step: Step, inputs: Inputs) -> int:

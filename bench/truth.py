@@ -61,7 +61,7 @@ def loss_and_gradient(form: Form, temperature: float, rows: Tensor | None = None
     """Return the true loss of a batch, and its gradient ``[R, D]`` in float64.
 
     Args:
-        form: the batch, already rounded to its dtype.
+        form: the loss and its batch, which is already rounded to its dtype.
         temperature: positive number.
         rows: integers ``[R]``, the rows of the gradient, counted over all inputs; default all.
     """

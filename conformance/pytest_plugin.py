@@ -308,7 +308,7 @@ class Suite:
         return [CaseCheck(group, one, dtype) for one, dtype in found]
 
     def try_call(self, mark: Mark) -> None:
-        """Check that the target can be called, in a separate process, because the tests' fixtures have not run yet.
+        """Check in a separate process that the target can be called. In this one, it must not run before the fixtures.
 
         Raises:
             UsageError: Every plausible call raises an error. The tests report other errors.
@@ -597,7 +597,7 @@ class Tally:
                 yield from (f"  {count} skipped: {reason}" for reason, count in skipped.most_common())
                 excused = sum(test["status"] in BAD and test["outcome"] != "failed" for test in called)
                 if excused:
-                    yield f"  {excused} failed checks did not fail their tests, because of marks or hooks (undeclared)"
+                    yield f"  {excused} undeclared failures did not fail their tests, because of marks or hooks"
                 if missing := _missing(tests):
                     yield f"  {missing} did not run: counts are not asserted"
                 yield from (f"  declared: {place}: {words}" for place, words in called[0]["declared"].items())

@@ -107,7 +107,7 @@ def test_losses_of_pairproof_pass(loss: str) -> None:
     assert {one.status for one in result.comparisons} == {PASSED}, result.lines()
     assert sum("uneven" in one.name for one in result.comparisons) == 3
     assert any("and gets the parameter group;" in note for note in result.notes)
-    of_all = [note for note in result.notes if "the second row of a pair indexes the rows of all ranks" in note]
+    of_all = [note for note in result.notes if "the second row number of a pair counts the rows of all ranks" in note]
     assert len(of_all) == (loss == "nt_bxent")
 
 

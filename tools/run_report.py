@@ -24,7 +24,7 @@ class Recorded(Report):
     """A complete run, read from a report; its figures are not recomputed."""
 
     def entries(self) -> dict[str, int]:
-        """Return the number of printed entries by kind. A complete run judges all of them."""
+        """Return by kind how many numbers the documents print. A complete run judges all of them."""
         figures = [figure for fixture in load_worked() for figure in fixture.figures]
         counts = Counter("infinite" if entry in INFINITE else one.kind for one in figures for _, entry in one.entries())
         return dict(sorted(counts.items()))

@@ -71,8 +71,8 @@ def fault(
     Args:
         loss: the loss that it claims to be.
         link: where it was shipped or discussed.
-        build: the builder in ``parts`` whose result, or each item of it, is passed to the function. By default, the
-            function gets the arguments of the call.
+        build: the builder in ``parts`` whose result is passed to the function; if it builds several, such as two
+            directions, the function is called once for each. By default, the function gets the arguments of the call.
         level: see `Fault`.
         right_at: see `Fault`.
         because: see `Fault`.

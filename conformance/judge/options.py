@@ -256,12 +256,12 @@ class Selection:
             variable PAIRPROOF_PEERS, or .peers if it is not set.
         processes: Number of processes. Default: one per core, at most 8. Runs of fewer than 50 cases, on accelerators,
             or on systems other than Linux use one process.
-        covering: Run only a small fixed subset of the selected cases. The subset still reaches every flag, every value
-            of every option and every kernel.
-        thorough: Also run bfloat16, float16 and the cases of more than 258 rows. --case and --covering include them,
-            too. By default, each case runs with only one of fast-dense, fast-tiled and fast-exact, in one dtype. With
-            --thorough, or if --loss, --case, --dtype, --covering or --impl selects a part, it runs with all three, in
-            each dtype of the run.
+        covering: Run only a small fixed subset of the selected cases. The subset still reaches every flag of the
+            cases (a kind of mistake), every value of every option and every kernel.
+        thorough: Also run bfloat16, float16 and the cases of more than 258 rows. So do --case and --covering. By
+            default, each case runs with only one of fast-dense, fast-tiled and fast-exact, in one dtype. Each case runs
+            with all three, in every selected dtype, with --thorough or if --loss, --case, --dtype, --covering or --impl
+            selects a part.
     """
 
     losses: Sequence[str] = option((), "--loss", "-l", metavar="LOSS", read=read_commas)
@@ -302,7 +302,7 @@ class Selection:
 
     @property
     def complete(self) -> bool:
-        """Whether large cases, bfloat16 and float16 are included by default."""
+        """Whether large cases are included and, unless dtypes are selected, bfloat16 and float16."""
         return bool(self.thorough or self.cases or self.covering)
 
     def takes_case(self, case: str) -> bool:
@@ -619,7 +619,7 @@ def read_sizes(texts: Iterable[str]) -> tuple[int, ...]:
     """Read sizes of classes, such as ``10,10,12``. ``256x2`` stands for 256 classes of 2 rows.
 
     Raises:
-        ValueError: a part is not a positive number, or two joined by x.
+        ValueError: a part is neither a positive number nor two joined by x.
     """
     sizes: list[int] = []
     for part in read_commas(texts):

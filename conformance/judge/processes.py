@@ -161,14 +161,14 @@ class Processes:
             self.keywords["temperature"] = request.temperature or TEMPERATURE
         self.learned = [name for name in self.keywords if name in facts["words"]]
         # ``single``: the target returns float32 values for float64 rows.
-        # ``columns_of_all``: the second row of a pair indexes the rows of all ranks.
+        # ``columns_of_all``: the second row number of a pair counts the rows of all ranks.
         self.single = self.columns_of_all = False
         self.notes: list[str] = [*facts["notes"], _note_on_ranks(facts)]
 
     # Batches
 
     def draw(self, counts: Sequence[int], name: str, reading: bool = False) -> _Shared:
-        """Draw a batch with rows of norm 1. With labels, a row also has positives on other ranks.
+        """Draw a batch with rows of norm 1. With labels, the classes of most rows also occur on other ranks.
 
         ``counts`` are the numbers of items of the ranks. An item is a pair of views or, with labels, two rows of one
         class. If ``reading``, the gradient must show the positives: the embeddings are linearly independent, and equal
@@ -356,7 +356,7 @@ class Processes:
         answers: list[list[dict[str, Any]]],
         parts: dict[str, _Difference],
     ) -> tuple[list[_Shared], list[list[dict[str, Any]]], dict[str, _Difference]]:
-        """Compare again, with pairs whose second rows index the rows of all ranks. Keep this if nothing differs."""
+        """Compare again, with second row numbers of pairs that count the rows of all ranks. Keep this if all agrees."""
         self.columns_of_all = True
         again = [self.shifted(shared) for shared in batches]
         try:
@@ -369,12 +369,12 @@ class Processes:
             self.columns_of_all = False
             return batches, answers, parts
         self.notes.append(
-            "pairs: the second row of a pair indexes the rows of all ranks, the first one those of its own rank"
+            "pairs: the second row number of a pair counts the rows of all ranks, the first one those of its own rank"
         )
         return again, found, others
 
     def shifted(self, shared: _Shared) -> _Shared:
-        """Return the batch. If the target expects this, second rows of pairs index the rows of all ranks."""
+        """Return the batch. If the target expects this, second row numbers of pairs count the rows of all ranks."""
         if not self.columns_of_all:
             return shared
         starts = [0, *accumulate(shared.items)]

@@ -28,13 +28,13 @@ MOST_LINES = 24
 """Maximum number of rows of a table."""
 
 BEFORE = 4
-"""Number of rows before the first difference that are shown of a longer table."""
+"""An excerpt of a longer table begins this many rows before the first difference."""
 
 MOST_COLUMNS = 8
 """Maximum number of shown columns of a gradient."""
 
 DIFFERENT = 1e-5
-"""Relative differences above this value are marked, unless the message of the check names a row."""
+"""The first row with a relative difference above this value is marked, unless the check's message names a row."""
 
 Row = tuple[str, Sequence[Any], Sequence[Any]]
 """Name of a term, expected numbers, found numbers."""

@@ -52,7 +52,7 @@ def expect(met: bool, path: str, expected: object, found: object) -> None:
 
 @contextmanager
 def damage_of(name: str) -> Iterator[None]:
-    """Convert exceptions that the content of a file causes to a FixtureError that names the file.
+    """Convert exceptions caused by the content of a file into a FixtureError that names the file.
 
     Causes are, for example, deep nesting and integers with too many digits.
 
