@@ -17,7 +17,7 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from .suite.catalogue import IGNORED, REFERENCES, TOWER_TARGETS, WEIGHTS, Loss, find_loss
+from .suite.catalogue import IGNORED, PUBLISHED_BASE, REFERENCES, TOWER_TARGETS, WEIGHTS, Loss, find_loss
 
 Array = npt.NDArray[Any]
 
@@ -32,8 +32,6 @@ DIM = 128
 """Default number of columns of random embeddings."""
 SATURATED = 1e-6
 """The softmax is saturated if the norm of the gradient is below this fraction of the norm at random embeddings."""
-PUBLISHED_BASE = 0.07
-"""The base temperature of the original SupCon code."""
 
 
 @dataclass(frozen=True)

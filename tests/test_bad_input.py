@@ -788,6 +788,7 @@ EXTREME: list[tuple[type[np.floating[Any]], str, float, float]] = [
 
 
 @pytest.mark.parametrize(("loss", "form"), FORMS)
+@pytest.mark.quick(8)
 def test_extreme_rows_and_temperatures_give_the_same_result_in_both_packages(loss: Loss, form: str) -> None:
     """The right value, rounded to the returned dtype, or the same error."""
     extreme = [case for case in EXTREME if case[1] in loss.choices["similarity"]]
@@ -867,6 +868,7 @@ def test_fast_rejects_non_finite_values_in_every_dtype(loss: Loss, form: str, na
 
 
 @pytest.mark.parametrize(("loss", "form"), FORMS)
+@pytest.mark.quick(8)
 def test_modules_reject_what_their_functions_reject(loss: Loss, form: str) -> None:
     """The messages are the same. A bad option is rejected when the module is created, before any batch."""
 

@@ -139,7 +139,7 @@ QUICK_INDICES = {
         if case.argument in INDICES and case.exception is ValueError
     ],
 )
-@pytest.mark.quick(1)
+@pytest.mark.slow
 def test_compiled_graph_rejects_the_same_rows(case: ErrorCase) -> None:
     """A wrong shape is found when the graph is compiled, wrong values when it runs."""
     torch._dynamo.reset()

@@ -214,6 +214,7 @@ def assert_agree(
         *(pytest.param(*chosen, 1, marks=pytest.mark.slow) for chosen in itertools.product(TEMPERATURES, SIMILARITIES)),
     ],
 )
+@pytest.mark.quick(3)
 def test_every_form_agrees_with_the_exact_values_and_gradients(temperature: float, similarity: str, step: int) -> None:
     engines = {"float64": ["dense", "tiled by 4"], "float32": ["tiled by 6"]}
     if temperature == 0.1:
@@ -531,6 +532,7 @@ def test_anchors_against_a_queue_without_a_gradient_are_the_chosen_rows() -> Non
 @pytest.mark.parametrize("form", ENGINES)
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 @pytest.mark.parametrize("layout", ["balanced", "one without positives", "distinct", "shuffled views", "partners"])
+@pytest.mark.quick(17)
 def test_few_anchors_give_the_derivatives_of_plain_code(layout: str, similarity: str, form: str) -> None:
     """Rows and temperature have the same first and second derivatives; a second backward pass repeats the first."""
     count = 14
@@ -876,6 +878,7 @@ def forms_in_turn(first: int) -> pytest.MarkDecorator:
 
 
 @forms_in_turn(0)
+@pytest.mark.quick(6)
 def test_gradient_of_the_temperature_is_right(name: str, form: str) -> None:
     for similarity, base in itertools.product(SIMILARITIES, (None, 0.3)):
         options = {"similarity": similarity, "base_temperature": base, "reduction": "none"}
@@ -914,6 +917,7 @@ def test_second_derivatives_with_respect_to_every_input_are_right(name: str, for
 
 
 @pytest.mark.parametrize("form", SEAMS)
+@pytest.mark.quick(1)
 def test_second_derivatives_of_unnormalised_rows_are_right(form: str) -> None:
     with engine(form) as backend:
         for name in ("supcon", "supcon_in one_positive", "nt_xent", "supcon_epsilon", "supcon references"):
@@ -1203,6 +1207,7 @@ NORMS = {
 @pytest.mark.parametrize("forms", [SEAMS, pytest.param(list(ENGINES), marks=pytest.mark.slow)], ids=["some", "all"])
 @pytest.mark.parametrize("temperature", list(STEEP.values()), ids=list(STEEP))
 @pytest.mark.parametrize("dtype", list(NORMS))
+@pytest.mark.quick(2)
 def test_rows_of_extreme_norm_are_right(dtype: torch.dtype, temperature: float, forms: list[str]) -> None:
     """For very long and very short rows, the gradient equals the gradient of the unit row divided by the norm."""
     lengths = torch.tensor(NORMS[dtype] + NORMS[dtype][:3], dtype=torch.float64)

@@ -301,6 +301,7 @@ def test_permuting_the_batch_permutes_values_and_gradient(similarity: str) -> No
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.slow
 def test_loss_compiles_as_one_graph() -> None:
     """Values are not read during compilation, so compiled code does not check them and returns NaN for a zero row."""
     compiled: Callable[..., Tensor] = torch.compile(nt_xent_loss, fullgraph=True, backend="aot_eager")

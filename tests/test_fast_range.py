@@ -319,6 +319,7 @@ def test_value_and_gradient_are_right_over_the_range(
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=lambda d: str(d)[6:])
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
+@pytest.mark.quick(7)
 def test_upstream_gradients_of_any_size_are_applied(loss: Loss, dtype: torch.dtype) -> None:
     labels = [0, 0, 1, 1, 2, 2] if loss.targets == "partners" else [0, 1, 0, 1, 0, 1]
     rows = batch("solved", labels, 3, dtype, [0, 1, -1, 2, -2, 0])

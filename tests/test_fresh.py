@@ -120,6 +120,7 @@ def test_batches_with_a_saturated_positive_are_of_the_level_range() -> None:
 
 @pytest.mark.parametrize("numbers", [BLOCK, pytest.param(LARGE - 1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("claim", every_claim(), ids=lambda claim: f"{claim.loss}-{claim.call}-{claim.temperature}")
+@pytest.mark.quick(24)
 def test_drawn_batches_are_supported_and_exact(claim: Claim, numbers: int) -> None:
     for number in range(numbers):
         case = draw(claim, 1, number)
@@ -133,6 +134,7 @@ def test_drawn_batches_are_supported_and_exact(claim: Claim, numbers: int) -> No
 
 @pytest.mark.parametrize("number", [BLOCK, pytest.param(SOME, marks=pytest.mark.slow)])
 @each_way_of_positives
+@pytest.mark.quick(2)
 def test_reference_agrees_with_the_oracle_on_drawn_batches(loss: str, number: int) -> None:
     entry = LOSSES[loss]
     result = check_loss(entry.fast, loss, cases=(BATCHES,), seed=3, fuzz=number)

@@ -140,6 +140,7 @@ def test_nothing_overflows_at_low_temperatures(dtype: torch.dtype, beta: float) 
 
 
 @pytest.mark.parametrize("backend", ["auto", pytest.param("exact", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_first_and_second_derivatives_are_those_of_the_value(backend: str) -> None:
     def loss(z: Tensor, bank: Tensor, temperature: Tensor) -> Tensor:
         options: dict[str, Any] = {"ref_embeddings": bank, "self_rows": OWN[:3], "backend": backend, "tau_plus": 0.05}

@@ -28,6 +28,7 @@ HONEST: dict[str, tuple[str, dict[str, Any], str]] = {
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in ("supcon", "moco") else pytest.mark.slow) for name in HONEST]
 )
+@pytest.mark.quick(1)
 def test_right_loss_conforms_on_some_cases(name: str) -> None:
     loss, options, _ = HONEST[name]
     cases = ("golden/*/*queue*" if name == "moco" else "golden/*/t*", "usage/[stu]*")

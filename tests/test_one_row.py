@@ -31,6 +31,7 @@ def row(dtype: torch.dtype = torch.float64) -> Tensor:
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
 @pytest.mark.parametrize("name", CALLS)
+@pytest.mark.quick(6)
 def test_row_without_others_has_the_value_0_and_no_gradient(name: str, similarity: str) -> None:
     function, given = CALLS[name]
     for backend in ("auto", "dense", "tiled", "exact"):

@@ -134,6 +134,7 @@ def test_every_comparison_of_a_right_loss_passes() -> None:
 
 
 @pytest.mark.parametrize("loss", [sigmoid, checkpointed_sigmoid])
+@pytest.mark.quick(1)
 def test_stable_sigmoid_loss_agrees_in_bfloat16(loss: Loss) -> None:
     result = of(loss, "float32", "bfloat16", "autocast")
     assert {one.status for one in result.comparisons} == {PASSED}

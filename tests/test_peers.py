@@ -160,7 +160,7 @@ BY_HAND = {
 
 @pytest.mark.parametrize("kind", tool.PEERS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-14), ("float32", 1e-6)])
-@pytest.mark.quick(14)
+@pytest.mark.quick(7)
 def test_values_equal_those_computed_by_hand(kind: type[Implementation], dtype: str, tolerance: float) -> None:
     implementation = peer(kind)
     if getattr(implementation, "records", None):

@@ -261,6 +261,7 @@ MARKS = {
 
 
 @pytest.mark.parametrize("way", MARKS)
+@pytest.mark.quick(1)
 def test_wrong_results_that_do_not_fail_their_tests_are_counted(runs: Runs, project: pytest.Pytester, way: str) -> None:
     project.makeconftest(MARKS[way])
     result = runs("losses.doubled", f', loss="supcon", cases={FEW}, level="digits"')
@@ -521,6 +522,7 @@ def test_a_pattern_that_matches_no_case_is_an_error(runs: Runs) -> None:
         ),
     ],
 )
+@pytest.mark.quick(3)
 def test_wrong_options_are_reported(project: pytest.Pytester, options: list[str], words: str) -> None:
     result = project.runpytest_inprocess("--pyargs", "pairproof.conformance", "--import-mode=importlib", *options)
     assert words in result.stdout.str() + result.stderr.str()

@@ -73,6 +73,7 @@ COMBINATIONS = [
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.quick(1)
 def test_value_of_every_combination_is_that_of_the_formula(reduction: str) -> None:
     assert len(COMBINATIONS) == 50
     for hard, scope, directions, partition in COMBINATIONS:

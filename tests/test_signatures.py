@@ -97,6 +97,7 @@ def ratio(external: External, case: Case, dtype: str = "float64") -> float:
 
 
 @pytest.mark.parametrize("name", RUN)
+@pytest.mark.quick(10)
 def test_signature_runs_without_a_wrapper(name: str) -> None:
     loss, options, note = RUN[name]
     found = settled(name, loss, **options)

@@ -82,6 +82,7 @@ BATCHES = [
 
 @pytest.mark.parametrize("temperature", [0.2, 1.0])
 @pytest.mark.parametrize(("loss", "sizes", "options", "attained"), BATCHES)
+@pytest.mark.quick(7)
 def test_gradient_descent_finds_nothing_below_the_lowest(
     loss: str, sizes: list[int], options: dict[str, Any], attained: bool, temperature: float
 ) -> None:

@@ -18,7 +18,7 @@ import torch
 
 from ..implementations.base import items_of, stacked_order
 from ..suite.cases import Case
-from ..suite.catalogue import WEIGHTS
+from ..suite.catalogue import PUBLISHED_BASE, WEIGHTS
 from ..suite.records import Expected, Matrix, Outcome, Truth
 from ..truth.baseline import plain_outcome
 from . import variants
@@ -517,7 +517,7 @@ def _causes(found: Failure) -> Iterator[tuple[float, str, str]]:
         yield counted / anchors, f"{had} counted in the mean, as 0", f"{general} counted in the mean, as 0"
     words = "values are multiplied by"
     yield temperature, f"{words} the temperature, {temperature:g}", f"{words} the temperature"
-    for base in map(float, filter(None, (0.07, found.case.option("base_temperature")))):
+    for base in map(float, filter(None, (PUBLISHED_BASE, found.case.option("base_temperature")))):
         cause = f"{words} temperature/{base:g}, a base temperature not required here"
         yield temperature / base, cause, cause
     if scale != 1:

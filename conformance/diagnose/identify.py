@@ -25,7 +25,7 @@ import torch
 from ..implementations.callable import Answer, Batch, External, Target
 from ..implementations.child import load_target
 from ..implementations.sandbox import TargetError
-from ..suite.catalogue import LOSSES
+from ..suite.catalogue import LOSSES, PUBLISHED_BASE
 from .positives import FEATURES, HARD, LABELS, MIXED_UP, PARTNERS, QUEUE, QUEUE_ADDED, VIEWS
 from .search import (
     CLEARLY,
@@ -42,9 +42,6 @@ from .search import (
     relative,
 )
 from .variants import POLICIES, REDUCED_BY, words_of
-
-PUBLISHED_BASE = 0.07
-"""The base temperature of the original SupCon code."""
 
 UNIT = (
     "rows: passed with norm 1, because no loss explains the answers to rows of other norms; "

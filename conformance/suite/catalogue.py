@@ -68,6 +68,9 @@ COMMON: Mapping[str, object] = {
 }
 """The keywords that every loss has, with their usual defaults."""
 
+PUBLISHED_BASE = 0.07
+"""The base temperature of the original SupCon code."""
+
 NUMBERS = ("base_temperature", "bias", "tau_plus", "beta", "sigma", "hardness_strength")
 """The options that are numbers, apart from the temperature."""
 

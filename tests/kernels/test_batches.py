@@ -262,6 +262,7 @@ def case_of(
 
 
 @pytest.mark.parametrize(("name", "count", "dim", "layout", "similarity", "temperature", "dtype"), list(batches()))
+@pytest.mark.quick(10)
 def test_batches_of_several_tiles_are_right(
     name: str, count: int, dim: int, layout: str, similarity: str, temperature: float, dtype: str
 ) -> None:
@@ -284,6 +285,7 @@ def test_batches_cover_formulas_shapes_layouts_and_dtypes() -> None:
 
 
 @pytest.mark.parametrize(("name", "dtype"), alternating(["out all", "in one_positive", "out mask", "pairs"], DTYPES))
+@pytest.mark.quick(2)
 def test_one_row_more_than_the_padding_is_right(name: str, dtype: str) -> None:
     """129 rows are one more than the kernels' padding."""
     assert_right(case_of(name, 129, 16, "unsorted", "cosine", 0.1, dtype), dtype)

@@ -35,6 +35,7 @@ def poisoned(shape: tuple[int, ...], like: Tensor, dtype: torch.dtype) -> Tensor
     return torch.full(shape, float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max - 5, dtype=dtype)
 
 
+@pytest.mark.quick(6)
 def test_uninitialised_memory_does_not_affect_results(
     call: Any, calls: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,7 @@ def assert_close(found: list[Tensor], true: list[Tensor], unit: float = 2e-6) ->
 @compiles
 @old_torch_warns
 @quick_first(MORE_CALLS)
+@pytest.mark.quick(1)
 def test_step_compiles_as_one_graph(name: str, calls: dict[str, Any]) -> None:
     call = calls[name]
     given = [matrix.clone().requires_grad_() for matrix in (call.rows, *call.others)]
@@ -90,6 +91,7 @@ def test_one_graph_serves_every_batch_size() -> None:
 @old_torch_warns
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["supcon_loss all", "pairs", "supcon_in_loss one_positive references"])
+@pytest.mark.quick(1)
 def test_operators_pass_opcheck(name: str, dtype: torch.dtype, calls: dict[str, Any]) -> None:
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
@@ -160,6 +162,7 @@ def test_second_derivative_equals_the_exact_backend(name: str, calls: dict[str, 
 
 
 @pytest.mark.parametrize("turn", [0, *(pytest.param(turn, marks=pytest.mark.slow) for turn in (1, 2))])
+@pytest.mark.quick(6)
 def test_gradient_of_a_learned_temperature_equals_the_exact_one(turn: int, call: Any, calls: dict[str, Any]) -> None:
     """The other gradients are compared too. The calls have three temperatures in turn."""
     temperature = (0.4, 0.02, 0.1)[(list(calls.values()).index(call) + turn) % 3]

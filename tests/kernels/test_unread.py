@@ -40,6 +40,7 @@ def spoilt(call: Any, what: float) -> Any:
 @pytest.mark.parametrize(
     ("what", "temperature"), [(math.nan, 0.2), pytest.param(math.inf, 0.01, marks=pytest.mark.slow), (0.0, 0.2)]
 )
+@pytest.mark.quick(12)
 def test_bad_rows_give_nan_as_in_the_torch_engine(
     call: Any, what: float, temperature: float, request: pytest.FixtureRequest
 ) -> None:

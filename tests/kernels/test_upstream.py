@@ -23,6 +23,7 @@ def upstream_of(count: int) -> Tensor:
     return torch.where(torch.arange(count) % 5 == 4, 0.0, torch.linspace(-1, 2, count) + 0.07)
 
 
+@pytest.mark.quick(6)
 def test_upstream_gradients_of_any_size_are_applied(call: Any, calls: dict[str, Any]) -> None:
     """A factor of the upstream gradient is a factor of the result: exactly for powers of two, else up to rounding."""
     dtype = DTYPES[list(calls.values()).index(call) % len(DTYPES)]
