@@ -123,6 +123,16 @@ def test_two_rows_have_no_negatives_and_the_loss_0() -> None:
     assert reference.hard_negative_loss(z.detach().numpy(), [1, 0]).loss == 0
 
 
+def test_colder_exponentials_decide_the_dtype() -> None:
+    """The temperature is above 0.001, the lowest one of float32, but temperature / (1 + beta) is not."""
+    rows = (torch.ones(3) + 0.02 * Z).float()
+    values = [
+        fast.hard_negative_loss(rows, PARTNERS, temperature=0.0012, beta=1.0, reduction="none", backend=backend)
+        for backend in ("auto", "exact")
+    ]
+    torch.testing.assert_close(*values, rtol=1e-7, atol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("beta", [0.0, 2.0])
 def test_nothing_overflows_at_low_temperatures(dtype: torch.dtype, beta: float) -> None:
