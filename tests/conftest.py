@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -35,17 +36,20 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out the slow ones
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of each test with the mark ``quick(number)``, mark all but ``number`` evenly spaced parameter sets as slow."""
+    """Of each test with the mark ``quick(number)``, mark all but ``number`` parameter sets as slow.
+
+    The sets are drawn at random, but are always the same. Evenly spaced sets could all have the same dtype, because
+    parameters are often taken in turn.
+    """
     sets: dict[tuple[str, int], list[pytest.Item]] = {}
     for item in items:
         quick = item.get_closest_marker("quick")
         if quick and not item.get_closest_marker("slow"):
             sets.setdefault((item.nodeid.partition("[")[0], *quick.args), []).append(item)
-    for (_, number), found in sets.items():
-        kept = {len(found) * place // number for place in range(number)}
-        for place, item in enumerate(found):
-            if place not in kept:
-                item.add_marker(pytest.mark.slow)
+    for (test, number), found in sets.items():
+        left_out = max(0, len(found) - number)
+        for item in Random(test).sample(found, left_out):
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:

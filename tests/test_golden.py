@@ -183,7 +183,6 @@ def test_most_cases_are_exact_in_every_dtype(cases: dict[str, GoldenCase]) -> No
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "golden").glob("*.json")), ids=lambda path: path.stem)
-@pytest.mark.quick(4)
 def test_file_has_the_fixed_layout(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert dump_json(json.loads(text)) == text

@@ -1154,7 +1154,6 @@ def read(c: Noted, note: str) -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.parametrize("loss", FILES)
-@pytest.mark.quick(2)
 def test_every_number_and_term_of_a_note_is_true(loss: str) -> None:
     found = {c.case.id: read(c, c.note) for c in FILES[loss]}
     assert not {case: (false, left) for case, (false, left) in found.items() if false or left}
