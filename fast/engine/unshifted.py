@@ -25,7 +25,7 @@ from .scaling import Saved, both_ways, pulled, scale_both
 from .spec import EPSILON, LN2, AnchorValues, Batch, Gradients, Plan, Targets
 
 FEW_ENTRIES = 2**14
-"""Up to this many entries of the matrix, comparing integer labels is faster than sorting them (measured on a CPU)."""
+"""Up to this many entries of the matrix, labels are compared as integers."""
 
 
 class Products:
