@@ -243,7 +243,7 @@ def _scalars(name: str, array: npt.NDArray[Any], similarity: str) -> Matrix:
         for x in row:
             if isinstance(x, (bool, int, str)) or x is None:
                 raise TypeError(f"{name}: expected a floating dtype, got {type(x).__name__} in row {i}")
-            if not (math.isfinite(order(x)) and (isinstance(x, float) or math.isfinite(np.ravel(np.imag(x))[0]))):
+            if not (math.isfinite(order(x)) and (isinstance(x, float) or math.isfinite(order(np.imag(x))))):
                 raise ValueError(f"{name}: expected finite values, got NaN or infinity in row {i}")
         if similarity == "cosine" and all(order(x) == 0 for x in row):
             raise ValueError(f"{name}: expected no zero row under cosine similarity, got zeros in row {i}")

@@ -38,9 +38,13 @@ def zero_like(value: Scalar) -> Scalar:
     return 0.0 + value * 0
 
 
-def total(values: Iterable[Scalar], start: Scalar = 0.0) -> Scalar:
-    """Return the sum, added from left to right. The rounding of ``sum`` depends on the version of Python."""
-    return functools.reduce(operator.add, values, start)
+def total(values: Iterable[Scalar], start: Scalar = None) -> Scalar:
+    """Return the sum, added from left to right; ``start``, or 0 by default, if there are no values.
+
+    The rounding of ``sum`` depends on the version of Python.
+    """
+    items = iter(values)
+    return functools.reduce(operator.add, items, next(items, 0.0) if start is None else start)
 
 
 def mean(values: Sequence[Scalar], empty: str = "zero") -> Scalar:

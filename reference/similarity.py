@@ -23,8 +23,9 @@ def scaled_row(row: Sequence[Scalar]) -> list[Scalar]:
     """
     exponent = math.frexp(max(abs(order(x)) for x in row))[1]
     half = exponent // 2
-    first, second = 2.0**-half, 2.0 ** (half - exponent)
-    return [x * first * second for x in row]
+    for factor in (2.0**-half, 2.0 ** (half - exponent)):
+        row = row if factor == 1 else [x * factor for x in row]
+    return list(row)
 
 
 def norm(row: Sequence[Scalar]) -> Scalar:

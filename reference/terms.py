@@ -69,6 +69,7 @@ def cross_entropy(s: Row, i: int, p: int, members: Columns) -> Pair:
     top, rest = shifted_sum([s[a] for a in members])
     # If the positive is not a member, its logit may be larger than those of all members.
     shift = top if order(top) >= order(s[p]) else s[p]
+    log_rest = np.log1p(rest)
     return Pair(
         anchor=i,
         other=p,
@@ -78,8 +79,8 @@ def cross_entropy(s: Row, i: int, p: int, members: Columns) -> Pair:
         numerator=np.exp(s[p] - shift),
         denominator=np.exp(top - shift) * (1 + rest),
         log_numerator=s[p],
-        log_denominator=top + np.log1p(rest),
-        value=(top - s[p]) + np.log1p(rest),
+        log_denominator=top + log_rest,
+        value=(top - s[p]) + log_rest,
     )
 
 
@@ -110,17 +111,18 @@ def binary_cross_entropy(s: Row, i: int, j: int, *, positive: bool) -> Pair:
     x = -s[j] if positive else s[j]
     zero = zero_like(x)
     shift = x if order(x) > 0 else zero
+    numerator, value = np.exp(-shift), softplus(x)
     return Pair(
         anchor=i,
         other=j,
         positive=positive,
         members=(),
         shift=shift,
-        numerator=np.exp(-shift),
-        denominator=np.exp(-shift) + np.exp(x - shift),
+        numerator=numerator,
+        denominator=numerator + np.exp(x - shift),
         log_numerator=zero,
-        log_denominator=softplus(x),
-        value=softplus(x),
+        log_denominator=value,
+        value=value,
     )
 
 

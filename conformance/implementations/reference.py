@@ -70,15 +70,17 @@ def complex_step(case: Case) -> dict[str, npt.NDArray[np.float64]]:
     found = np.empty(exact.shape)
     height = max(1, AT_ONCE // exact.shape[1])
     for start in range(0, len(exact), height):
-        block = exact[start : start + height]
+        block, step = exact[start : start + height], (steps * moves)[start : start + height]
+        # Each scalar of the block is an array with one element per entry of the block, so one run of the loops
+        # differentiates with respect to all of them. Other scalars are arrays of one element, which broadcast.
+        moved = np.repeat(block.reshape(-1, 1).astype(complex), block.size, axis=1)
+        np.fill_diagonal(moved, (block + 1j * step).ravel())
+        scalars = [*exact.reshape(-1, 1).astype(complex)]
+        first = start * exact.shape[1]
+        scalars[first : first + block.size] = moved
         rows = np.empty(exact.shape, dtype=object)
-        for place in np.ndindex(exact.shape):
-            # Each scalar of the block is an array with one element per entry of the block, so one run of the loops
-            # differentiates with respect to all of them. Other scalars are arrays of one element, which broadcast.
-            k = (place[0] - start) * exact.shape[1] + place[1]
-            rows[place] = np.full(block.size if 0 <= k < block.size else 1, complex(exact[place]))
-            if 0 <= k < block.size and moves[place]:
-                rows[place][k] += complex(0, steps[place])
+        for k, scalar in enumerate(scalars):
+            rows.flat[k] = scalar
         loss: Any = call_reference(case, dict(zip(case.matrices, np.split(rows, ends), strict=True))).loss
         total = sum(loss) if isinstance(loss, list) else loss
         imaginary = np.broadcast_to(np.imag(total), block.size).reshape(block.shape)

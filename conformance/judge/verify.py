@@ -32,13 +32,14 @@ from ..implementations import ALL, Implementation, Unavailable
 from ..implementations.base import one_thread, unusable
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
+from ..suite.garbage import without_collections
 from ..suite.golden import DTYPES, GoldenCase, load_golden
 from ..suite.progress import Progress, tracked
 from ..suite.records import Bounds, Outcome, Truth
 from ..suite.store import fixtures_root, read_json
 from ..suite.subset import covering
 from ..truth.baseline import plain_outcome, with_gradient_in
-from ..truth.compare import compare
+from ..truth.compare import Comparison, compare
 from ..truth.evaluate import stored_truth, truth
 from ..truth.tolerances import (
     accumulated_bounds,
@@ -142,8 +143,9 @@ class Report:
 
 def load_cases(fixtures: Sequence[WorkedFixture], losses: Collection[str] = ()) -> dict[Case, GoldenCase | None]:
     """Load the cases of some losses (by default all) with their golden entries; None for worked examples."""
-    worked = [case for fixture in fixtures for case in worked_cases(fixture) if not losses or case.loss in losses]
-    return dict.fromkeys(worked) | {golden.case: golden for golden in load_golden(losses=losses)}
+    with without_collections():
+        worked = [case for fixture in fixtures for case in worked_cases(fixture) if not losses or case.loss in losses]
+        return dict.fromkeys(worked) | {golden.case: golden for golden in load_golden(losses=losses)}
 
 
 @one_thread()
@@ -218,27 +220,39 @@ class Limits:
     def __init__(self, case: Case, true: Truth) -> None:
         self.case, self.true = case, true
         self._bounds = cache(self._bounds_of)
-        self._accumulated = cache(partial(accumulated_bounds, case, true))
         self._plain = cache(partial(plain_outcome, case))
 
-    def of(self, implementation: Implementation, dtype: str) -> Bounds:
-        """Return the bounds for an implementation's results in a dtype."""
+    def compare(self, implementation: Implementation, outcome: Outcome, dtype: str) -> Comparison:
+        """Compare the results of an implementation with the truth.
+
+        For an implementation that is held to the error of the baseline, the baseline runs only if the results would
+        fail beside a baseline without errors.
+        """
+        for exact in (True, False) if implementation.held_to_plain else (False,):
+            found = compare(self.case, self.true, outcome, self.of(implementation, dtype, exact=exact), dtype)
+            if found.ratio <= 1:
+                break
+        return found
+
+    def of(self, implementation: Implementation, dtype: str, *, exact: bool = False) -> Bounds:
+        """Return the bounds for an implementation's results in a dtype, as if the baseline had no error if ``exact``."""
         computing = implementation.computes_in or dtype
-        found = self._bounds(computing, implementation.held_to_plain, implementation.narrows_weights)
+        baseline = ("exact" if exact else "plain") if implementation.held_to_plain else ""
+        found = self._bounds(computing, baseline, implementation.narrows_weights)
         return found if computing == dtype else rounded_once(found, self.true, dtype)
 
-    def _bounds_of(self, dtype: str, plain: bool, narrowed: bool) -> Bounds:
+    def _bounds_of(self, dtype: str, baseline: str, narrowed: bool) -> Bounds:
         """Return the bounds of computing in a dtype.
 
-        If ``plain``, they are tightened to the error of the baseline (``held_to``). If ``narrowed``, the weights of the
-        gradient may be rounded to the dtype.
+        If there is a ``baseline``, "plain" or "exact", they are tightened to its error (``held_to``); "exact" has none.
+        If ``narrowed``, the weights of the gradient may be rounded to the dtype.
         """
         if narrowed:
-            return with_narrowed_weights(self._bounds(dtype, plain, False), self.case, self.true, dtype)
-        if plain:
-            outcome = self._plain(accumulating(dtype))
-            return held_to(self._bounds(dtype, False, False), self.true, with_gradient_in(outcome, dtype))
-        return with_rounded_gradient(self._accumulated(accumulating(dtype)), self.true, dtype)
+            return with_narrowed_weights(self._bounds(dtype, baseline, False), self.case, self.true, dtype)
+        if baseline:
+            outcome = with_gradient_in(self._plain(accumulating(dtype)), dtype) if baseline == "plain" else self.true
+            return held_to(self._bounds(dtype, "", False), self.true, outcome)
+        return with_rounded_gradient(accumulated_bounds(self.case, self.true, accumulating(dtype)), self.true, dtype)
 
 
 def judge_case(
@@ -264,46 +278,45 @@ def judge_case(
         The checks by implementation. If the true results cannot be computed, there is a single errored check.
     """
     alone = Selection(cases=(case.id,), peers=selection.peers)
-    blank = Check("case", "reference", case.loss, case.id, "", Status.SKIPPED, flags=golden.flags if golden else ())
+    flags = golden.flags if golden else ()
     try:
         true = truth_of(case, golden)
     except Exception as error:  # without the truth this case cannot be judged; the others can
         message = f"the truth of this case could not be computed: {type(error).__name__}: {error}"
         repeat = replace(alone, implementations=("reference",), dtypes=("float64",)).command()
-        return [replace(blank, dtype="float64", status=Status.ERRORED, message=message, repeat=repeat, flags=())]
+        return [Check("case", "reference", case.loss, case.id, "float64", Status.ERRORED, message, repeat=repeat)]
 
     limits = Limits(case, true)
 
-    def judge_one(implementation: Implementation, check: Check) -> Check:
-        dtype = check.dtype
+    def judge_one(implementation: Implementation, dtype: str) -> Check:
+        check = partial(Check, "case", implementation.name, case.loss, case.id, dtype, flags=flags)
         if not case.holds_in(dtype):
-            return replace(check, message=f"inputs are not exactly representable in {dtype}")
+            return check(Status.SKIPPED, f"inputs are not exactly representable in {dtype}")
         this = replace(alone, implementations=(implementation.name,), dtypes=(dtype,), device=selection.device)
         repeat = " ".join((*implementation.environment, this.command()))
         declared = [one for one in implementation.deviations if one.applies(case, dtype, true)]
-        check = replace(check, repeat=repeat, declared=tuple(one.name for one in declared))
+        check = partial(check, repeat=repeat, declared=tuple(one.name for one in declared))
         if predict:
-            return replace(check, status=Status.DEVIATES if declared else Status.PASSED)
+            return check(Status.DEVIATES if declared else Status.PASSED)
         try:
             outcome = implementation.evaluate(case, dtype)
-            comparison = compare(case, true, outcome, limits.of(implementation, dtype), dtype)
+            comparison = limits.compare(implementation, outcome, dtype)
         except Exception as error:  # a crash of external code is a result, not the end of the run
-            message = f"{type(error).__name__}: {error}".splitlines()[0]
-            return replace(check, status=Status.ERRORED, message=message)
-        status, message = verdict(comparison.first, declared)
+            return check(Status.ERRORED, f"{type(error).__name__}: {error}".splitlines()[0])
         value = outcome.values[0] if len(outcome.values) == 1 else None
-        check = replace(
-            check, status=status, message=message, ratio=comparison.ratio, ulps=comparison.ulps, value=value
-        )
-        return review(check, true, outcome) if review else check
+        numbers = {"ratio": comparison.ratio, "ulps": comparison.ulps, "value": value}
+        found = check(*verdict(comparison.first, declared), **numbers)
+        return review(found, true, outcome) if review else found
 
     checks = []
     for implementation in implementations:
-        check, dtypes = replace(blank, implementation=implementation.name), _dtypes(implementation, case, selection)
+        if not (dtypes := _dtypes(implementation, case, selection)):
+            continue
         if refusal := implementation.refuses(case):
-            checks += [replace(check, message=refusal)] if dtypes else []
+            skipped = Check("case", implementation.name, case.loss, case.id, "", Status.SKIPPED, refusal, flags=flags)
+            checks.append(skipped)
         else:
-            checks += [judge_one(implementation, replace(check, dtype=dtype)) for dtype in dtypes]
+            checks += [judge_one(implementation, dtype) for dtype in dtypes]
     return checks
 
 
@@ -337,7 +350,8 @@ _jobs: Sequence[Callable[[], list[Check]]] = ()
 
 
 def _done(part: Sequence[int]) -> list[tuple[int, list[Check]]]:
-    return [(k, _jobs[k]()) for k in part]
+    with without_collections():
+        return [(k, _jobs[k]()) for k in part]
 
 
 @contextmanager

@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 def once(method: Callable[[Case], T]) -> Callable[[Case], T]:
-    """Cache the result of a method of a case. Callers must not change the result."""
+    """Cache the result of a method of a case, or of a function of a case. Callers must not change the result."""
     name = f"_{method.__name__}"
 
     @functools.wraps(method)
@@ -98,7 +98,7 @@ class Case:
         """Number of rows of the embeddings."""
         return len(self.embeddings)
 
-    @property
+    @functools.cached_property
     def entry(self) -> Loss:
         """The loss's entry in the catalogue."""
         return find_loss(self.loss)

@@ -22,7 +22,7 @@ LEFT_OUT = (NAN_LOSS, TIE, FLOOR, BY_CHOICE)
 """Every reason for leaving out a gradient."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Expected:
     """The expected results of a case, each the float64 nearest to the true value.
 
@@ -53,7 +53,7 @@ class Expected:
         return self.loss if isinstance(self.loss, tuple) else (self.loss,)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Truth(Expected):
     """The expected results of a case, and its sensitivity to rounding errors.
 

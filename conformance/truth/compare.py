@@ -89,9 +89,10 @@ def _terms(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds) -> Iterat
     """Yield (name, true value, found value, bound) for each term of the outcome except the gradients."""
     if outcome.terms is not None and truth.similarity is not None:
         what = "rows" if len(case.matrices) == 1 else "anchor and column"
-        for (i, j), similarity in np.ndenumerate(truth.similarity):
-            found = float(outcome.terms.similarity[i][j])
-            yield f"similarity of {what} {i} and {j}", float(similarity), found, float(bounds.similarity[i, j])
+        matrices = truth.similarity.tolist(), outcome.terms.similarity, bounds.similarity.tolist()
+        for i, rows in enumerate(zip(*matrices, strict=True)):
+            for j, (expected, found, bound) in enumerate(zip(*rows, strict=True)):
+                yield f"similarity of {what} {i} and {j}", expected, float(found), bound
         yield from _pairs(outcome.terms)
     if outcome.anchors is not None:
         for i, expected in truth.anchors.items():

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -16,6 +14,7 @@ from flint import arb, arb_mat
 from pairproof import reference
 
 from ..suite.cases import SIGNIFICAND, Case, reference_of_similarities, similarities
+from ..suite.garbage import without_collections
 from ..suite.records import Expected, Matrix, Truth
 from . import autodiff as tape
 from .closed import Form, closed_form, evaluated
@@ -89,7 +88,7 @@ def enclosures(
             closed form ignores it.
         form: a closed form, which is evaluated instead of the reference.
     """
-    with precision(bits), _without_collections():
+    with precision(bits), without_collections():
         given = _balls(case)
         matrix = similarities(case, given)
         counted, reduction = case.counted(), case.option("reduction")
@@ -136,18 +135,6 @@ def enclosures(
             bias_gradient=of_bias,
             slopes={i: [float(x / divisor) for x in row] for i, row in slopes.items() if row},
         )
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """Suspend the garbage collector. Searching thousands of balls for cycles is slow, and they have none."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _weights(case: Case, matrix: Sequence[Sequence[Any]]) -> list[list[Any]]:

@@ -103,11 +103,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
-from ..suite.cases import SIGNIFICAND, Case
-from ..suite.records import Bounds, Matrix, Outcome, Truth
+from ..suite.cases import SIGNIFICAND, Case, once
+from ..suite.records import Bounds, Expected, Matrix, Outcome, Truth
 
 SIMILARITY_ULPS = 3.0
 """Roundings of a similarity apart from its sum, in units of u: two norms, two divisions, the temperature."""
@@ -152,6 +153,7 @@ def bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
     return with_rounded_gradient(accumulated_bounds(case, truth, accumulating(dtype)), truth, dtype)
 
 
+@lru_cache(maxsize=4)  # all implementations and several deviations of a case use the same bounds
 @np.errstate(over="ignore")
 def accumulated_bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
     """The bounds of a case in the accumulating ``dtype``, before the gradient is rounded to the dtype of the rows."""
@@ -247,6 +249,7 @@ def bias_bound(case: Case, truth: Truth, dtype: str) -> float:
     return float(u * (per_weight + summed) * np.abs(truth.weights).sum() * case.temperature)
 
 
+@lru_cache(maxsize=4)  # the same in every dtype
 def _gross_weights(
     case: Case, truth: Truth, *, value: bool = False, temperature: bool = False
 ) -> tuple[Matrix, Matrix]:
@@ -288,8 +291,9 @@ class _Weighted:
         e = np.exp(closeness - closeness.max())
         self.own, self.m = similarity[self.positive] / case.temperature, e / e.mean()
         self.largest = float(np.abs(closeness).max())
-        counted = np.isin(range(case.shape[0]), case.anchors()) & (member & ~self.positive).any(axis=1)
-        share = counted * _scale(case) * shares_of(case)
+        counted = np.zeros(case.shape[0], dtype=bool)
+        counted[case.anchors()] = True
+        share = (counted & (member & ~self.positive).any(axis=1)) * _scale(case) * shares_of(case)
         self.direct = share * (2 + self.m) / case.temperature
         sizes = share * np.abs(self.own)
         self.through = self.m / sigma * (sizes + (sizes * self.m).mean())
@@ -351,6 +355,7 @@ class _Masses:
         return found
 
 
+@lru_cache(maxsize=4)  # the same in every dtype
 def _own_roundings(case: Case, truth: Truth, constant: float) -> Matrix:
     """Return the error of each row's value from the operations after the logits, in units of u."""
     own = np.full(case.shape[0], constant)
@@ -385,6 +390,7 @@ def _own_roundings(case: Case, truth: Truth, constant: float) -> Matrix:
     return own
 
 
+@once
 def _of_repetition(case: Case) -> Matrix:
     """|log v| for the weights v of negatives, whose logarithm is added to the logits; 0 without weights."""
     weights = case.weights("negative_weights")
@@ -422,6 +428,7 @@ def _of_pairs(case: Case, truth: Truth, per_similarity: Matrix) -> tuple[list[fl
     return inherited, [factor * x for factor, x in zip(factors, own, strict=True)]
 
 
+@once
 def _similarities(case: Case) -> Matrix:
     """The similarity matrix, of the case's ``shape``, in float64."""
     found, cosine = np.zeros(case.shape), case.option("similarity") == "cosine"
@@ -504,6 +511,7 @@ def _divisors(matrix: Matrix) -> Matrix:
     return np.where(norms == 0, np.inf, norms)
 
 
+@once
 def _lengths(case: Case) -> dict[str, Matrix]:
     """The norms of the rows of every matrix; 1 under cosine."""
     cosine = case.option("similarity") == "cosine"
@@ -516,6 +524,7 @@ def _scale(case: Case) -> float:
     return 1.0 if base is None else case.temperature / float(base)
 
 
+@once
 def _products(case: Case) -> Matrix:
     """The sums a_ij of the absolute products, of the case's ``shape``; 1 under cosine. A bias adds T |b|."""
     cosine = case.option("similarity") == "cosine"
@@ -550,13 +559,14 @@ def _amplified(case: Case, truth: Truth, shares: Matrix, amplified: Matrix, dtyp
         sums[name] += part @ lengths[other]
     if within:
         # The weights of a row contain its own share as an anchor, and the shares of the anchors whose positive it is.
-        own = shares * np.isin(range(case.n), anchors)
+        own = np.zeros(case.n)
+        own[anchors] = shares[anchors]
         longest, as_positive = lengths[case.first].max(), own @ parts
         sums[case.first] = amplified * (sums[case.first] + (own + as_positive) * longest)
     return sums
 
 
-def held_to(allowed: Bounds, truth: Truth, plain: Outcome) -> Bounds:
+def held_to(allowed: Bounds, truth: Truth, plain: Expected | Outcome) -> Bounds:
     """Tighten bounds to twice the error of the straightforward implementation in the same dtype.
 
     No bound falls below the effect of FLOOR_ULPS units in the last place of every similarity, because the
@@ -600,7 +610,7 @@ def formula_bounds(allowed: Bounds, truth: Truth, plain: Outcome) -> Bounds:
 
 
 def _with_errors(
-    change: Callable[[Matrix, Matrix, Matrix], Matrix], allowed: Bounds, truth: Truth, plain: Outcome
+    change: Callable[[Matrix, Matrix, Matrix], Matrix], allowed: Bounds, truth: Truth, plain: Expected | Outcome
 ) -> Bounds:
     """Replace each bound by ``change(bound, effect of FLOOR_ULPS, straightforward error)``."""
 
@@ -614,6 +624,7 @@ def _with_errors(
         return allowed.map_values(of_values, allowed.least, truth, plain).map_rows(of_rows, truth, plain)
 
 
+@once
 def shares_of(case: Case) -> Matrix:
     """[R], the derivative of the loss with respect to the value of each row, if the row is an anchor that counts.
 
@@ -627,6 +638,7 @@ def shares_of(case: Case) -> Matrix:
     return found
 
 
+@once
 def _parts(case: Case) -> Matrix:
     """The share of each positive in the mean over the positives of its row; 0 elsewhere."""
     weights, positive = case.weights("positive_weights"), case.positive_array() & case.member_array()
@@ -635,6 +647,7 @@ def _parts(case: Case) -> Matrix:
     return np.asarray(found / np.where(totals == 0, 1.0, totals))
 
 
+@once
 def _factors(case: Case) -> Matrix:
     """[R], the factor of each anchor's value: its weight, times the mean weight of its positives.
 
