@@ -20,10 +20,8 @@ STEP = {"cosine": 1e-120, "dot": 1e-200}
 The relative truncation error is about the square of the step. Dot products can be large, so their step is smaller. With
 the step for cosines, step times gradient does not underflow for gradients down to 1e-160."""
 
-AT_ONCE = 2048
-"""Number of entries for which one run of the loops computes the derivatives; more would exceed a core's caches.
-
-If one row has more entries, one run computes those of the whole row."""
+AT_ONCE = 512
+"""Number of entries for which one run of the loops computes the derivatives, but at least those of one row."""
 
 LARGEST = 70
 """Largest ``Case.size`` for which the loops run; its square is the number of similarities."""
@@ -72,10 +70,10 @@ def complex_step(case: Case) -> dict[str, npt.NDArray[np.float64]]:
     for start in range(0, len(exact), height):
         block, step = exact[start : start + height], (steps * moves)[start : start + height]
         # Each scalar of the block is an array with one element per entry of the block, so one run of the loops
-        # differentiates with respect to all of them. Other scalars are arrays of one element, which broadcast.
+        # differentiates with respect to all of them. Scalars of other rows are complex numbers.
         moved = np.repeat(block.reshape(-1, 1).astype(complex), block.size, axis=1)
         np.fill_diagonal(moved, (block + 1j * step).ravel())
-        scalars = [*exact.reshape(-1, 1).astype(complex)]
+        scalars = exact.ravel().astype(complex).tolist()
         first = start * exact.shape[1]
         scalars[first : first + block.size] = moved
         rows = np.empty(exact.shape, dtype=object)
