@@ -39,6 +39,7 @@ from pairproof.conformance.truth.evaluate import not_stored, stored_truth, truth
 from pairproof.conformance.truth.tolerances import (
     SMALLEST_SUBNORMAL,
     WEIGHTS_LIFTED,
+    accumulated_bounds,
     bounds,
     held_to,
     unit_roundoff,
@@ -375,6 +376,26 @@ def test_limits_computed_for_several_dtypes_equal_those_of_each_dtype(step: int)
     assert compared > 6000 / step
 
 
+def test_the_baseline_runs_only_if_results_would_fail_beside_one_without_errors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = next(golden for golden in load_golden(losses=("supcon",)) if golden.id == "golden/supcon/two-rows")
+    true, runs = running.truth_of(case.case, case), list[str]()
+
+    def baseline(case: Case, dtype: str) -> Outcome:
+        runs.append(dtype)
+        return Outcome([x + 1e-12 for x in true.values], true.gradient, true.anchors)
+
+    monkeypatch.setattr(running, "plain_outcome", baseline)
+    limits, fast, pml = running.Limits(case.case, true), FastDense({}, "cpu"), PytorchMetricLearning({}, "cpu")
+    assert limits.compare(fast, Outcome([*true.values], true.gradient), "float64").ratio == 0
+    assert limits.compare(pml, Outcome([x + 1 for x in true.values], true.gradient), "float64").ratio > 1
+    assert not runs
+    found = limits.compare(fast, Outcome([x + 1 for x in true.values], true.gradient), "float64")
+    assert found.ratio == pytest.approx(1 / limits.of(fast, "float64").values[0], rel=1e-6)
+    assert runs == ["float64"]
+
+
 def test_large_cases_and_narrow_dtypes_run_only_if_selected(fake: pytest.MonkeyPatch, tmp_path: Path) -> None:
     large = "golden/supcon/shape-513-by-2"
     chosen = [golden for golden in load_golden(losses=("supcon",)) if golden.id in ("golden/supcon/two-rows", large)]
@@ -540,7 +561,7 @@ def test_gradient_of_the_reference_does_not_depend_on_the_size_of_the_parts(
 
 
 def test_bounds_are_computed_once_for_all_implementations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The proved results, the bounds and the baseline are expensive, so all implementations share them."""
+    """The proved results and the bounds are expensive, so implementations share them. This case needs no baseline."""
     computed: list[str] = []
 
     def counted(name: str) -> None:
@@ -552,12 +573,14 @@ def test_bounds_are_computed_once_for_all_implementations(monkeypatch: pytest.Mo
 
         monkeypatch.setattr(running, name, count)
 
-    for name in ("stored_truth", "accumulated_bounds", "plain_outcome"):
+    for name in ("stored_truth", "plain_outcome"):
         counted(name)
+    before = accumulated_bounds.cache_info().misses
     names = ("fast", "fast-dense", "fast-tiled", "fast-exact", "reference")
     report = run(Selection(cases=("golden/supcon/refs-self-some",), implementations=names, processes=1))
     assert len(report.checks) == 4 * 4 + 1
-    assert sorted(computed) == ["accumulated_bounds"] * 2 + ["plain_outcome"] * 2 + ["stored_truth"]
+    assert computed == ["stored_truth"]
+    assert accumulated_bounds.cache_info().misses == before + 2
 
 
 @pytest.mark.parametrize(

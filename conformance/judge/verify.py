@@ -235,7 +235,7 @@ class Limits:
         return found
 
     def of(self, implementation: Implementation, dtype: str, *, exact: bool = False) -> Bounds:
-        """Return the bounds for an implementation's results in a dtype, as if the baseline had no error if ``exact``."""
+        """Return the bounds of an implementation in a dtype. If ``exact``, the baseline counts as free of errors."""
         computing = implementation.computes_in or dtype
         baseline = ("exact" if exact else "plain") if implementation.held_to_plain else ""
         found = self._bounds(computing, baseline, implementation.narrows_weights)

@@ -94,8 +94,9 @@ the dtype of the rows. These bounds distinguish ``backend="exact"`` from the oth
 A straightforward error above ROUNDING_WITHIN times the derived bound is not a rounding error, and widens no bound.
 
 *Implementations.* Other packages are judged by the derived bounds. ``fast`` may have at most twice the error of the
-straightforward implementation in the same dtype, with a minimum of a few units in the last place. ``pairproof verify
---show bounds`` prints the distribution of the ratio of error to bound.
+straightforward implementation in the same dtype, with a minimum of a few units in the last place. The straightforward
+implementation runs only for results that exceed this minimum. ``pairproof verify --show bounds`` prints the
+distribution of the ratio of error to bound; for ``fast``, the bound is this minimum unless the error exceeds it.
 """
 
 from __future__ import annotations
