@@ -92,7 +92,7 @@ class Clock:
     """Whether timing jobs also measure peak memory. On a CPU, this takes a separate process."""
 
     flops: ClassVar[tuple[int, int]] = (1, 4)
-    """Minimum numbers of operations of `PARTS` for labels, partners and pairs, divided by N^2 D.
+    """Minimum numbers of operations of `PARTS`, divided by N^2 D, if positives are given by labels, partners or pairs.
 
     Computing half of the symmetric logits counts as 1. The backward pass computes them again, and takes 2 for the
     gradient.

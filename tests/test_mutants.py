@@ -131,7 +131,7 @@ def test_survey_of_some_files_records_their_lines_alone(reference_judge: Any) ->
     assert len(judge.hits) > 20
 
 
-VALUE = "value=(top - s[p]) + np.log1p(rest),"
+VALUE = "value=(top - s[p]) + log_rest,"
 
 
 def test_a_wrong_value_is_killed_by_a_case(reference_judge: Any) -> None:

@@ -106,7 +106,7 @@ class Figure:
     The schema describes every field. Some of them:
 
     * ``decimals``: the number of printed decimals.
-    * ``length``: the dtype of a number that is printed with all its digits, instead of ``decimals``.
+    * ``length``: in place of ``decimals`` if all digits of the number are printed: its dtype.
     * ``within``: the largest difference that a public test accepts. None: the printed digits decide.
     * ``arithmetic``: the dtype in which the document computed the figure.
     * ``cut``: the missing part of an incomplete output.

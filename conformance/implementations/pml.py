@@ -113,7 +113,7 @@ def one_zero(case: Case, dtype: str, true: Truth) -> bool:
 
 @base.deviation("the memory is detached", f"{SOURCE}/losses/cross_batch_memory.py")
 def memory_is_detached(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether the gradient of the rows as positives or negatives of others exceeds its bounds.
+    """Whether the part of the gradient that is missing exceeds the bounds.
 
     The memory holds detached rows, also those of the current batch. So no gradient reaches the rows that an anchor is
     contrasted with. The value and the gradient of the anchors are right.

@@ -24,7 +24,7 @@ For each request, the command writes one line to standard output and flushes it.
 - ``values``: for reduction "none", one value per anchor in the order of the rows; for "none_pairs", one value per pair,
   ordered by anchor, then by column
 - ``gradients``: the gradients of the value, or of the sum of the values, with the names and shapes of ``matrices``. An
-  answer has all of them or none, and so do all answers of one command.
+  answer has all of them or none. Either all answers of a command have gradients or none has.
 
 Numbers that are not finite are NaN, Infinity, -Infinity or null (for NaN), without quotes. Standard error is free for
 messages. The command must exit when its standard input ends.
@@ -66,7 +66,7 @@ class _Broken(Exception):
 
 
 class Lines:
-    """A command and its process. After a fork, parent and child each start their own process.
+    """A command and its process. After a fork, the child starts a process of its own.
 
     Attributes:
         command: the shell command line.

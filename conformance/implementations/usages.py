@@ -349,7 +349,7 @@ def _at_temperature(**keywords: float) -> Callable[[Case, Claim], Case | None]:
     def changed(case: Case, claim: Claim) -> Case | None:
         if claim.temperature is not None or not {*keywords} <= {*claim.passed}:
             return None
-        # Rounding changes this temperature.
+        # It has more decimals than a loss would keep that rounds it.
         given = {"temperature": 0.37109375, **keywords}
         words = ", ".join(f"{name} {value:g}" for name, value in given.items())
         return replace(case, id=f"{case.id}, {words}", keywords={**case.keywords, **given})
@@ -361,7 +361,7 @@ def _at_bias(case: Case, claim: Claim) -> Case | None:
     """Change the bias, if it is passed to the target."""
     if "bias" not in claim.passed or "bias" in claim.settings:
         return None
-    # Rounding changes this bias.
+    # It has more decimals than a loss would keep that rounds it.
     return replace(case, id=f"{case.id}, bias -2.37109375", keywords={**case.keywords, "bias": -2.37109375})
 
 

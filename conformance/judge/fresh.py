@@ -118,7 +118,7 @@ OF_TARGETS = ("inside_reduction", "no_positive")
 """Options of two-tower losses that matter only if positives are given. They are drawn with the positives."""
 
 STRUCTURES = ("classes", "anchors", "references")
-"""The structures that have their first value in a plain batch."""
+"""A plain batch has the first value of ``_factors`` for these."""
 
 FEW, MANY = (1, 8), (17, 40)
 """Ranges of the number of rows of a short and of a long queue. Random references use the same ranges."""
@@ -344,7 +344,7 @@ def _plans(factors: tuple[tuple[str, tuple[Any, ...]], ...], denominator: str | 
 
 
 class _Plans:
-    """The choices of each batch of a check, by its number. ``denominator`` is None if the loss has such an option."""
+    """The choices of each batch of a check, by its number. ``denominator`` is the fixed one of a loss, or None."""
 
     def __init__(self, factors: Mapping[str, tuple[Any, ...]], denominator: str | None, seed: int) -> None:
         self.factors, self.denominator, self.chance = factors, denominator, random.Random(f"plans {seed}")

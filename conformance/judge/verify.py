@@ -1,4 +1,4 @@
-"""Judge figures and claims of documents and every implementation on every case, and compare the counts of checks."""
+"""``pairproof verify``: judge the figures and claims of the documents, and every implementation on every case."""
 
 from __future__ import annotations
 
@@ -225,8 +225,8 @@ class Limits:
     def compare(self, implementation: Implementation, outcome: Outcome, dtype: str) -> Comparison:
         """Compare the results of an implementation with the truth.
 
-        For an implementation that is held to the error of the baseline, the baseline runs only if the results would
-        fail beside a baseline without errors.
+        If the bounds depend on the error of the baseline, the results are first compared with those for an error of 0.
+        The baseline runs only if they exceed these bounds.
         """
         for exact in (True, False) if implementation.held_to_plain else (False,):
             found = compare(self.case, self.true, outcome, self.of(implementation, dtype, exact=exact), dtype)
@@ -576,8 +576,8 @@ def show_counts(counts: Mapping[str, int] | None) -> str:
 def expected_counts(report: Report, stored: Mapping[Case, GoldenCase | None]) -> dict[str, Any]:
     """Return the JSON object of ``fixtures/expected.json`` for a run. ``stored`` contains the cases of the run.
 
-    Absent implementations and failed checks are counted as declared: passed, or deviates. Implementations that need a
-    special device are left out.
+    A check that failed, or whose implementation is absent, counts as "deviates" if a declared deviation applies to it,
+    else as "passed". Implementations that need a special device are left out.
     """
     everywhere = {kind.name: kind for kind in ALL if kind.anywhere}
     checks = [

@@ -98,7 +98,7 @@ class Case:
         """Number of rows of the embeddings."""
         return len(self.embeddings)
 
-    @functools.cached_property
+    @property
     def entry(self) -> Loss:
         """The loss's entry in the catalogue."""
         return find_loss(self.loss)

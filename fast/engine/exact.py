@@ -286,7 +286,7 @@ class _Row:
         return self._mean_below(self.over_negatives.top) + self.over_negatives.log
 
     def negatives_over_positives(self, inside: str) -> Tensor:
-        """Return the odds, plus log n for "mean"; accurate if logits are nearly equal."""
+        """Return the odds, plus log |P| for "mean"; accurate if logits are nearly equal."""
         negative = _log_mean_above(self.logits, self.over_negatives, self.negative, self.negatives)
         positive = _log_mean_above(self.logits, self.over_positives, self.positive, self.number)
         means = (self.over_negatives.top - self.over_positives.top) + (negative - positive)
@@ -442,7 +442,8 @@ def _pull(grad_values: Tensor, terms: list[_WeightTerm], scaled: _Scaled, temper
     carried = scaled.carried[None, :]
     weights = [_split_power(term) for term in terms]
     # Row i of the gradient is the sum over j of (W_ij + W_ji) times row j of the basis.
-    # `scale` is the exponent of the largest term of each row. `others` holds W_ji at [j, i].
+    # `scale` is the exponent of the largest term of each row. `own` holds W scaled for its rows, `others` W scaled for
+    # its columns.
     scale = torch.full_like(grad_values, -math.inf)
     for term, (_, power) in zip(terms, weights, strict=True):
         level = torch.where(term.mask, power, -math.inf) + upstream

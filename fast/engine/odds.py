@@ -31,7 +31,7 @@ class Odds(NamedTuple):
 
     Attributes:
         logits: the logit s_p of each row's positive.
-        odds: for each factor f of the logits, log(sum over N of e^(f s) / e^(f s_p)); 0 for a row without negatives.
+        odds: for each factor f of the logits, log(sum of e^(f s) over the negatives / e^(f s_p)); 0 without negatives.
         negatives: int64 ``[N]``, the size of each row's N(i), or one number, at least 1, for all rows.
     """
 

@@ -2,7 +2,7 @@
 
 Logits are computed and differentiated in panels of whole rows, so memory is linear in the numbers of rows and of pairs.
 Under "sigmoid", a value depends only on its logit. Otherwise it also depends on the negatives' log-sum-exp, which every
-backend computes as the anchor's value for the terms "lse".
+backend returns as the anchor's value if ``rule.terms`` is "lse".
 """
 
 from __future__ import annotations

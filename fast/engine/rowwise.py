@@ -437,7 +437,7 @@ class _LoneRow:
 
     def __init__(self, logits: Tensor, panel: LonePanel, sums: Sums | None = None) -> None:
         rest = panel.without(logits, -math.inf)
-        # Emptiness follows from the counts, so that a sum that is NaN makes the value NaN.
+        # Counts tell which rows have negatives, so that a sum that is NaN makes the value NaN.
         self.some = (panel.left_out < panel.columns)[:, None] if sums is None else sums.negatives > 0
         self.top = (
             torch.where(self.some, rest.detach().amax(1, keepdim=True), 0.0) if sums is None else sums.negative_top

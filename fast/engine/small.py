@@ -70,7 +70,7 @@ def is_direct(batch: Batch) -> bool:
 
 
 def evaluate(batch: Batch, *, backward: bool, hardened: direct.Hardened | None = None) -> tuple[AnchorValues, Saved]:
-    """Return the values, those of mutual references last, and what is saved for `differentiate`.
+    """Return the values of the rows, then those of references that are anchors too, and what `differentiate` needs.
 
     The numbers of positives and negatives are left empty. Only `direct` uses ``hardened``.
     """

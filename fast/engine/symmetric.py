@@ -74,8 +74,7 @@ class _Tile(NamedTuple):
     Attributes:
         rows: the tile's rows.
         columns: the tile's columns. In the first tile of a block of rows, they begin with the same rows.
-        others: the columns that are not among the rows, for which the tile's transpose holds the second direction; None
-            if there are none.
+        others: the columns that are not among the rows, or None. As anchors, they use the transposed tile.
         square: the number of columns that are among the rows. They form a square on the diagonal, with both directions.
         shape: the tile's shape.
         strides: the tile's strides in a buffer.

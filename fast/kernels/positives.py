@@ -1,7 +1,8 @@
-"""Forward, second pass: sums over positives that depend on their anchor's sums.
+"""Forward, second pass: sums over positives whose terms need the anchor's sums of the first pass.
 
 Where each positive has its own denominator, r = e^t / (e^t + sum over negatives) is its ratio, t its logit. The epsilon
-terms compare each positive with the sum of all columns. Each share of the columns stores, per anchor:
+terms compare each positive with the sum of all columns: e is e^(t - the largest logit of the row), and total is the sum
+of e + epsilon over all columns but the row itself. Each share of the columns stores, per anchor:
 
     LOGS      sum of -log r;                  epsilon: of log(total / (e + epsilon))
     MISSED    sum of 1 - r;                   epsilon: of e / (e + epsilon)
@@ -9,8 +10,7 @@ terms compare each positive with the sum of all columns. Each share of the colum
     CURVED    sum of r (1 - r) e^boost
 
 The factor e^boost keeps ratios in range for a row whose positives are all far below its negatives: boost is the
-logarithm of the sum over negatives minus the largest logit of a positive, or 0 if that is negative. Under "epsilon", e
-is e^(t - the largest logit of the row), and total is the sum of e + epsilon over all columns but the row itself.
+logarithm of the sum over negatives minus the largest logit of a positive, or 0 if that is negative.
 """
 
 from __future__ import annotations
