@@ -9,8 +9,8 @@ sentence-transformers, which need not be installed. A loss can be used in two wa
   `GISTEmbedLoss` also takes the embeddings of its guide.
 
 Every column is ``[N, D]``: the queries, their documents, or one hard negative of each query. The scale is 1 /
-temperature. If the engine evaluates half-precision embeddings, the loss is float32. Similarities are computed in
-float32, also under autocast.
+temperature. Some batches are evaluated in plain torch, not by the engine of `pairproof.fast`. If the engine evaluates
+half-precision embeddings, the loss is float32. Similarities are computed in float32, also under autocast.
 
 With ``gather_across_devices``, a process contrasts its own queries with the documents of all processes. Every process
 must have N rows. DistributedDataParallel averages the gradients of the processes. The average is the gradient of the
@@ -381,8 +381,8 @@ class MultipleNegativesSymmetricRankingLoss(MultipleNegativesRankingLoss):
 class GISTEmbedLoss(nn.Module):
     """The ranking loss of queries and documents, without the negatives that a guide model considers too similar.
 
-    Let p_i be the guide's cosine of query i and document i. A pair of query i or document i is left out if the guide's
-    cosine of the pair is above the limit
+    Let p_i be the guide's cosine of query i and document i. A pair of query i with another row, or of document i
+    with another document, is left out if the guide's cosine of the pair is above the limit
 
         p_i - margin            under "absolute"
         p_i - margin * |p_i|    under "relative"

@@ -87,7 +87,7 @@ def _softmax(row: Row, i: int) -> Row:
 
 
 def _numpy_loss(case: Case, cosines: Matrix) -> Rounded:
-    """The loss, with the sums of the SupCon notebook in its order."""
+    """The loss, summed in the order of the SupCon notebook."""
     if case.temperature != 1:
         raise ValueError(f"{case.id}: the notebook's sums require temperature 1, got {case.temperature}")
     anchors = []

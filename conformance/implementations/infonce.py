@@ -39,10 +39,10 @@ def unmasked(rows: torch.Tensor, positive: torch.Tensor, temperature: float) -> 
     "the self pair counts in both sums", "https://pypi.org/project/infonce/0.3/", wrong=True, losses=("supcon_in",)
 )
 def self_pair_counts(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether the two mistakes of SupervisedInfoNCE change the value or the gradient by more than its bound.
+    """Whether the two mistakes described below change the value or the gradient by more than its bound.
 
-    It multiplies the similarity of the self pair by 0 but does not mask it. So the self pair counts as
-    exp(0) = 1 in both sums. It also sums over positives instead of averaging.
+    SupervisedInfoNCE multiplies the similarity of the self pair by 0 but does not mask it. So the self pair counts as
+    exp(0) = 1 in both sums. The package also sums over positives instead of averaging.
     """
     positive = torch.tensor(case.positive_mask())
     return differs(lambda rows: unmasked(rows, positive, case.temperature), case, dtype, true)

@@ -256,12 +256,12 @@ class Selection:
             variable PAIRPROOF_PEERS, or .peers if it is not set.
         processes: Number of processes. Default: one per core, at most 8. Runs of fewer than 50 cases, on accelerators,
             or on systems other than Linux use one process.
-        covering: Run only a small fixed subset of the selected cases. The subset still reaches every flag of the
-            cases (a kind of mistake), every value of every option and every kernel.
-        thorough: Also run bfloat16, float16 and the cases of more than 258 rows. So do --case and --covering. By
-            default, each case runs with only one of fast-dense, fast-tiled and fast-exact, in one dtype. Each case runs
-            with all three, in every selected dtype, with --thorough or if --loss, --case, --dtype, --covering or --impl
-            selects a part.
+        covering: Run only a small fixed subset of the selected cases. The subset still reaches every flag (kind of
+            mistake), every value of every option and every kernel.
+        thorough: Also run bfloat16, float16 and the cases of more than 258 rows, which --case and --covering include,
+            too. Of fast-dense, fast-tiled and fast-exact, only one runs each case by default, in one dtype. All three
+            run it, in every selected dtype, with --thorough or if --loss, --case, --dtype, --covering or --impl selects
+            a part.
     """
 
     losses: Sequence[str] = option((), "--loss", "-l", metavar="LOSS", read=read_commas)
@@ -568,7 +568,8 @@ class Batch:
         loss: The loss; see: pairproof list.
         embeddings: File with an [N, D] array; for a loss of two towers, the first one.
         id: A new name: lower-case letters, digits and hyphens.
-        labels: File with [N] integers. A loss needs labels or positives, partners, positive pairs, or a second tower.
+        labels: File with [N] integers. The loss determines which is needed: labels or positives in their place,
+            partners, positive pairs, or a second tower.
         partners: File with [N] integers, the row of each row's positive; or the word interleaved or stacked.
         positive_pairs: File with [P, 2] row numbers, each an anchor and its positive.
         positives: File with [N, M] booleans, instead of labels. Row i marks the positives of anchor i.

@@ -170,7 +170,8 @@ class _Subject:
     def __call__(self, choice: tuple[int, str | None] | None, *request: Any) -> Any:
         """Find out how to call the target if ``choice`` is None; otherwise call a method.
 
-        ``choice`` is that of ``facts``. ``request`` is "evaluate" or "memory", the batch and the options of the method.
+        ``choice`` is that of ``facts``. ``request`` has three items: "evaluate" or "memory", the batch, and the options
+        of the method.
         """
         if choice is None:
             try:
@@ -193,8 +194,8 @@ class _Subject:
     ) -> tuple[list[float], list[list[float]] | None]:
         """Return the values and the gradient of a batch.
 
-        ``backend`` is that of torch.compile, or "". ``noise`` is None, or whether all arithmetic is changed (or only
-        the products), and a seed.
+        ``backend`` is that of torch.compile, or "". ``noise`` is None, or a pair: whether all arithmetic is
+        changed instead of only the products, and a seed.
         """
         rows, target = batch.embeddings, self.target
         mode: AbstractContextManager[Any] = nullcontext()
@@ -645,8 +646,8 @@ def _parts(expected: _Answer, given: _Answer) -> Iterator[tuple[Tensor, Tensor]]
 def _reordered(found: _Answer, items: Sequence[int], anchors: Sequence[int], rows: Sequence[int]) -> _Answer:
     """Return the result that a batch with permuted items should have.
 
-    ``items`` is the order of one value per item, ``anchors`` that of one value per row, and ``rows`` that of the
-    gradient.
+    If there is one value per item, ``items`` is their new order; if there is one per row, ``anchors`` is. ``rows`` is
+    that of the rows of the gradient.
     """
     values, gradient = found.values, found.gradient
     for order in (items, anchors):

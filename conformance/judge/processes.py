@@ -8,8 +8,8 @@ If they differ, further evaluations find the mistake:
 
 - Each rank evaluates its own rows, without a group. This shows whether anything is gathered.
 - Only one rank's loss is propagated. This shows whether a gradient reaches the rows of other ranks.
-- The gradient of an embedding is a combination of the others, which are linearly independent. The signs of its
-  coefficients show which rows are positives and which are negatives.
+- The gradient of an embedding is a combination of the other embeddings, which are linearly independent. The signs of
+  its coefficients show which rows are positives and which are negatives.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ STEP, STEP_ERROR = 1e-5, 1e-4
 """Step of a central difference, and its largest error divided by the norms of the gradient and of the direction."""
 
 READ, READ_SINGLE = 1e-8, 1e-4
-"""Coefficients below this share of the largest one count as 0: in float64, and for results in float32."""
+"""Coefficients below this share of the largest one count as 0; the second is for results in float32."""
 
 UNGATHERED = "nothing is gathered"
 UNDIFFERENTIATED = "no gradient through the gather"
@@ -161,7 +161,7 @@ class Processes:
             self.keywords["temperature"] = request.temperature or TEMPERATURE
         self.learned = [name for name in self.keywords if name in facts["words"]]
         # ``single``: the target returns float32 values for float64 rows.
-        # ``columns_of_all``: the second row number of a pair counts the rows of all ranks.
+        # ``columns_of_all``: the second row number of a pair is an index into the rows of all ranks.
         self.single = self.columns_of_all = False
         self.notes: list[str] = [*facts["notes"], _note_on_ranks(facts)]
 
@@ -317,8 +317,8 @@ class Processes:
             self.notes.append("precision: the target returns float32 values for float64 rows")
         elif not self.differentiates(shared, found.gradients[PROJECTION]):
             self.notes.append(
-                "gradient: even in one process, it is not the derivative of the loss. Unless this is intended, the "
-                "gathered rows may have no gradient; compare with a correct loss (--against)"
+                "gradient: even in one process, it is not the derivative of the loss. If this is not intended, "
+                "perhaps the gathered rows have no gradient; compare with a correct loss (--against)"
             )
 
     def differentiates(self, shared: _Shared, gradient: Tensor) -> bool:
@@ -356,7 +356,7 @@ class Processes:
         answers: list[list[dict[str, Any]]],
         parts: dict[str, _Difference],
     ) -> tuple[list[_Shared], list[list[dict[str, Any]]], dict[str, _Difference]]:
-        """Compare again, with second row numbers of pairs that count the rows of all ranks. Keep this if all agrees."""
+        """Compare again, with second row numbers that are indices into all ranks' rows. Keep this if all agrees."""
         self.columns_of_all = True
         again = [self.shifted(shared) for shared in batches]
         try:
@@ -369,12 +369,13 @@ class Processes:
             self.columns_of_all = False
             return batches, answers, parts
         self.notes.append(
-            "pairs: the second row number of a pair counts the rows of all ranks, the first one those of its own rank"
+            "pairs: the second row number of a pair is an index into the rows of all ranks, the first one into those "
+            "of its own rank"
         )
         return again, found, others
 
     def shifted(self, shared: _Shared) -> _Shared:
-        """Return the batch. If the target expects this, second row numbers of pairs count the rows of all ranks."""
+        """Return the batch. If the target needs it, second row numbers of pairs are indices into all ranks' rows."""
         if not self.columns_of_all:
             return shared
         starts = [0, *accumulate(shared.items)]

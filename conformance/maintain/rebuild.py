@@ -60,7 +60,7 @@ def rebuild(
     the counts are right once the failure is corrected.
 
     Args:
-        peers: paths by peer name. "supcontrast" is recorded again; "folder" contains the other peers.
+        peers: paths by name: that of "supcontrast", which is recorded again, and "folder", the folder of the others.
         root: folder of fixtures; by default the installed one.
         processes: number of processes for proofs; by default one per core.
         progress: called at each step.

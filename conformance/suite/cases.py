@@ -234,12 +234,12 @@ class Case:
 
     @property
     def lowest(self) -> dict[str, float]:
-        """Keywords of the baseline: ``lowest``, the lowest possible logit. Empty if the baseline does not take it."""
+        """The keyword ``lowest`` of ``Loss.baseline``, the lowest possible logit; empty if it does not take one."""
         lowest = self.entry.lowest
         return {} if lowest is None else {"lowest": lowest / self.temperature}
 
     def formula_options(self) -> dict[str, Any]:
-        """The options that the formula and the baseline take."""
+        """The options that the formula and ``Loss.baseline`` take."""
         return {name: self.option(name) for name in self.entry.formula_options}
 
     def weights_options(self) -> dict[str, Any]:

@@ -165,7 +165,7 @@ class ErrorCase:
 
 
 def load_golden(root: Path | None = None, losses: Collection[str] = ()) -> list[GoldenCase]:
-    """Load and check the golden cases, in the order of the catalogue and of its files.
+    """Load and check the golden cases: losses in the order of the catalogue, cases in that of their file.
 
     Args:
         root: a folder of fixtures; by default the installed one.

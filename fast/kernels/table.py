@@ -1,6 +1,6 @@
 """The tile of each kernel, by architecture, by how rows are multiplied, and by their padded length.
 
-Many tiles of sm_90 were timed on an H100 with torch 2.11 and Triton 3.6, each beside its neighbours. Those marked ``*``
+Many tiles of sm_90 were timed on an H100 with torch 2.11 and Triton 3.6, each beside similar tiles. Those marked ``*``
 spill registers in some variants, and were faster than the tiles without spills that were timed beside them.
 
 The other tiles were compiled, not timed. For each line and kernel, ten to forty tiles were compiled in every variant of
@@ -10,7 +10,7 @@ cores compute the products. The eligible tile with the shortest estimated time w
 - products, at the rate reached in practice, which is lower for 16 or 32 columns because tensor cores are half idle;
 - reads from the second-level cache: a program that keeps its rows on chip reads only columns, and with more rows it
   reads less per product;
-- exponentials and other work per pair, which a gradient computed in several parts of the row length repeats.
+- exponentials and other work per pair, repeated for each part if the gradient is computed in parts of the row length.
 
 The longest of the three hides the others. It hides more of them with more programs per multiprocessor, because one
 program's exponentials overlap another's products. Loads are hidden best with three stages, nearly as well with two.
@@ -42,7 +42,7 @@ PLAIN: Mapping[Kernel, Kernel] = {
     "positives": "sums_plain",
     "gradient_marked": "gradient_plain",
 }
-"""The kernels that visit tiles hidden by a plain kernel, and that plain kernel. Their tiles divide its tiles."""
+"""The plain kernel of each kernel that computes the tiles it skips. Its tiles are multiples of theirs."""
 VARIABLE = "PAIRPROOF_KERNEL_TABLE"
 FORMAT = 1
 """Version of the file format."""
@@ -249,7 +249,7 @@ def violations(kernel: Kernel, launch: Launch, dim: int) -> list[str]:
 
 
 def disagreements(kernel: Kernel, launch: Launch, plain: Launch) -> list[str]:
-    """Return why a tile does not lie within tiles of its pass's plain kernel, one line each; empty if it does."""
+    """Return why a tile does not divide that of the kernel's plain kernel, one line each; empty if it does."""
     wrong = []
     for name in ("rows", "columns"):
         if getattr(plain, name) % getattr(launch, name):
