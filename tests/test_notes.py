@@ -551,7 +551,7 @@ RULES: list[Rule] = [
     (rf"^{COUNT} pairs(?= ·| of width)", lambda c, n: c.case.entry.two_towers and c.n == number(n)),
     (r"2 e\^-1000 is below the smallest float64, so the loss is 0", lambda c: c.loss == 0 and 2 * math.exp(-1000) == 0),
     (
-        r"Row 0's products with rows 1 and 2 are equal and its largest",
+        r"Row 0's products with rows 1 and 2 are equal, and are its largest",
         lambda c: c.products[0, 1] == c.products[0, 2] == c.products[0].max(),
     ),
     # Options.

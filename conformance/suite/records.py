@@ -15,7 +15,7 @@ from pairproof.reference import Terms
 Matrix = npt.NDArray[np.float64]
 
 NAN_LOSS = "the loss is NaN"
-TIE = "two entries of a row are equal and its largest: the loss has a kink there"
+TIE = "the two largest entries of a row are equal: the loss has a kink there"
 FLOOR = "the mass of an anchor's negatives is equal to its floor: the loss has a kink there"
 BY_CHOICE = "by choice: the batch is large"
 LEFT_OUT = (NAN_LOSS, TIE, FLOOR, BY_CHOICE)
