@@ -70,8 +70,8 @@ def _run(plan: jobs.Plan, date: str | None) -> dict[str, Any]:
 def _retry(found: dict[str, Any], plan: jobs.Plan, fraction: float, console: Console) -> list[goals.Goal]:
     """Measure the jobs that miss or nearly miss a floor in more processes, and judge the medians.
 
-    More rounds in one process do not help: the time that a peer spends on fresh memory differs between processes. Forks
-    of one process share this time.
+    More rounds in one process do not help: the time that a peer spends on fresh memory differs between processes. It is
+    the same in all forks of one process.
     """
     recorded = json.loads(goals.MISSED.read_text(encoding="utf-8"))
     runs: dict[tuple[str, str, int], list[list[goals.Row]]] = {}
@@ -119,7 +119,7 @@ def _several(*flags: str, only: str) -> Any:
     return typer.Option(*flags, help=f"{only} (repeatable, or separated by commas).")
 
 
-FORM = typer.Option("--form", "-f", help="Only forms whose name is or contains this, such as 'supcon,' (repeatable).")
+FORM = typer.Option("--form", "-f", help="Only forms whose name is or contains this text (repeatable).")
 SIZE = _several("--size", "-n", only="Only these N")
 WIDTHS = _several("--columns", "-d", only="On cuda: only these D")
 DTYPE = _several("--dtype", only="On cuda: only these dtypes, of float32, bfloat16 and tf32 (TF32 products)")

@@ -1,4 +1,4 @@
-"""Compare the times of losses of views and of our replacements: ``python -m bench.compat_views``.
+"""Compare losses of SupContrast and lightly with our replacements in time: ``python -m bench.compat_views``.
 
 A step is forward and backward, on one thread. Samples of the two classes alternate, and the ratio is the median over
 pairs of neighbouring samples. Each comparison runs in its own process. A batch has two views of ``rows / 2`` items.

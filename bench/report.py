@@ -22,7 +22,8 @@
                                 not measured. On a GPU with more than 65536 rows, "gradient" is measured on 512 rows
                   mm_gflops     throughput of torch.mm in the same rounds
                   forward_share, both_share   quartiles over the rounds: throughput of pairproof divided by that of mm.
-                                Numbers of operations of the forward pass, and of forward and backward:
+                                Operations counted for pairproof (forward; forward and backward), for N anchors and
+                                M rows that they are compared with:
                                   labels, partners, pairs   N^2 D, 4 N^2 D (on a GPU 2 N^2 D, 6 N^2 D)
                                   others                    2 N M D, 8 N M D
                   square_gflops, forward_square_share, both_square_share   on a GPU, the same for a product of

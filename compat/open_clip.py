@@ -14,8 +14,8 @@ average gradient of the encoders with that of the whole batch in one process.
 
 These gradients and the defaults are those of open_clip. There are four differences:
 
-- If the engine evaluates half-precision features, the loss is float32. Similarities are computed in float32, also under
-  autocast.
+- Half-precision features that `pairproof.fast` evaluates, and not plain torch (see ``evaluated_by``), give a float32
+  loss. Similarities are computed in float32, also under autocast.
 - With ``chunk_size``, open_clip computes the loss of a positive pair with logit l as softplus(l) - l. The digits cancel
   if l is large. Here it is softplus(-l).
 - With several processes and without ``local_loss``, open_clip's `ClipLoss.get_logits` adds the logit bias twice, and
@@ -131,8 +131,8 @@ class ClipLoss(nn.Module):
     Args:
         local_loss: whether a process computes only the loss of its own images and texts, contrasted with the rows of
             all processes. By default, every process computes the loss of all rows.
-        gather_with_grad: whether gradients flow to the rows of other processes. The module's documentation compares
-            both.
+        gather_with_grad: whether gradients flow to the rows of other processes. The table at the top of this file
+            compares the gradients with and without it.
         cache_labels: whether `get_ground_truth` keeps the targets for the next call.
         rank: the number of this process.
         world_size: the number of processes in the default process group.

@@ -53,7 +53,7 @@ class _Pairs(NamedTuple):
     Attributes:
         rows: ``[N, D]``; under "dot", already normalised if the distance normalises.
         similarity: "cosine" or "dot".
-        sizes: the sizes of the rows, if values were read.
+        sizes: bounds on the norms of the rows; None if no entries were read.
         keywords: references, and labels or masks.
         negatives: an upper bound on the number of negatives of an anchor.
         listed: anchors and positives of the positive pairs that a miner listed, ``[P]`` each; None without a miner.
@@ -120,7 +120,7 @@ class _PairLoss(GenericPairLoss):  # type: ignore[misc]
     def _is_for_engine(
         self, embeddings: Tensor, labels: Tensor | None, lists: Lists | None, ref_emb: Tensor, ref_labels: Tensor | None
     ) -> bool:
-        """Return whether the engine supports the configuration. Only the value of the temperature is read."""
+        """Return whether the engine supports the configuration. Of all tensors, only the temperature is read."""
         distance, temperature = self.distance, self.temperature
         if type(distance) not in (CosineSimilarity, DotProductSimilarity) or distance.power != 1:
             return False

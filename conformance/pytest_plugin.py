@@ -308,7 +308,7 @@ class Suite:
         return [CaseCheck(group, one, dtype) for one, dtype in found]
 
     def try_call(self, mark: Mark) -> None:
-        """Check in a separate process that the target can be called. In this one, it must not run before the fixtures.
+        """Check in a separate process that the target can be called. Here, it must not run before pytest's fixtures.
 
         Raises:
             UsageError: Every plausible call raises an error. The tests report other errors.

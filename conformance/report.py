@@ -65,7 +65,7 @@ FILLED = 42
 """Width of the list of losses in such a line. With the longest name, the line fits into 80 columns."""
 
 LISTED = 3
-"""``check`` without ``--all`` prints this many reasons for skipped cases."""
+"""``check`` without ``--all`` prints this many reasons for skipped cases, or all if only one would be left out."""
 
 ADD = "to add it: "
 
@@ -516,7 +516,7 @@ def _judged(result: CheckResult) -> Iterator[Part]:
 
 
 def _check_tables(result: CheckResult) -> Iterator[Part]:
-    """Yield a table of the checks by dtype and, with ``--all``, one by flag of the failed checks."""
+    """Yield a table of the checks by dtype. With ``--all``, also yield a table by flag, for flags of failed checks."""
     shown = [status for status in Status if status is not Status.DEVIATES or result.declared]
     worst = {dtype: f"{ratio:#.3g}" for dtype, ratio in result.worst().items()}
     rows = [

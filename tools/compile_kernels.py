@@ -49,7 +49,7 @@ DIMS = (64, 128, 256, 512)
 MORE_DIMS = (16, 32, 384, 768, 1024)
 """Further embedding dimensions, for ``--long``. All others use the same tiles as a dimension in one of these lists."""
 SMALL_DIM = 128
-"""Kernels without tiles are compiled for this embedding dimension, or the first. Their code depends little on it."""
+"""Kernels without tiles, whose code depends little on it, use this embedding dimension, or the first selected one."""
 DTYPES = dict(zip(KINDS, (torch.float32, torch.float32, torch.bfloat16, torch.float16), strict=True))
 """Dtype of the embeddings by kind of product."""
 TENSOR_COLUMNS = 512

@@ -134,9 +134,8 @@ This file is written by `python tools/fault_table.py`; `tests/test_faults.py` ch
 The table lists {len(FAULTS)} wrong implementations, {linked} of them seen or discussed in public. Each differs from a
 correct loss in one detail, and the correct loss passes every case with the same adapter. A fault is judged in
 float64 and float32 on the golden cases with up to {LARGEST} rows whose options it supports. A case catches the
-fault if an error is clearly beyond its bound. A *flag* of a case names a mistake that the case can reveal. The
-number after a flag is the number of cases with this flag that catch the fault; if other judged cases have the flag
-too, "of" and the number of all judged cases with this flag follow.
+fault if an error is clearly beyond its bound. A *flag* of a case names a mistake that the case can reveal. After a
+flag, "2 of 5" means that 2 of the 5 judged cases with this flag catch the fault, and "2" that all 2 do.
 
 Faults that only one case catches, which may indicate a missing case: {once or "none"}.
 

@@ -205,7 +205,7 @@ def _is_ignored(operator: str, path: Sequence[Any]) -> bool:
 
 
 def _lines(path: Sequence[Any]) -> range:
-    """Return the lines of the statement at a position: the header of a block, or all lines of a function."""
+    """Return the lines of the statement at a position. Of a block, it is the header; of a function, all lines."""
     for k, (child, parent) in enumerate(pairwise(path)):
         if parent.type in STATEMENTS:
             place = {"funcdef": parent, "decorated": parent.children[-1]}.get(parent.type, child)
@@ -502,8 +502,8 @@ def score(verdicts: Iterable[Verdict], explained: Explained) -> tuple[int, int, 
     """Count the mutants of a run.
 
     Returns:
-        The numbers of mutants that are judged, are killed, and survive but are not mistakes; and the share of mistakes
-        that are killed. A mutant is judged if a check executes it.
+        Three numbers of mutants (judged; killed; survivors that are not mistakes), and the share of mistakes that are
+        killed. A mutant is judged if a check executes it.
     """
     judged = [one for one in verdicts if one.outcome != "unreached"]
     alive = [one.id for one in judged if one.outcome == "survived"]

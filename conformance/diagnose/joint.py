@@ -452,7 +452,7 @@ class Collector:
     """Collects the failing cases of a target, and diagnoses them.
 
     Args:
-        options: the options that are not passed to the target, which may therefore have other values in it.
+        options: the options that are not passed to the target, so that the target may use other values.
     """
 
     def __init__(self, options: Iterable[str]) -> None:

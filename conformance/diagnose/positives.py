@@ -43,7 +43,7 @@ class Setting:
         n_views: number of views of each item.
         queued: number of queued rows or hard negatives, which come last.
         views: [M], the view that each row is; None if the views are stacked.
-        added: bool [M, M]; row p marks pairs that are added to the denominator of each anchor with the positive p.
+        added: bool [M, M]; pair (p, j), if marked, is added to the denominator of each anchor with the positive p.
         harder: bool [M, M], the pairs whose exponentials are multiplied by e^(hardness_strength * similarity).
     """
 

@@ -154,7 +154,7 @@ def _batch(call: str, name: str, seed: int, items: str | Sequence[int], weight: 
             * ``pairs``: positive pairs, such as "0>2 2>0" (anchor>positive)
             * ``labels``: labels to pass in place of the classes
             * ``scale``: factor of the rows
-            * ``duplicates``: make two rows of different classes equal, and two rows of one class
+            * ``duplicates``: replace rows 1 and 5 by copies of rows 0 and 2
             * ``queued``: number of rows of the queue
             * ``hard``: number of hard negatives per item
     """

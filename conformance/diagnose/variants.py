@@ -47,7 +47,7 @@ def _unit(rows: Tensor, p: int = 2) -> Tensor:
 
 
 def _over_views(a: Tensor, b: Tensor, setting: Setting) -> Tensor:
-    """Return dot products of rows. Each entry is divided by the norm of this entry over the views of the item."""
+    """Return dot products of rows, after each column is divided by its norm over the views of the item."""
     alike = same(setting.items).to(a.dtype)
     return (a / (alike @ a**2).sqrt()) @ (b / (alike @ b**2).sqrt()).T
 
@@ -185,7 +185,7 @@ class Denominator:
     def terms(self, setting: Setting) -> Tensor:
         """[M], the number of exponentials in D_ip from the anchor's row of similarities.
 
-        Other rows, over which "axis" and "batch" sum, do not count. The self pair that "subtract" removes counts.
+        Other rows, over which "axis" and "batch" sum, do not count. The self pair counts even if "subtract" removes it.
         """
         summed = 1 if self.combine is _largest else self.summed(setting).sum(dim=1)
         none = torch.zeros(len(setting.rows), dtype=torch.float64)
@@ -346,7 +346,7 @@ _MASS: Table = {
     "the weights of the negatives are divided by the mean of e^s, not by their own mean": (
         lambda x: x.against(x.log_negatives(1 + x.beta) - x.log_negatives(1.0))
     ),
-    "the weights of the negatives are multiples of e^s, beta e^s, not powers of it": (
+    "the weights of the negatives are beta e^s, not e^(beta s)": (
         lambda x: x.against(torch.tensor(x.beta).double().log() + x.log_negatives(2.0) - x.log_negatives(1.0))
     ),
     "the weights of the negatives are not divided by their mean": (

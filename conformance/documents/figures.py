@@ -238,7 +238,7 @@ def _difference(figure: Figure, on_diagonal: bool, entry: str | bool, value: Any
         found = float(entry) if figure.kind != "layout" and isinstance(entry, str) else entry
         return "" if found == value else f" but computed {value}"
     if entry in INFINITE:
-        allowed = f", which is allowed only on the diagonal of a figure whose diagonal is {entry}"
+        allowed = f", which is allowed only on the diagonal, and only if it is recorded as {entry}"
         return "" if on_diagonal and figure.diagonal == entry else allowed
     if on_diagonal and figure.diagonal in INFINITE and figure.quantity == "similarity":
         return f", but the diagonal is recorded as {figure.diagonal}"

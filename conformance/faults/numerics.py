@@ -213,7 +213,7 @@ def supcon_in_count_in_float32(batch: parts.Batch) -> Tensor:
     build=parts.across,
     level="digits",
     right_at=(0.3, math.inf),
-    because="A positive's logit is at most 1/T plus the bias, too small for a loss near 0 at these temperatures.",
+    because="A positive's logit is at most 1/T plus the bias, so the loss cannot be near 0 at these temperatures.",
 )
 def sigmoid_logit_subtracted(batch: parts.Batch) -> Tensor:
     """All pairs are summed as negatives, and the logits of positives are subtracted: a loss near 0 loses digits."""

@@ -354,8 +354,8 @@ def stacked_order(case: Case) -> np.ndarray[Any, np.dtype[np.int64]]:
 def items_of(case: Case) -> list[tuple[int, ...]]:
     """Group the rows of a case into items with the same number of views: two if possible, else three, else one.
 
-    Rows belong to the same group if they are positives of each other and share all their other positives. The number of
-    views must divide the size of every group. If ``anchors`` is given, each row is an item.
+    Rows that are positives of each other and share all their other positives form a class. The number of views must
+    divide the size of every class. If ``anchors`` is given, each row is an item.
     """
     if case.option("anchors") is not None:
         return [(i,) for i in range(case.n)]

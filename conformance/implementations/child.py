@@ -9,8 +9,8 @@ There are three processes: the judging process forks a *spawner*, and the spawne
 Forking supports lambdas and local functions, and torch is not imported again. Requests are pickled. Answers are JSON,
 because unpickling an answer could run code of the target in the judging process.
 
-A fork is not possible on systems other than Linux, while CUDA is in use or, for a target of jax arrays, while jax is
-loaded. The target then runs in the judging process, and a note says so.
+A fork is possible only on Linux, and not while CUDA is in use or, for a target of jax arrays, while jax is loaded. If
+it is not possible, the target runs in the judging process, and a note says so.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Child:
             answer = self.ask(None)
         self._deaths, self.last_death = 0, ""
         if isinstance(answer, dict) and answer.get("changed") and self._worker:
-            # The trial changed global state. A new worker is started, so that the cases show the change.
+            # The trial changed global state. A new worker starts unchanged, so that the change is noticed in the cases.
             self._end(0.0)
         if isinstance(answer, dict) and "failed" in answer:
             self.close()

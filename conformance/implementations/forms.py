@@ -45,7 +45,7 @@ _WORDS = (
 First the names of all positional parameters are matched, then those of the required ones."""
 
 _WEAK = re.compile(rf"\S \S( .*)?|\S+ (targets?|y|ids)( .*)?|{_ROWS}|features?")
-"""Names that are too general to cause an error if they do not fit the loss."""
+"""Names that are too general: if they do not fit the loss, no error is raised."""
 
 _ORDER = ("labels", "towers", "views", "pairs", "stacked", "features")
 """Calls that are tried next if the number of parameters fits, whatever the names are.
@@ -247,7 +247,7 @@ def cannot_be_called(spec: object, signature: Signature, failures: Sequence[tupl
     also = f"; other calls fail too: {', '.join(calls)}" if calls else ""
     return [
         f"called with {first.call} on a small batch, it fails: {error}{also}",
-        "To call it in another way, pass --call or --init; or copy this wrapper, fill in each ..., and check that:",
+        "To call it in another way, pass --call or --init. Or copy this wrapper, fill in each ..., and check it:",
         "",
         *(f"    {line}".rstrip() for line in wrapper(spec, signature, first.call)),
     ]

@@ -160,7 +160,7 @@ class Member:
             self.target.settle(limit=self.limit)
             alone = False
         if self.target.probed_as == "queue":
-            raise TargetError("it requires negatives, and parity passes none")
+            raise TargetError("it requires negatives, and pairproof parity passes none")
         if self.against is not None:
             self.against.settle(limit=self.limit)
         found = self.facts() | {"alone": alone}

@@ -21,7 +21,7 @@ The relative truncation error is about the square of the step. Dot products can 
 the step for cosines, step times gradient does not underflow for gradients down to 1e-160."""
 
 AT_ONCE = 512
-"""Number of entries for which one run of the loops computes the derivatives, but at least those of one row."""
+"""One run of the loops computes the derivatives for at most this many entries, or for one row if it has more."""
 
 LARGEST = 70
 """Largest ``Case.size`` for which the loops run; its square is the number of similarities."""

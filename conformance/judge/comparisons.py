@@ -48,7 +48,7 @@ FACTOR, UNITS = 8.0, 16.0
   cross-entropy, round numbers of that size.
 
 In bfloat16, the second term is divided by 4, and the third term uses the unit roundoff of float32. With several
-processes, ``UNITS`` unit roundoffs of the largest of the loss and the gradients replace the last two terms.
+processes, one term replaces the last two: ``UNITS`` unit roundoffs of the loss or the gradient, whichever is larger.
 """
 
 LEAST = 1e-300

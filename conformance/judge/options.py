@@ -258,10 +258,10 @@ class Selection:
             or on systems other than Linux use one process.
         covering: Run only a small fixed subset of the selected cases. The subset still reaches every flag (kind of
             mistake), every value of every option and every kernel.
-        thorough: Also run bfloat16, float16 and the cases of more than 258 rows, which --case and --covering include,
-            too. Of fast-dense, fast-tiled and fast-exact, only one runs each case by default, in one dtype. All three
-            run it, in every selected dtype, with --thorough or if --loss, --case, --dtype, --covering or --impl selects
-            a part.
+        thorough: Also run bfloat16, float16 and the cases of more than 258 rows. --case and --covering include all of
+            these, too. Of fast-dense, fast-tiled and fast-exact, only one runs each case by default, in one dtype. All
+            three run it, in every selected dtype, with --thorough or if --loss, --case, --dtype, --covering or --impl
+            selects a part.
     """
 
     losses: Sequence[str] = option((), "--loss", "-l", metavar="LOSS", read=read_commas)
@@ -568,7 +568,7 @@ class Batch:
         loss: The loss; see: pairproof list.
         embeddings: File with an [N, D] array; for a loss of two towers, the first one.
         id: A new name: lower-case letters, digits and hyphens.
-        labels: File with [N] integers. The loss determines which is needed: labels or positives in their place,
+        labels: File with [N] integers. The loss determines which is needed: labels (or positives instead),
             partners, positive pairs, or a second tower.
         partners: File with [N] integers, the row of each row's positive; or the word interleaved or stacked.
         positive_pairs: File with [P, 2] row numbers, each an anchor and its positive.

@@ -111,7 +111,7 @@ def repeated(stored: Sequence[Case], claim: Claim, *, thorough: bool = False) ->
         thorough: whether to change cases whose proof can take minutes.
 
     Returns:
-        The ids of these cases. One of each group of equal cases is left out.
+        The ids of these cases, without one of each group of equal cases, which is to be judged.
     """
     pairs = [(case, case_as_claimed(case, claim, thorough=thorough)) for case in stored]
     if all(changed is case for case, changed in pairs):
@@ -199,7 +199,7 @@ def _with_reason(true: Truth, kink: str | None) -> Truth:
 def _proved(case: Case, kink: str | None) -> Expected:
     """Return the proved results of a case, from the cache folder if possible.
 
-    ``kink`` is the reason why a defined loss has no gradient, or None.
+    ``kink`` is the reason why a loss that is not NaN has no gradient, or None.
     """
     name = f"{hashlib.sha256(_sources() + _content(case)).hexdigest()}.json"
     # If the cache cannot be read or written, the check only takes longer.

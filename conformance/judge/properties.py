@@ -228,7 +228,7 @@ def hunt(
         prop: the property.
         loss: one of its losses.
         subjects: what is tested.
-        options: values of keywords that are not drawn, for subjects that support no others. Keywords that the property
+        options: fixed values of keywords, for subjects that support no other values. Keywords that the property
             fixes or that the loss lacks are ignored.
         examples: number of batches.
         simplify: whether to look for the simplest batch with a violation, which takes seconds.

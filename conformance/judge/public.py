@@ -182,8 +182,8 @@ def _said(found: CheckResult) -> list[str]:
 def record(public: PublicLoss, folder: Path) -> Finding:
     """Check a loss from the folder with the repositories, and record its answers for some small golden cases.
 
-    Together, these cases have every flag, every value of an option, and every status at a level that any small case
-    has.
+    Every flag, every value of an option, and every pair of level and status that occurs among the small cases also
+    occurs among the recorded ones.
 
     Returns:
         What the live check found.

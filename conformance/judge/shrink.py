@@ -126,7 +126,7 @@ def smallest_failure(
 
 
 def _simpler(case: Case) -> Iterator[Case]:
-    """Yield simpler batches: with fewer rows, columns, options or arguments, or with the signs of the entries."""
+    """Yield simpler batches: with fewer rows, columns, options or arguments, or with signs in place of entries."""
     for kept in _parts(case.n, 2):
         if (found := with_rows(case, kept)) is not None:
             yield found

@@ -109,7 +109,7 @@ def _entry(catalogue: str, old: Loss, new: Loss) -> str:
 
 
 def _copied(folder: Path, module: str, wanted: Sequence[str], renamed: Iterable[str]) -> tuple[list[str], str]:
-    """Return the imports that definitions need in another module, and their source."""
+    """Return the imports that definitions need when copied to another module, and the source of the definitions."""
     text = (folder / f"{module}.py").read_text(encoding="utf-8")
     tree = ast.parse(text)
     defined: dict[str, ast.stmt] = {getattr(node, "name", ""): node for node in tree.body}

@@ -122,9 +122,9 @@ def similarities(case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def pair_values(case: Case, s: torch.Tensor) -> torch.Tensor:
-    """The value of every pair, from the logits ``s``: the anchor's value if it had no other positive.
+    """The value of every pair, from the logits ``s``: what the value of its anchor would be without other positives.
 
-    In the sigmoid loss: the anchor's value if it had no other pair.
+    In the sigmoid loss: what the value of its anchor would be without other pairs.
     """
     rows, columns = (list(part) for part in zip(*case.pairs(), strict=True)) if case.pairs() else ([], [])
     alone = torch.zeros((len(rows), case.shape[1]), dtype=torch.bool)

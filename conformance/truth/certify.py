@@ -103,8 +103,8 @@ def maximum_is_tied(case: Case) -> bool:
 def floor_is_reached(case: Case) -> bool:
     """Whether the mass of an anchor's negatives is equal to its floor.
 
-    By the Lindemann-Weierstrass theorem, sums of exponentials of algebraic numbers with rational factors are equal only
-    if they have the same terms. Equality therefore requires that all negatives are opposite to the anchor. Unless
+    By the Lindemann-Weierstrass theorem, two sums of rational numbers times exponentials of algebraic numbers are equal
+    only if they have the same terms. Equality therefore requires that all negatives are opposite to the anchor. Unless
     tau_plus is 0, the positive must be opposite too.
     """
 

@@ -77,8 +77,8 @@ the sum over j of |V_ij| |y_j|. Under cosine y_j has norm 1, and the sum is divi
 A subnormal weight in float16 has an error of up to half the smallest subnormal number. The kernels therefore scale the
 largest upstream gradient to between 1 and 2, and multiply weights by WEIGHTS_LIFTED before rounding.
 
-These bounds apply in bfloat16 and float16 to implementations that declare ``narrows_weights``. They are added after
-``held_to``, because the straightforward implementation rounds no weights.
+These bounds apply in bfloat16 and float16 to implementations that declare ``narrows_weights``. They are added to the
+tightened bounds (see ``held_to``), because the straightforward implementation rounds no weights.
 
 *Wider sums.* An implementation that declares ``computes_in`` float64 converts narrower rows to float64 and rounds its
 results. Its bounds are those of float64, plus one rounding of the loss to the accumulating dtype and of the gradient to
@@ -96,7 +96,7 @@ A straightforward error above ROUNDING_WITHIN times the derived bound is not a r
 *Implementations.* Other packages are judged by the derived bounds. ``fast`` may have at most twice the error of the
 straightforward implementation in the same dtype, with a minimum of a few units in the last place. The straightforward
 implementation runs only for results that exceed this minimum. ``pairproof verify --show bounds`` prints the
-distribution of the ratio of error to bound; for ``fast``, the bound is this minimum unless the error exceeds it.
+distribution of the ratio of error to bound. For ``fast``, errors up to this minimum are divided by the minimum.
 """
 
 from __future__ import annotations
@@ -542,7 +542,7 @@ def _amplified(case: Case, truth: Truth, shares: Matrix, amplified: Matrix, dtyp
     are the relative errors of each row's weights, in units of u.
     """
     lengths, positives, anchors, parts = _lengths(case), case.positives(), case.anchors(), _parts(case)
-    # In these two forms the growth applies to each anchor's weights.
+    # In the forms "mass" and "weighted", the growth applies to each anchor's weights.
     within = len(case.matrices) == 1 and case.form not in ("mass", "weighted")
     errors, _ = _gross_weights(case, truth)
     # The rounding error of a subnormal exponential is absolute, and its result may be 0.
@@ -629,7 +629,7 @@ def _with_errors(
 def shares_of(case: Case) -> Matrix:
     """[R], the derivative of the loss with respect to the value of each row, if the row is an anchor that counts.
 
-    A reduction over pairs counts the value, a mean over pairs, once for each pair. In the sigmoid loss, the value is a
+    The value is a mean over pairs, so a reduction over pairs counts it once for each pair. In the sigmoid loss, it is a
     sum over pairs and is counted once.
     """
     found = np.ones(case.shape[0])
