@@ -149,7 +149,7 @@ def hard_negative_loss(
         left_out = ignored, ignored_ids, ref_ignored_ids
         targets = check_ignored(embeddings, targets, references, *left_out, validate=validate, shared=shared)
 
-    # Rows are converted here, so that the gradients of sums and positives are added before they are rounded.
+    # Rows are converted here, so that their gradients through sums and positives are added first and rounded once.
     returned, computing = dtypes_of(embeddings)
     if isinstance(temperature, Tensor):
         temperature = temperature.to(computing)  # a quotient of a narrow dtype would be rounded

@@ -58,7 +58,7 @@ def test_cases_that_need_thorough_are_listed() -> None:
     cases = ("golden/supcon/shape-513*", "golden/supcon/two-positives", "golden/supcon/shape-257*")
     result = check_loss(built_in, "supcon", temperature=0.37, cases=cases)
     (words,) = result.not_tried
-    proof = "whose results take long to prove for a built-in option (--thorough)"
+    proof = "whose results take long to prove for an option that the loss fixes (--thorough)"
     assert words == f"1 case of up to 513^2 similarities, {proof}"
     result = check_loss(built_in, "supcon", temperature=0.37, cases=cases[1:])
     assert result.not_tried == []

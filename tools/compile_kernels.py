@@ -49,7 +49,7 @@ DIMS = (64, 128, 256, 512)
 MORE_DIMS = (16, 32, 384, 768, 1024)
 """Further embedding dimensions, for ``--long``. All others use the same tiles as a dimension in one of these lists."""
 SMALL_DIM = 128
-"""Kernels without tiles, whose code depends little on it, use this embedding dimension, or the first selected one."""
+"""The embedding dimension of kernels without tiles, or else the first selected one. Their code depends little on it."""
 DTYPES = dict(zip(KINDS, (torch.float32, torch.float32, torch.bfloat16, torch.float16), strict=True))
 """Dtype of the embeddings by kind of product."""
 TENSOR_COLUMNS = 512
@@ -347,8 +347,8 @@ def failures(job: Job, found: Found) -> list[str]:
     ]
     tiled = "BN" in constants
     if tiled:
-        limits.append((not counted["products"], f"no {product}, at least 1: products do not use these tensor cores"))
-        limits.append((not found.rounded, "no mul.rn, at least 1: logits are not rounded"))
+        limits.append((not counted["products"], f"no {product}: products do not use these tensor cores"))
+        limits.append((not found.rounded, "no mul.rn: logits are not rounded"))
     if tiled and may_spill(cast(Kernel, job.kernel), job.kind, job.dim, job.arch):
         return [line for broken, line in limits if broken]  # the rest estimates the speed, which was measured
     limits.append((found.stack > 0, f"{found.stack} bytes of stack, at most 0: registers are spilled"))

@@ -194,7 +194,7 @@ def wrapper(spec: object, signature: Signature, call: str) -> list[str]:
     Args:
         spec: the target, or the text that names it.
         signature: its parameters.
-        call: one of ``CALLS``; the call of the wrapper.
+        call: one of ``CALLS``: how the wrapper is called.
     """
     place, _, attribute = describe(spec).rpartition(":")
     module = re.sub(r"\.py$", "", place.rpartition("/")[2])

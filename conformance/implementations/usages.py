@@ -58,7 +58,8 @@ class Usage:
         frozen: the matrices without gradient: 0 for the first, 1 for all others; None if all have one.
         joined: whether the gradient of the first matrix includes that of the second.
         differentiable: whether gradients are judged.
-        upstream: returns the upstream gradients for a number of values; None for the weights of the reduction.
+        upstream: function from the number of values to their upstream gradients; if None, these are the weights of the
+            reduction.
         scale: factor of the loss, as in mixed-precision training.
         temperature: the temperature whose gradient is judged: "tensor" for an argument, "learned" for a parameter, ""
             for none.
@@ -349,7 +350,7 @@ def _at_temperature(**keywords: float) -> Callable[[Case, Claim], Case | None]:
     def changed(case: Case, claim: Claim) -> Case | None:
         if claim.temperature is not None or not {*keywords} <= {*claim.passed}:
             return None
-        # It has more decimals than a loss would keep that rounds it.
+        # A loss that rounds this number would lose some of its decimals.
         given = {"temperature": 0.37109375, **keywords}
         words = ", ".join(f"{name} {value:g}" for name, value in given.items())
         return replace(case, id=f"{case.id}, {words}", keywords={**case.keywords, **given})
@@ -361,7 +362,7 @@ def _at_bias(case: Case, claim: Claim) -> Case | None:
     """Change the bias, if it is passed to the target."""
     if "bias" not in claim.passed or "bias" in claim.settings:
         return None
-    # It has more decimals than a loss would keep that rounds it.
+    # A loss that rounds this number would lose some of its decimals.
     return replace(case, id=f"{case.id}, bias -2.37109375", keywords={**case.keywords, "bias": -2.37109375})
 
 
@@ -657,7 +658,7 @@ class Use:
 
     def _compare_grads(self, grads: list[tuple[Tensor, Tensor]]) -> None:
         with warnings.catch_warnings():
-            # Reading the attribute of a copy warns.
+            # Reading ``grad`` of a tensor that is not a leaf warns.
             warnings.filterwarnings("ignore", "The .grad attribute")
             if any(x.grad is not grad or not bool((grad == GRAD).all()) for x, grad in grads):
                 self.seen["leaf-grad"] = SIDE_EFFECTS["leaf-grad"]

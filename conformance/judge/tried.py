@@ -60,5 +60,5 @@ class Tried:
         found += [f"{count} of the random batches ({why})" for why, count in self._batches.items()]
         if self._slow:
             sizes = f"{several(len(self._slow), 'case')} of up to {max(self._slow)}^2 similarities"
-            found.append(f"{sizes}, whose results take long to prove for a built-in option (--thorough)")
+            found.append(f"{sizes}, whose results take long to prove for an option that the loss fixes (--thorough)")
         return found

@@ -141,7 +141,7 @@ def _view(cases: Sequence[Case]) -> dict[str, Any]:
 
 
 def _certified(judgement: Judgement) -> str:
-    """The certified value of a figure, the value recorded for an artefact, or ""."""
+    """The certified value of a figure; if its verdict is "artefact", the value recorded for it; else ""."""
     if judgement.value is None and judgement.verdict == "artefact" and judgement.figure.instead:
         return f"{float(judgement.figure.instead['value']):.9g}"
     return "" if judgement.value is None else repr(judgement.value)

@@ -97,7 +97,7 @@ class Bounds:
         anchors: bounds on the error of each anchor's value, by row.
         rows: for every matrix, the embeddings first: bounds on the Euclidean norm of the error of each row of its
             gradient.
-        share_of_floor: ``truth.tolerances.held_to`` may reduce a bound on a row to this share of the bound at most.
+        share_of_floor: ``truth.tolerances.held_to`` reduces no bound on a row below this share of it.
         similarity: bounds on the error of each similarity, of the case's ``shape``.
         least: the smallest values to which ``held_to`` may reduce the bounds on values and anchors.
     """

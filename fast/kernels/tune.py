@@ -63,7 +63,7 @@ class Timed(NamedTuple):
 
 
 def candidates(key: Key, launch: Launch) -> list[Launch]:
-    """Return a tile and its neighbours: half or twice a size, the warps or both, or one stage more or less.
+    """Return a tile and its neighbours: with a size, the warps or both halved or doubled, or one stage more or less.
 
     All obey the rules of the table, and fit the current tiles of the other kernels of their pass.
     """
