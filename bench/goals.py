@@ -214,8 +214,8 @@ def floors(report: Row, fraction: float, missed: Mapping[str, float]) -> list[Go
     Args:
         report: the report that `bench.report` describes, without its goals.
         fraction: 0.8 lowers ratios by a fifth, and raises limits in bytes by a quarter. `GROWTH` is unchanged.
-        missed: the content of `MISSED`. The floor of a goal in it is the fraction of its figure or of the
-            goal, whichever is lower.
+        missed: the content of `MISSED`. The floor of a goal in it is the fraction of its figure or of the goal,
+            whichever is lower.
 
     Returns:
         The same objects as `judge`.

@@ -7,9 +7,9 @@ j divided by the temperature, and p the other view of row i's item. The loss of 
     NTXentLoss with a memory bank  log(e^s_ip + sum over the bank of e^s_ij) - s_ip
     DCLLoss                        log(sum over j != i, p of e^s_ij) - w_i s_ip
 
-``weight_fn`` returns the weights w_i; they are 1 without it. The loss is the mean over the rows; with a memory
-bank, over the first views only. With ``gather_distributed``, rows are contrasted with the rows of all processes, and
-each process returns the mean over its own rows.
+``weight_fn`` returns the weights w_i; they are 1 without it. The loss is the mean over the rows; with a memory bank,
+over the first views only. With ``gather_distributed``, rows are contrasted with the rows of all processes, and each
+process returns the mean over its own rows.
 
 Sources: ``lightly/loss/ntx_ent_loss.py``, ``lightly/loss/dcl_loss.py`` and ``lightly/models/modules/memory_bank.py`` of
 lightly-ai/lightly at commit e8d317f, and lightly 1.6.0.

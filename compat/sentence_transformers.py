@@ -381,8 +381,8 @@ class MultipleNegativesSymmetricRankingLoss(MultipleNegativesRankingLoss):
 class GISTEmbedLoss(nn.Module):
     """The ranking loss of queries and documents, without the negatives that a guide model considers too similar.
 
-    Let p_i be the guide's cosine of query i and document i. A pair of query i with another row, or of document i
-    with another document, is left out if the guide's cosine of the pair is above the limit
+    Let p_i be the guide's cosine of query i and document i. A pair of query i with another row, or of document i with
+    another document, is left out if the guide's cosine of the pair is above the limit
 
         p_i - margin            under "absolute"
         p_i - margin * |p_i|    under "relative"

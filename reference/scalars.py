@@ -39,7 +39,7 @@ def zero_like(value: Scalar) -> Scalar:
 
 
 def total(values: Iterable[Scalar], start: Scalar = None) -> Scalar:
-    """Return the sum, added from left to right; ``start``, or 0 by default, if there are no values.
+    """Return the sum of ``start`` (by default nothing) and the values, added from left to right; 0 if it is empty.
 
     The rounding of ``sum`` depends on the version of Python.
     """

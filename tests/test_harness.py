@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -28,7 +29,8 @@ from pairproof.conformance.judge import verify as running
 from pairproof.conformance.judge.options import CouldNotRun, Selection, UsageError
 from pairproof.conformance.judge.results import Check, Status, tally
 from pairproof.conformance.judge.verify import load_cases, run
-from pairproof.conformance.suite.cases import Case
+from pairproof.conformance.suite.cases import Case, once
+from pairproof.conformance.suite.garbage import without_collections
 from pairproof.conformance.suite.golden import load_golden
 from pairproof.conformance.suite.records import Outcome, Truth
 from pairproof.conformance.suite.subset import covering, traits_of
@@ -379,21 +381,45 @@ def test_limits_computed_for_several_dtypes_equal_those_of_each_dtype(step: int)
 def test_the_baseline_runs_only_if_results_would_fail_beside_one_without_errors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    case = next(golden for golden in load_golden(losses=("supcon",)) if golden.id == "golden/supcon/two-rows")
-    true, runs = running.truth_of(case.case, case), list[str]()
+    golden = next(one for one in load_golden(losses=("supcon",)) if one.id == "golden/supcon/two-rows")
+    true, runs = running.truth_of(golden.case, golden), list[str]()
 
     def baseline(case: Case, dtype: str) -> Outcome:
         runs.append(dtype)
         return Outcome([x + 1e-12 for x in true.values], true.gradient, true.anchors)
 
     monkeypatch.setattr(running, "plain_outcome", baseline)
-    limits, fast, pml = running.Limits(case.case, true), FastDense({}, "cpu"), PytorchMetricLearning({}, "cpu")
+    limits, fast, pml = running.Limits(golden.case, true), FastDense({}, "cpu"), PytorchMetricLearning({}, "cpu")
     assert limits.compare(fast, Outcome([*true.values], true.gradient), "float64").ratio == 0
     assert limits.compare(pml, Outcome([x + 1 for x in true.values], true.gradient), "float64").ratio > 1
     assert not runs
     found = limits.compare(fast, Outcome([x + 1 for x in true.values], true.gradient), "float64")
     assert found.ratio == pytest.approx(1 / limits.of(fast, "float64").values[0], rel=1e-6)
     assert runs == ["float64"]
+
+
+def test_cached_functions_of_one_name_in_two_modules_do_not_share_results() -> None:
+    def first(case: Case) -> str:
+        return "first"
+
+    def second(case: Case) -> str:
+        return "second"
+
+    for one in (first, second):
+        one.__name__ = one.__qualname__ = "sizes"
+    second.__module__ = "another"
+    case = load_golden(losses=("supcon",))[0].case
+    assert [once(first)(case), once(second)(case)] == ["first", "second"]
+
+
+def test_collections_resume_after_an_error() -> None:
+    @without_collections()
+    def fails() -> None:
+        raise ValueError(gc.isenabled())
+
+    with pytest.raises(ValueError, match="False"):
+        fails()
+    assert gc.isenabled()
 
 
 def test_large_cases_and_narrow_dtypes_run_only_if_selected(fake: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Write ``conformance/implementations/README.md``: what every peer computes, and where it deviates or is wrong.
 
 No peer is run. Counts are read from ``--report``, a file of ``pairproof verify --thorough --json``. For peers that are
-not in the report, counts follow from the declared deviations. The versions of peers that are not installed
-are copied from the existing README.
+not in the report, counts follow from the declared deviations. The versions of peers that are not installed are
+copied from the existing README.
 
 Exit code: 1 if ``--check`` finds that the file would change; 2 if the report cannot be used; otherwise 0.
 """

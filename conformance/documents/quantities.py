@@ -19,8 +19,8 @@ class Quantity:
 
     Attributes:
         kind: "number", "mask", "index" or "layout".
-        shape: axes separated by spaces. The input is [N, D]; its rows are B items with V views each. M is the
-            number of ``positive_pairs``. ``rows`` is the number of rows that the figure shows.
+        shape: axes separated by spaces. The input is [N, D]; its rows are B items with V views each. M is the number of
+            ``positive_pairs``. ``rows`` is the number of rows that the figure shows.
         compute: function from an evaluation to a scalar or nested sequences.
     """
 

@@ -63,12 +63,12 @@ def complex_step(case: Case) -> dict[str, npt.NDArray[np.float64]]:
     largest = np.abs(exact).max(axis=1, keepdims=True)
     steps = np.broadcast_to(np.maximum(STEP[case.option("similarity")] * largest, 1e-300), exact.shape)
     # Cosines are not differentiable at a row of zeros. By convention its gradient is 0, so it takes no step.
-    moves = np.broadcast_to((largest > 0) | (case.option("similarity") == "dot"), exact.shape)
+    taken = steps * ((largest > 0) | (case.option("similarity") == "dot"))
     ends = np.cumsum([len(matrix) for matrix in case.matrices.values()])[:-1]
     found = np.empty(exact.shape)
     height = max(1, AT_ONCE // exact.shape[1])
     for start in range(0, len(exact), height):
-        block, step = exact[start : start + height], (steps * moves)[start : start + height]
+        block, step = exact[start : start + height], taken[start : start + height]
         # Each scalar of the block is an array with one element per entry of the block, so one run of the loops
         # differentiates with respect to all of them. Scalars of other rows are complex numbers.
         moved = np.repeat(block.reshape(-1, 1).astype(complex), block.size, axis=1)

@@ -6,8 +6,8 @@ Terms:
 - "query_to_doc" is the direction from a to b, "doc_to_query" that from b to a. The loss always includes "query_to_doc",
   so the adapter swaps the towers for cases of info_nce from b to a.
 - Hard negatives are further columns of documents, each with one document per query. They are added to the other
-  documents of the batch. Cases with the negatives of info_nce, which replace the
-  other documents, are not supported.
+  documents of the batch. Cases with the negatives of info_nce, which replace the other documents, are not
+  supported.
 
 The cached losses and ``GISTEmbedLoss`` call a model; here, it returns the rows of the case. ``GISTEmbedLoss`` also
 calls a second model, the guide: it leaves out the pairs whose cosine in the guide's embeddings exceeds that of the

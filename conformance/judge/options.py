@@ -568,8 +568,8 @@ class Batch:
         loss: The loss; see: pairproof list.
         embeddings: File with an [N, D] array; for a loss of two towers, the first one.
         id: A new name: lower-case letters, digits and hyphens.
-        labels: File with [N] integers. The loss determines which is needed: labels (or positives instead),
-            partners, positive pairs, or a second tower.
+        labels: File with [N] integers. The loss determines which is needed: labels (or positives instead), partners,
+            positive pairs, or a second tower.
         partners: File with [N] integers, the row of each row's positive; or the word interleaved or stacked.
         positive_pairs: File with [P, 2] row numbers, each an anchor and its positive.
         positives: File with [N, M] booleans, instead of labels. Row i marks the positives of anchor i.

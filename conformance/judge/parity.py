@@ -194,8 +194,8 @@ class _Subject:
     ) -> tuple[list[float], list[list[float]] | None]:
         """Return the values and the gradient of a batch.
 
-        ``backend`` is that of torch.compile, or "". ``noise`` is None, or a pair: whether all arithmetic is
-        changed instead of only the products, and a seed.
+        ``backend`` is that of torch.compile, or "". ``noise`` is None, or a pair: whether all arithmetic is changed
+        instead of only the products, and a seed.
         """
         rows, target = batch.embeddings, self.target
         mode: AbstractContextManager[Any] = nullcontext()

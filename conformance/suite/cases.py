@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 def once(method: Callable[[Case], T]) -> Callable[[Case], T]:
     """Cache the result of a method of a case, or of a function of a case. Callers must not change the result."""
-    name = f"_{method.__name__}"
+    name = f"{method.__module__}.{method.__qualname__}"
 
     @functools.wraps(method)
     def stored(self: Case) -> T:

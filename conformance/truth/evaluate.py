@@ -77,8 +77,8 @@ def enclosures(
         dL/dT = -sum_ij (dL/ds_ij) s_ij / T     (with a base temperature: + L / T)
         dL/dbias = T sum_ij (dL/ds_ij)
 
-    Weights of a loss (``catalogue.Weights``) are constants in both formulas, because they do not depend on T. If
-    the formula takes the lowest possible logit, the lowest possible similarity counts as one more s_ij.
+    Weights of a loss (``catalogue.Weights``) are constants in both formulas, because they do not depend on T. If the
+    formula takes the lowest possible logit, the lowest possible similarity counts as one more s_ij.
 
     Args:
         case: the case.
