@@ -26,10 +26,13 @@ LARGEST = 64
 DTYPES = ("float64", "float32")
 
 CLEARLY = 5.0
-"""A case catches a fault if the error is at least this many times its bound. Smaller errors may be due to rounding."""
+"""A case catches a fault if the error is at least this many times its bound.
+
+The rounding errors of another machine change the error by at most two bounds, so the fault is caught there too.
+"""
 
 NEAR = 8.0
-"""If error / bound is between ``CLEARLY / NEAR`` and ``CLEARLY * NEAR``, the outcome may differ on another machine."""
+"""If error / bound is between ``CLEARLY / NEAR`` and ``CLEARLY * NEAR``, other bounds may change the outcome."""
 
 
 @dataclass(frozen=True)

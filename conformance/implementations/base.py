@@ -190,7 +190,6 @@ class Implementation(ABC):
         deviations: declared differences.
         computes_in: the dtype of its computations. None means the dtype of the rows, or float32 for rows of bfloat16
             and float16.
-        held_to_plain: whether its error may be at most twice that of the straightforward torch implementation.
         anywhere: whether it runs on every machine. If not, no expected counts of its checks are stored: in a full run,
             it must pass every supported case in every dtype that represents the inputs exactly.
         alternates: its own name and those of similar implementations. By default, ``pairproof verify`` judges each case
@@ -206,7 +205,6 @@ class Implementation(ABC):
     dtypes: ClassVar[tuple[str, ...]] = ("float64", "float32")
     deviations: ClassVar[tuple[Deviation, ...]] = ()
     computes_in: ClassVar[str | None] = None
-    held_to_plain: ClassVar[bool] = False
     anywhere: ClassVar[bool] = True
     alternates: ClassVar[tuple[str, ...]] = ()
     environment: tuple[str, ...] = ()

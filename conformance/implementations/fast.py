@@ -32,7 +32,6 @@ class Fast(Implementation):
 
     name = "fast"
     title = "pairproof.fast, torch"
-    held_to_plain = True
     dtypes: ClassVar[tuple[str, ...]] = ("float64", "float32", "bfloat16", "float16")
     backend: ClassVar[str | None] = None
     """The value of the keyword ``backend``; None to leave it out."""

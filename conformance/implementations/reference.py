@@ -12,13 +12,13 @@ import pairproof
 from ..suite.cases import Case, call_reference
 from ..suite.records import Outcome
 from ..truth.evaluate import PROVE_UP_TO
-from .base import Implementation, Support
+from .base import Implementation, Support, logits
 
-STEP = {"cosine": 1e-120, "dot": 1e-200}
-"""The complex step, relative to the largest entry of a row.
+STEP = 1e-9
+"""The complex step, relative to the largest entry of a row and divided by the largest logit.
 
-The relative truncation error is about the square of the step. Dot products can be large, so their step is smaller. With
-the step for cosines, step times gradient does not underflow for gradients down to 1e-160."""
+The relative truncation error is about the square of this number. A larger step has a larger truncation error; with a
+smaller one, the product of the step and a small gradient underflows."""
 
 AT_ONCE = 512
 """One run of the loops computes the derivatives for at most this many entries, or for one row if it has more."""
@@ -57,11 +57,12 @@ def complex_step(case: Case) -> dict[str, npt.NDArray[np.float64]]:
     """Return the gradient of the reference with respect to every matrix, by name.
 
     Entry k of the gradient is Im(L(z + i h e_k)) / h. L is the loss; for reduction "none", the sum of its values. The
-    step h is ``STEP`` times the largest entry of the row.
+    step h is ``STEP`` times the largest entry of the row, divided by the largest logit if that exceeds 1.
     """
     exact = np.concatenate(list(case.matrices.values()))
     largest = np.abs(exact).max(axis=1, keepdims=True)
-    steps = np.broadcast_to(np.maximum(STEP[case.option("similarity")] * largest, 1e-300), exact.shape)
+    relative = STEP / max(1.0, float(np.abs(logits(case)).max()))
+    steps = np.broadcast_to(relative * np.where(largest > 0, largest, largest.max() or 1.0), exact.shape)
     # Cosines are not differentiable at a row of zeros. By convention its gradient is 0, so it takes no step.
     taken = steps * ((largest > 0) | (case.option("similarity") == "dot"))
     ends = np.cumsum([len(matrix) for matrix in case.matrices.values()])[:-1]

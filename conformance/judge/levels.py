@@ -1,7 +1,6 @@
 """Levels in the results of ``check``: the level of a case, and the level at which a result fails.
 
-A result passes if it is within the derived bounds, or if its error is at most that of the straightforward
-implementation. Any other result fails:
+A result passes if it is within the bounds of its case. Any other result fails:
 
 - at the level "digits" if it is within ``tolerances.formula_bounds``, which are wider,
 - at the level "range" if a tiny epsilon inside a logarithm explains it,
@@ -31,7 +30,7 @@ from ..suite.levels import Level
 from ..suite.records import Bounds, Matrix, Outcome, Truth
 from ..truth.baseline import plain_outcome
 from ..truth.compare import compare
-from ..truth.tolerances import FORMULA_TIMES, ROUNDING_WITHIN, bounds, formula_bounds, unit_roundoff, widened
+from ..truth.tolerances import bounds, formula_bounds, unit_roundoff
 from .deviations import verdict
 from .results import Check
 
@@ -108,14 +107,9 @@ def reviewed(
         check = _judged(check, found.ratio, found.first, declared)
     if (check.ratio or 0) <= 1:
         return check
-    allowed, plain = bounds(case, true, dtype), plain_outcome(case, dtype)
-    wider = formula_bounds(allowed, true, plain)
-    # The wider bounds are at most this multiple of the derived ones.
-    if (check.ratio or 0) <= FORMULA_TIMES * ROUNDING_WITHIN:
-        if (ratio := compare(case, true, outcome, widened(allowed, true, plain), dtype).ratio) <= 1:
-            return _judged(check, ratio, "", declared)
-        if compare(case, true, outcome, wider, dtype).ratio <= 1:
-            return replace(check, level=Level.DIGITS, rounding=True)
+    wider = formula_bounds(bounds(case, true, dtype))
+    if compare(case, true, outcome, wider, dtype).ratio <= 1:
+        return replace(check, level=Level.DIGITS, rounding=True)
     if level < Level.RANGE and (guard := _tiny_epsilon(case, true, outcome, wider, dtype)):
         words, least = words_of(guard), float(guard.split()[1]) / unit_roundoff(dtype)
         note = f"{words}: failures that it explains count at the level {Level.RANGE}"

@@ -25,11 +25,10 @@ from ..suite.catalogue import IGNORED, WEIGHTS
 from ..suite.golden import GoldenCase
 from ..suite.levels import Level
 from ..suite.records import Bounds, Matrix, Outcome, Truth
-from ..truth.baseline import plain_outcome
 from ..truth.certify import CertificationError
 from ..truth.compare import compare
 from ..truth.evaluate import truth
-from ..truth.tolerances import bias_bound, bounds, temperature_bound, unit_roundoff
+from ..truth.tolerances import bounds, scalar_bounds, unit_roundoff
 from .options import Request
 from .results import Check, Status
 from .verify import truth_of
@@ -46,17 +45,10 @@ LEAST = 0.01
 CLAMPED = 1e-3
 """Relative tolerance for the loss in which rows of zeros have similarities of 0, as with clamped norms."""
 
-NARROW_SLACK = 4.0
-"""Factor of the bounds if a 16-bit dtype rounds intermediate results, because sums are then rounded, too."""
+LARGEST_SHARE = 32
+"""Largest allowed error of a row of a gradient in a 16-bit dtype, in unit roundoffs of the largest norm of a row.
 
-LARGEST_SHARE = 0.5
-"""Largest allowed error of a row of a gradient in a 16-bit dtype, relative to the largest norm of a row."""
-
-LEAST_SHARE = 32
-"""Lower limit of the same allowed error, in unit roundoffs of the dtype.
-
-Between both limits, the allowed error is ``NARROW_SLACK`` times that of a straightforward implementation, which was at
-most 9 unit roundoffs on the ordinary cases of all losses.
+The error of a straightforward implementation was at most 9 unit roundoffs on the ordinary cases of all losses.
 """
 
 REFUSAL = re.compile(
@@ -238,7 +230,7 @@ class UsageJudge:
         expected = true.bias_gradient if usage.bias else true.temperature_gradient
         if found.first or not usage.scalar or not self.target.gradients_judged or expected is None:
             return found.ratio, found.first
-        bound = (bias_bound if usage.bias else temperature_bound)(case, true, dtype)
+        bound = scalar_bounds(case, dtype)[1 if usage.bias else 0]
         got = outcome.observed.get(usage.scalar, 0.0)
         ratio = abs(got - expected) / bound if math.isfinite(got) else math.inf
         words = (
@@ -276,27 +268,14 @@ def _allowed(usage: Usage, case: Case, true: Truth, dtype: str) -> Bounds:
         return allowed
     # Not the bounds of the 16-bit dtype, which already contain the rounding of the gradient.
     allowed = bounds(case, true, "float32")
-    wider = NARROW_SLACK * unit_roundoff(usage.rounds) / unit_roundoff("float32")
-    values = [wider * bound for bound in allowed.values]
-    anchors = {i: wider * bound for i, bound in allowed.anchors.items()}
-    share, largest = _share(usage, case, true), _largest(_gradients(case, true))
+    wider = allowed.times(unit_roundoff(usage.rounds) / unit_roundoff("float32"))
+    share, largest = LARGEST_SHARE * unit_roundoff(usage.rounds), _largest(_gradients(case, true))
     rows = {
         # A gradient of zeros must not pass.
-        name: np.maximum(found, np.minimum(wider * found, share * largest.get(name, math.inf)))
-        for name, found in allowed.rows.items()
+        name: np.maximum(allowed.rows[name], np.minimum(found, share * largest.get(name, math.inf)))
+        for name, found in wider.rows.items()
     }
-    return replace(allowed, values=values, anchors=anchors, rows=rows)
-
-
-def _share(usage: Usage, case: Case, true: Truth) -> float:
-    """Return the allowed error of a gradient's row in a 16-bit dtype, relative to the largest norm of a row."""
-    with usage.around("cpu"), np.errstate(all="ignore"):
-        plain = _gradients(case, plain_outcome(case, usage.dtype, single=False))
-    expected = _gradients(case, true)
-    errors = _largest({name: plain[name] - rows for name, rows in expected.items()})
-    found = max((errors[name] / norm for name, norm in _largest(expected).items() if norm), default=0.0)
-    least = LEAST_SHARE * unit_roundoff(usage.rounds)
-    return min(LARGEST_SHARE, max(least, NARROW_SLACK * found)) if math.isfinite(found) else LARGEST_SHARE
+    return replace(wider, rows=rows)
 
 
 def _gradients(case: Case, result: Truth | Outcome) -> dict[str, Matrix]:

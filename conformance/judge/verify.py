@@ -38,17 +38,9 @@ from ..suite.progress import Progress, tracked
 from ..suite.records import Bounds, Outcome, Truth
 from ..suite.store import fixtures_root, read_json
 from ..suite.subset import covering
-from ..truth.baseline import plain_outcome, with_gradient_in
 from ..truth.compare import Comparison, compare
 from ..truth.evaluate import stored_truth, truth
-from ..truth.tolerances import (
-    accumulated_bounds,
-    accumulating,
-    held_to,
-    rounded_once,
-    with_narrowed_weights,
-    with_rounded_gradient,
-)
+from ..truth.tolerances import bounds, rounded_once
 from .deviations import verdict
 from .options import CouldNotRun, Selection, UsageError, meant, unknown
 from .results import BAD, Check, Status, tally, unused
@@ -220,39 +212,18 @@ class Limits:
     def __init__(self, case: Case, true: Truth) -> None:
         self.case, self.true = case, true
         self._bounds = cache(self._bounds_of)
-        self._plain = cache(partial(plain_outcome, case))
 
     def compare(self, implementation: Implementation, outcome: Outcome, dtype: str) -> Comparison:
-        """Compare the results of an implementation with the truth.
+        """Compare the results of an implementation with the truth."""
+        return compare(self.case, self.true, outcome, self.of(implementation, dtype), dtype)
 
-        If the bounds depend on the error of the baseline, the results are first compared with those for an error of 0.
-        The baseline runs only if they exceed these bounds.
-        """
-        for exact in (True, False) if implementation.held_to_plain else (False,):
-            found = compare(self.case, self.true, outcome, self.of(implementation, dtype, exact=exact), dtype)
-            if found.ratio <= 1:
-                break
-        return found
+    def of(self, implementation: Implementation, dtype: str) -> Bounds:
+        """Return the bounds of an implementation in a dtype."""
+        return self._bounds(dtype, implementation.computes_in or dtype, implementation.narrows_weights)
 
-    def of(self, implementation: Implementation, dtype: str, *, exact: bool = False) -> Bounds:
-        """Return the bounds of an implementation in a dtype. If ``exact``, the baseline counts as free of errors."""
-        computing = implementation.computes_in or dtype
-        baseline = ("exact" if exact else "plain") if implementation.held_to_plain else ""
-        found = self._bounds(computing, baseline, implementation.narrows_weights)
+    def _bounds_of(self, dtype: str, computing: str, narrowed: bool) -> Bounds:
+        found = bounds(self.case, self.true, computing, narrowed=narrowed)
         return found if computing == dtype else rounded_once(found, self.true, dtype)
-
-    def _bounds_of(self, dtype: str, baseline: str, narrowed: bool) -> Bounds:
-        """Return the bounds of computing in a dtype.
-
-        If there is a ``baseline``, "plain" or "exact", they are tightened to its error (``held_to``); "exact" has none.
-        If ``narrowed``, the weights of the gradient may be rounded to the dtype.
-        """
-        if narrowed:
-            return with_narrowed_weights(self._bounds(dtype, baseline, False), self.case, self.true, dtype)
-        if baseline:
-            outcome = with_gradient_in(self._plain(accumulating(dtype)), dtype) if baseline == "plain" else self.true
-            return held_to(self._bounds(dtype, "", False), self.true, outcome)
-        return with_rounded_gradient(accumulated_bounds(self.case, self.true, accumulating(dtype)), self.true, dtype)
 
 
 def judge_case(

@@ -316,19 +316,16 @@ def masked_logsumexp(logits: Tensor, mask: Tensor) -> Tensor:
     return logits.masked_fill(~mask & ~empty, -math.inf).logsumexp(dim=1, keepdim=True).where(~empty, 0.0)
 
 
-def cross_entropies(logits: Tensor, member: Tensor, positive: Tensor, denominator: str) -> tuple[Tensor, Tensor]:
-    """-log(numerator / denominator) of every positive, [R, C], 0 elsewhere; and the rows that have a term, bool [R]."""
+def log_denominators(logits: Tensor, member: Tensor, positive: Tensor, denominator: str) -> tuple[Tensor, Tensor]:
+    """The logarithm of each denominator, [R, 1], or [R, C] if each positive has its own; and the rows with one, [R]."""
     negative = member & ~positive
     rows = positive.any(dim=1)
     if denominator == "all":
-        log_denominator = masked_logsumexp(logits, member)
-    elif denominator == "one_positive":
-        some = negative.any(dim=1, keepdim=True)
-        log_denominator = logits.logaddexp(masked_logsumexp(logits, negative)).where(some, logits)
-    else:
-        log_denominator = masked_logsumexp(logits, negative)
-        rows = rows & negative.any(dim=1)
-    return (log_denominator - logits).where(positive, 0.0), rows
+        return masked_logsumexp(logits, member), rows
+    of_negatives = masked_logsumexp(logits, negative)
+    if denominator == "only_negatives":
+        return of_negatives, rows & negative.any(dim=1)
+    return logits.logaddexp(of_negatives.where(negative.any(dim=1, keepdim=True), -math.inf)), rows
 
 
 def supcon_baseline(
@@ -345,13 +342,14 @@ def supcon_baseline(
     """SupCon. Other masks and denominators give NT-Xent, pairwise NT-Xent and InfoNCE."""
     if negative_weights is not None:
         logits = logits + negative_weights.log().to(logits.dtype).where(member & ~positive, 0.0)
-    each, rows = cross_entropies(logits, member, positive, denominator)
-    number = positive.sum(dim=1).to(each.dtype).clamp(min=1)
-    if positive_weights is not None:
-        weights = positive_weights.to(each.dtype).where(positive, 0.0)
-        each, total = each * weights, weights.sum(dim=1)
-        number = total.where(total > 0, 1.0) if weights_divisor == "weight" else number
-    return (each.sum(dim=1) / number).where(rows, 0.0)
+    below, rows = log_denominators(logits, member, positive, denominator)
+    weights = (positive if positive_weights is None else positive_weights.where(positive, 0.0)).to(logits.dtype)
+    total, number = weights.sum(dim=1), positive.sum(dim=1).to(logits.dtype)
+    number = (total if weights_divisor == "weight" else number).clamp(min=0)
+    number = number.where(number > 0, 1.0)
+    if denominator == "one_positive":
+        return (((below - logits) * weights).sum(dim=1) / number).where(rows, 0.0)
+    return (below[:, 0] * (total / number) - (logits * weights).sum(dim=1) / number).where(rows, 0.0)
 
 
 def supcon_in_baseline(
@@ -364,11 +362,13 @@ def supcon_in_baseline(
     no_negative: str = "zero",
 ) -> Tensor:
     """SupCon with the mean or the sum over the positives inside the logarithm."""
-    each, rows = cross_entropies(logits, member, positive, denominator)
-    ratios = (-each).masked_fill(~positive, -math.inf).where(rows[:, None], 0.0)
-    value = -ratios.logsumexp(dim=1)
+    below, rows = log_denominators(logits, member, positive, denominator)
+    if denominator == "one_positive":
+        value = -masked_logsumexp(logits - below, positive)[:, 0]
+    else:
+        value = below[:, 0] - masked_logsumexp(logits, positive)[:, 0]
     if inside_reduction == "mean":
-        value = positive.sum(dim=1).to(each.dtype).clamp(min=1).log() + value
+        value = positive.sum(dim=1).to(logits.dtype).clamp(min=1).log() + value
     return value.where(rows, 0.0)
 
 
@@ -394,17 +394,18 @@ def nt_bxent_baseline(logits: Tensor, member: Tensor, positive: Tensor, *, no_ne
     """Binary cross-entropy, averaged over the negatives and over the positives including the self pair."""
     from torch.nn.functional import logsigmoid
 
-    # torch's softplus is the identity above 20, with an error of 2e-9. logsigmoid has no such error.
-    negative = member & ~positive
-    attract = -logsigmoid(logits).where(positive, 0.0).sum(dim=1) / (positive.sum(dim=1).to(logits.dtype) + 1)
-    return attract - logsigmoid(-logits).where(negative, 0.0).sum(dim=1) / negative.sum(dim=1).clamp(min=1)
+    # torch's softplus is the identity above 20, with an error of 2e-9. logsigmoid has no such error. As in torch's
+    # binary_cross_entropy_with_logits, a negative's value is its logit minus logsigmoid.
+    negative, attract = member & ~positive, -logsigmoid(logits)
+    of_positives = attract.where(positive, 0.0).sum(dim=1) / (positive.sum(dim=1).to(logits.dtype) + 1)
+    return of_positives + (logits + attract).where(negative, 0.0).sum(dim=1) / negative.sum(dim=1).clamp(min=1)
 
 
 def sigmoid_baseline(logits: Tensor, member: Tensor, positive: Tensor) -> Tensor:
     """The sum of the binary cross-entropies of all pairs."""
     from torch.nn.functional import logsigmoid
 
-    sign = logits.new_ones(()).where(positive, -1.0)
+    sign = positive.to(logits.dtype) * 2 - 1
     return -logsigmoid(sign * logits).where(member, 0.0).sum(dim=1)
 
 

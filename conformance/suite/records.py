@@ -97,21 +97,26 @@ class Bounds:
         anchors: bounds on the error of each anchor's value, by row.
         rows: for every matrix, the embeddings first: bounds on the Euclidean norm of the error of each row of its
             gradient.
-        share_of_floor: ``truth.tolerances.held_to`` reduces no bound on a row below this share of it.
         similarity: bounds on the error of each similarity, of the case's ``shape``.
-        least: the smallest values to which ``held_to`` may reduce the bounds on values and anchors.
     """
 
     values: list[float]
     anchors: dict[int, float]
     rows: Mapping[str, Matrix]
-    share_of_floor: float
     similarity: Matrix
-    least: Outcome
 
     def gradients(self, result: Expected | Outcome) -> dict[str, Matrix]:
         """The gradients of a result by the names of ``rows``; empty if it has none."""
         return {} if result.gradient is None else {next(iter(self.rows)): result.gradient, **result.other_gradients}
+
+    def times(self, factor: float) -> Bounds:
+        """Multiply the bounds on values, anchors and rows."""
+        return replace(
+            self,
+            values=[factor * bound for bound in self.values],
+            anchors={i: factor * bound for i, bound in self.anchors.items()},
+            rows={name: factor * rows for name, rows in self.rows.items()},
+        )
 
     def map_values(self, function: Callable[..., Matrix], *results: Expected | Outcome) -> Bounds:
         """Replace each bound on a value or anchor by ``function(bound, *entries)``, with one entry per result."""

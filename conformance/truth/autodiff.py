@@ -75,7 +75,7 @@ class Var:
         if isinstance(other, Var):
             quotient, below = self.value / other.value, other.value
             return Var(quotient, (self, other), lambda: (1 / below, -quotient / below))
-        zero = self.value * 0
+        zero = type(self.value)(0)
         # zero + other has the type of the value, so the derivative is as exact as the value.
         return Var(self.value / other, (self,), lambda: (1 / (zero + other),))
 

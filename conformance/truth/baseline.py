@@ -1,15 +1,12 @@
-"""The straightforward torch implementation of every loss, which measures the accuracy that a dtype allows.
+"""The straightforward torch implementation of every loss, from which the tolerances are derived.
 
-It normalises, multiplies, divides by the temperature and applies the catalogue's baseline formula. It computes in the
-accumulating dtype (float64 for float64, else float32), without precautions against cancellation.
-
-The error of ``fast`` may be at most twice the error of this implementation, as in flash-attention's tests. An error of
-a few units in the last place is always allowed, because the straightforward result is sometimes exact by chance.
+It normalises, multiplies, divides by the temperature and applies the catalogue's baseline formula, without precautions
+against cancellation. ``rounding.py`` bounds the rounding errors of its operations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -30,7 +27,8 @@ def plain_outcome(case: Case, dtype: str, *, single: bool = True) -> Outcome:
     given = {
         name: torch.tensor(matrix).to(getattr(torch, dtype)).requires_grad_() for name, matrix in case.matrices.items()
     }
-    loss, values = _reduced(case, similarities(case, _single(given) if single and dtype != "float64" else given))
+    s = similarities(case, _single(given) if single and dtype != "float64" else given)
+    loss, values = reduced(case, s, logits_of(case, s))
     gradients = dict(zip(given, torch.autograd.grad(loss.sum(), list(given.values())), strict=True))
     gradient = gradients.pop(case.first)
     return Outcome(
@@ -56,7 +54,7 @@ def with_gradient_in(outcome: Outcome, dtype: str) -> Outcome:
 def plain_weights(case: Case) -> Matrix:
     """The derivative of the loss with respect to each similarity, of the case's ``shape``, in float64."""
     s = torch.from_numpy(scaled_similarities(case)).requires_grad_()
-    (found,) = torch.autograd.grad(_reduced(case, s)[0].sum(), s)
+    (found,) = torch.autograd.grad(reduced(case, s, logits_of(case, s))[0].sum(), s)
     return found.numpy()
 
 
@@ -73,25 +71,37 @@ def _single(given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: z.float() for name, z in given.items()}
 
 
-def _reduced(case: Case, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss and the values of the counted anchors from the similarities ``s``."""
-    temperature = float(case.option("temperature"))
-    logits = s / temperature + case.bias if "bias" in case.entry.keywords else s / temperature
-    base = case.option("base_temperature")
-    scale = 1.0 if base is None else temperature / float(base)
-    each = anchor_values(case, logits, s) * scale * s.new_tensor(case.anchor_weights())
+def logits_of(
+    case: Case, s: torch.Tensor, temperature: torch.Tensor | None = None, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The logits of the similarities ``s``. Tensors replace the temperature and the bias of the case."""
+    logits = s / (case.temperature if temperature is None else temperature)
+    return logits + (case.bias if bias is None else bias) if "bias" in case.entry.keywords else logits
+
+
+def reduced(
+    case: Case, s: torch.Tensor, logits: torch.Tensor, temperature: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss and the values of the counted anchors, from the similarities ``s`` and their logits."""
+    base, t = case.option("base_temperature"), case.temperature if temperature is None else temperature
+    scale = 1.0 if base is None else t / float(base)
+    each = anchor_values(case, logits, s, temperature) * scale * _constant(case.anchor_weights(), s)
     counted = case.counted()
     values = each[counted]
     reduction = case.option("reduction")
     if reduction == "none_pairs":
-        return pair_values(case, logits) * scale, values
+        return pair_values(case, logits[[i for i, _ in case.pairs()]]) * scale, values
     if reduction == "none":
         return values, values
     summed = case.entry.form == "sigmoid"  # an anchor's value is the sum over its pairs, not their mean
-    sizes = s.new_tensor(case.pair_numbers())[counted] if case.over_pairs and not summed else 1.0
+    sizes = _constant(case.pair_numbers(), s)[counted] if case.over_pairs and not summed else 1.0
     if case.groups():
-        return (values / s.new_tensor(case.divisors())[counted]).sum(), values
+        return (values / _constant(case.divisors(), s)[counted]).sum(), values
     return (values * sizes).sum() / case.divisor(), values
+
+
+def _constant(numbers: Sequence[float], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=like.dtype)
 
 
 def _or_one(sizes: Matrix) -> Matrix:
@@ -122,9 +132,13 @@ def similarities(case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def pair_values(case: Case, s: torch.Tensor) -> torch.Tensor:
-    """The value of every pair, from the logits ``s``: what the value of its anchor would be without other positives.
+    """The value of every pair: what the value of its anchor would be without other positives.
 
     In the sigmoid loss: what the value of its anchor would be without other pairs.
+
+    Args:
+        case: the case.
+        s: for each pair, the logits of its anchor.
     """
     rows, columns = (list(part) for part in zip(*case.pairs(), strict=True)) if case.pairs() else ([], [])
     alone = torch.zeros((len(rows), case.shape[1]), dtype=torch.bool)
@@ -135,19 +149,23 @@ def pair_values(case: Case, s: torch.Tensor) -> torch.Tensor:
     for name in ("positive_weights", "negative_weights"):
         if (weights := case.weights(name)) is not None:
             options |= {name: torch.from_numpy(weights)[rows], "weights_divisor": "count"}
-    values = case.entry.baseline(s[rows], member, positive & alone, **options)
-    return values * s.new_tensor(case.anchor_weights())[rows]
+    values = case.entry.baseline(s, member, positive & alone, **options)
+    return values * _constant(case.anchor_weights(), s)[rows]
 
 
-def anchor_values(case: Case, s: torch.Tensor, similarity: torch.Tensor) -> torch.Tensor:
+def anchor_values(
+    case: Case, s: torch.Tensor, similarity: torch.Tensor, temperature: torch.Tensor | None = None
+) -> torch.Tensor:
     """The value of every row, from the logits ``s``; 0 for a row without terms.
 
-    The ``similarity`` is only used by losses with weights.
+    The ``similarity`` is only used by losses with weights, and the ``temperature`` by those with a lowest logit.
     """
     member = case.member_array()
     positive = case.positive_array() & member
     masks = torch.from_numpy(member), torch.from_numpy(positive)
     options = {**case.formula_options(), **case.lowest}
+    if case.entry.lowest is not None and temperature is not None:
+        options["lowest"] = case.entry.lowest / temperature
     given = {name: case.weights(name) for name in ("positive_weights", "negative_weights")}
     options |= {name: torch.from_numpy(found) for name, found in given.items() if found is not None}
     if case.entry.weights:

@@ -275,7 +275,7 @@ def truth(
         defined = not any(map(math.isnan, loss))
         gradients = {name: _rounded(rows) for name, rows in found.gradients.items()} if defined else {}
         sensitivities = np.zeros(case.shape)
-        for i, row in found.slopes.items() if defined or case.separate else ():
+        for i, row in found.slopes.items():
             sensitivities[i] = np.where(np.isfinite(row), row, 0.0)
         return Truth(
             loss=loss if case.separate else loss[0],

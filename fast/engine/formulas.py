@@ -175,7 +175,8 @@ class Sums(NamedTuple):
     Attributes:
         neg: sum over negatives of E.
         pos: sum over positives of E.
-        missed: sum over positives of 1 - r. Under "epsilon", of guard / E; empty unless `uses_largest`.
+        missed: sum over positives of 1 - r. Under "epsilon", of guard / E; empty if only the weights of all pairs of a
+            row give the weight of its largest logit.
         first: sum over positives of -log r for "out" and "epsilon", of r times `boost` for "in". For "epsilon" with
             partners, the positive's exponential divided by the guarded one.
         second: sum over positives of r (1 - r) times `boost` for "in"; the guard for "epsilon".
@@ -233,7 +234,7 @@ def weights(
         each = grad / (many + EPSILON)
         level = each / (neg + pos)
         negative = itself = level * many
-        if uses_largest(rule):
+        if uses_largest(rule) and sums.missed.numel():
             itself = negative * (sums.second * (many + cast(Tensor, negatives))) - each * sums.missed
         return Weights(negative, itself, -negative * neg * sums.first if number is None else level)
     if number is None and rule.terms != "lse" and rule.denominator != "only_negatives":

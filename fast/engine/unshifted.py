@@ -378,17 +378,13 @@ def _guarded(
     pos = own.sum(1, keepdim=True).addcmul_(guard, many)
     others = max(logits.shape[1] - 1, 1)  # 1 for one row, whose sums do not count but must not be 0
     neg = negative.sum(1, keepdim=True).addcmul_(guard, others - many)
-    rest, guarded = formulas.rest_over(exponentials, guard, neg, pos)
-    missed = first = NONE
-    uses_largest = formulas.uses_largest(batch.rule)
-    if not backward:
-        first = torch.linalg.vecdot(rest.log1p(), positive)
-        if uses_largest:
-            missed = torch.linalg.vecdot(guard / guarded, positive)
+    rest, _ = formulas.rest_over(exponentials, guard, neg, pos)
+    first = NONE if backward else torch.linalg.vecdot(rest.log1p(), positive)
     if keep:
         own.mul_(many - 1 - rest)
-    sums = [neg.view(-1), pos.view(-1), missed, first, guard.view(-1)]
-    return Panel(negative, own, positive, star=star if uses_largest else None), [*sums, NONE, NONE, number]
+    sums = [neg.view(-1), pos.view(-1), NONE, first, guard.view(-1)]
+    largest = star if formulas.uses_largest(batch.rule) else None
+    return Panel(negative, own, positive, star=largest), [*sums, NONE, NONE, number]
 
 
 def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
@@ -512,10 +508,11 @@ def _weigh(panel: Panel, weights: formulas.Weights, batch: Batch, here: slice) -
         return weight if symmetric else both_ways(weight, batch)
     if kind == "none":
         return weight if symmetric else both_ways(weight, batch)
-    if panel.star is not None:
-        weight.scatter_add_(1, panel.star, slope)
     if own_ratios:
-        return both_ways(weight.addcmul_(panel.own, level), batch)
+        weight.addcmul_(panel.own, level)
+        if panel.star is not None:  # raising the largest logit lowers all others relative to it
+            weight.scatter_add_(1, panel.star, weight.sum(1, keepdim=True).neg_())
+        return both_ways(weight, batch)
     if not panel.numbers.lone:
         weight.addcmul_(panel.own, slope)
     weight.addcmul_(panel.positive, level)

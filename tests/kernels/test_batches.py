@@ -19,7 +19,7 @@ from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.records import Bounds, Outcome, Truth
 from pairproof.conformance.truth import baseline as plain
 from pairproof.conformance.truth.compare import compare
-from pairproof.conformance.truth.tolerances import accumulating, bounds, unit_roundoff, with_narrowed_weights
+from pairproof.conformance.truth.tolerances import accumulating, bounds, unit_roundoff
 from pairproof.fast import engine, nt_bxent_loss, nt_xent_loss, supcon_in_loss, supcon_loss
 from pairproof.fast.engine import Batch, References, Rule, Targets
 
@@ -73,7 +73,7 @@ class Kernels(FastTriton):
 
 def enlarged_bounds(case: Case, true: Truth, dtype: str) -> Bounds:
     """Return the suite's bounds plus the rounding errors of the sums, which the suite counts as one rounding each."""
-    found = with_narrowed_weights(bounds(case, true, dtype), case, true, dtype)
+    found = bounds(case, true, dtype, narrowed=True)
     more = math.sqrt(case.shape[1]) * unit_roundoff(accumulating(dtype))
     return replace(found, values=[bound + more for bound in found.values])
 
