@@ -38,7 +38,9 @@ def evaluate(calls: Sequence[tuple[str, dict[str, Any], Sequence[str]]], dtype: 
                 loss = getattr(fast, name)(**given)
             wanted = [given[leaf] for leaf in leaves]
             gradients = torch.autograd.grad(loss.sum(), wanted, create_graph=again, materialize_grads=True)
-            found.append((loss.detach().double().numpy(), [gradient.double().numpy() for gradient in gradients]))
+            found.append(
+                (loss.detach().double().numpy(), [gradient.detach().double().numpy() for gradient in gradients])
+            )
         except (TypeError, ValueError, NotImplementedError) as error:
             found.append(f"{type(error).__name__}: {error}")
     return found

@@ -19,7 +19,7 @@ import torch
 from pairproof import fast
 from pairproof.conformance.documents.load import load_worked
 from pairproof.conformance.implementations import Deviation, Implementation, Unavailable, reference
-from pairproof.conformance.implementations.base import normalised
+from pairproof.conformance.implementations.base import normalised, outcome_of
 from pairproof.conformance.implementations.documents import StackedCriterion
 from pairproof.conformance.implementations.fast import Fast, FastDense, FastExact, FastTiled, FastTriton
 from pairproof.conformance.implementations.pml import PytorchMetricLearning
@@ -651,6 +651,23 @@ def test_pml_returns_gradients_of_the_references() -> None:
     true = truth(case)
     found = PytorchMetricLearning({}, "cpu").evaluate(case, "float64")
     assert compare(case, true, found, bounds(case, true, "float64")).ratio <= 1
+
+
+def test_unused_rows_have_gradient_zero_if_torch_fills_with_zeros_that_require_a_gradient(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``torch.autograd.grad`` of torch before 2.10 does."""
+    newer = torch.autograd.grad
+
+    def older(*arguments: Any, materialize_grads: bool = False, **given: Any) -> Any:
+        found = newer(*arguments, allow_unused=materialize_grads, **given)
+        return [torch.zeros_like(z, requires_grad=True) if g is None else g for g, z in zip(found, arguments[1])]
+
+    monkeypatch.setattr(torch.autograd, "grad", older)
+    leaves = {name: torch.ones(2, 3, requires_grad=True) for name in ("embeddings", "negatives")}
+    found = outcome_of((2 * leaves["embeddings"]).sum(), leaves)
+    assert np.array_equal(found.gradient, np.full((2, 3), 2.0))
+    assert np.array_equal(found.other_gradients["negatives"], np.zeros((2, 3)))
 
 
 def test_rows_are_normalised_without_overflow() -> None:
