@@ -669,8 +669,8 @@ def _hints(found: Diagnosis, batch: _Batch) -> Iterator[str]:
         near = _near(value / factor, levels)
         if near:
             yield (
-                f"Divided by temperature / {PUBLISHED_BASE} = {factor:.4g}, the value is near {_listed(near)}. The original"
-                " SupCon code multiplies its loss by temperature / base_temperature; if yours does, repeat this with"
+                f"Divided by temperature / {PUBLISHED_BASE} = {factor:.4g}, the value is near {_listed(near)}. The"
+                " original SupCon code multiplies its loss by temperature / base_temperature; if yours does, repeat this with"
                 f" base_temperature {PUBLISHED_BASE}."
             )
     if found.near == ("chance",):
@@ -687,5 +687,5 @@ def _hints(found: Diagnosis, batch: _Batch) -> Iterator[str]:
             f"{found.lonely} of the anchors have no positives and contribute no gradient as anchors: sample several"
             " rows per class, or two views of each."
         )
-    if rows is not None and batch.option("similarity") == "dot" and rows.highest_norm > 2 * rows.lowest_norm:
+    if rows is not None and batch.option("similarity") == "dot" and rows.highest_norm > (2 + NEAR) * rows.lowest_norm:
         yield "Dot products depend on the norms, which differ by more than a factor of 2: normalise, or use cosine."

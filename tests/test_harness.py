@@ -661,7 +661,10 @@ def test_unused_rows_have_gradient_zero_if_torch_fills_with_zeros_that_require_a
 
     def older(*arguments: Any, materialize_grads: bool = False, **given: Any) -> Any:
         found = newer(*arguments, allow_unused=materialize_grads, **given)
-        return [torch.zeros_like(z, requires_grad=True) if g is None else g for g, z in zip(found, arguments[1])]
+        return [
+            torch.zeros_like(z, requires_grad=True) if g is None else g
+            for g, z in zip(found, arguments[1], strict=True)
+        ]
 
     monkeypatch.setattr(torch.autograd, "grad", older)
     leaves = {name: torch.ones(2, 3, requires_grad=True) for name in ("embeddings", "negatives")}
