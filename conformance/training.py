@@ -670,8 +670,8 @@ def _hints(found: Diagnosis, batch: _Batch) -> Iterator[str]:
         if near:
             yield (
                 f"Divided by temperature / {PUBLISHED_BASE} = {factor:.4g}, the value is near {_listed(near)}. The"
-                " original SupCon code multiplies its loss by temperature / base_temperature; if yours does, repeat this with"
-                f" base_temperature {PUBLISHED_BASE}."
+                " original SupCon code multiplies its loss by temperature / base_temperature; if yours does, repeat"
+                f" this with base_temperature {PUBLISHED_BASE}."
             )
     if found.near == ("chance",):
         yield (
