@@ -19,6 +19,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from .suite.catalogue import IGNORED, PUBLISHED_BASE, REFERENCES, TOWER_TARGETS, WEIGHTS, Loss, find_loss
+from .suite.machine import machine
 
 Array = npt.NDArray[Any]
 
@@ -160,7 +161,7 @@ class Diagnosis:
                 return [plain(item) for item in value]
             return None if isinstance(value, float) and not math.isfinite(value) else value
 
-        return {"format": "pairproof-diagnosis/1", **plain(asdict(self))}
+        return {"format": "pairproof-diagnosis/1", "machine": machine(), **plain(asdict(self))}
 
     def lines(self) -> Iterator[str]:
         """Yield the lines that ``pairproof diagnose`` prints."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import signal
 from collections import Counter
 from collections.abc import Mapping
@@ -29,9 +30,11 @@ from pairproof.conformance.judge import verify as running
 from pairproof.conformance.judge.options import CouldNotRun, Selection, UsageError
 from pairproof.conformance.judge.results import Check, Status, tally
 from pairproof.conformance.judge.verify import load_cases, run
+from pairproof.conformance.report import _of_run, as_json
 from pairproof.conformance.suite.cases import Case, once
 from pairproof.conformance.suite.garbage import without_collections
 from pairproof.conformance.suite.golden import load_golden
+from pairproof.conformance.suite.machine import described, machine
 from pairproof.conformance.suite.records import Outcome, Truth
 from pairproof.conformance.suite.subset import covering, traits_of
 from pairproof.conformance.truth.baseline import plain_outcome
@@ -833,7 +836,7 @@ def test_repeat_command_of_the_interpreter_sets_its_variable(monkeypatch: pytest
 
 
 def test_counts_of_device_implementations_follow_from_the_cases(fake: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No counts are stored for such an implementation, but missing or failed checks are still problems."""
+    """No counts are stored for such an implementation, but missing checks are still problems."""
     expected = {"format": running.EXPECTED_FORMAT, "counts": {}, "entries": {}}
     (tmp_path / "expected.json").write_text(json.dumps(expected))
     fake.setattr(running, "fixtures_root", lambda: tmp_path)
@@ -847,7 +850,34 @@ def test_counts_of_device_implementations_follow_from_the_cases(fake: pytest.Mon
     counts = running.expected_counts(report, load_cases(report.fixtures))["counts"]
     assert not any(key.startswith("fake") for key in counts)
     fake.setattr(Fake, "mode", "wrong")
-    assert any("fake/supcon: expected 14 passed, ran 14 failed" in problem for problem in run(selection).problems)
+    failed = run(selection)
+    # Failed checks are reported themselves; counts would only repeat this.
+    assert failed.problems == []
+    assert failed.exit_code == 1
+    assert failed.first_problem.endswith("(and 13 more)")
+    judge = running.judge_case
+    (dropped, *_) = (check.case for check in report.checks if check.status is Status.PASSED)
+    fake.setattr(running, "judge_case", lambda case, *more: [] if case.id == dropped else judge(case, *more))
+    assert "fake/supcon: expected 14 passed, ran 13 failed" in run(selection).problems[0]
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_header_and_json_name_what_rounding_depends_on(flushed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert torch.set_flush_denormal(flushed)
+    try:
+        found = machine()
+    finally:
+        torch.set_flush_denormal(False)
+    assert found["denormals"] == ("flushed" if flushed else "kept")
+    assert found["capability"] == torch.backends.cpu.get_cpu_capability()
+    assert found["threads"] == str(torch.get_num_threads())
+    assert found["processor"]
+    assert re.match(r"BLAS of torch \w+.*; of numpy \S", found["blas"])
+    report = running.Report(Selection(), machine=found)
+    assert found.items() <= report.header().items()
+    assert found.items() <= as_json(report)["header"].items()
+    header = " ".join(" ".join(str(part) for part in _of_run(report, 1.0, ())).split())
+    assert f" on {described(found)}" in header
 
 
 def test_covering_subset_has_every_trait() -> None:
