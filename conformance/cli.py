@@ -474,14 +474,18 @@ def diagnose(
 ) -> None:
     r"""Report whether a loss value is plausible for a batch, and whether its embeddings can still improve.
 
-    The value is compared with three others: the lowest value that is possible for these classes (rarely 0), the value
-    of random embeddings, and the value of equal embeddings (a collapsed encoder). If embeddings are given, their norms,
-    cosines and gradient are examined, too.
+    The value is compared with three levels: "lowest", the lowest value that is possible for these classes (rarely 0);
+    "chance", the value of random embeddings; and "collapsed", the value of equal embeddings. All levels that the value
+    is near are reported. At a high temperature, or with one class, they can be several, and the value alone does not
+    tell them apart.
+
+    If embeddings are given, their norms, cosines and gradient are examined, too, and they decide: embeddings have
+    collapsed only if their directions are nearly equal, and are random only if positives are no closer than negatives.
 
     Files are npy, csv, or FILE.safetensors:TENSOR (a tensor in a file).
 
-    Exit codes: 0 no problem found, 1 a problem, such as a collapsed encoder, a gradient of 0 or a value below the
-    lowest, 2 invalid command line, 3 the file of --json cannot be written.
+    Exit codes: 0 no problem found, 1 a problem, such as a value that only a collapsed encoder has, a gradient of 0 or a
+    value below the lowest, 2 invalid command line, 3 the file of --json cannot be written.
 
     Examples:
         pairproof diagnose --class-sizes 256x2 --value 8.909 \

@@ -31,6 +31,7 @@ from .judge.results import BAD, Check, Status, counted, grouped, phrase, several
 from .judge.suggest import suggested
 from .judge.verify import MOST_ROWS, Report, show_counts
 from .suite.catalogue import LOSSES
+from .suite.machine import described
 
 FORMAT = "pairproof-report/1"
 CHECK_FORMAT = "pairproof-check/2"
@@ -167,13 +168,11 @@ def _of_run(report: Report, seconds: float, details: Collection[str] | None) -> 
     if details is not None:
         yield f"pairproof {header['pairproof']}, {_versions(header)}"
         yield f"  from {header['copy']}"
+        yield f"  on {described(report.machine)}"
         if report.versions:
             yield f"  judged: {len(report.versions)} implementations; what each one is: --show versions"
         if report.absent:
             yield Text(f"  not available: {', '.join(report.absent)}; the reasons: --show skips", "yellow")
-    for check in report.checks:
-        if check.status in BAD:
-            yield from _failure(check, f"{check.implementation} {check.dtype}" if check.kind == "case" else "")
     if details is not None:
         shown = {
             "versions": _versions_judged(report),
@@ -188,6 +187,9 @@ def _of_run(report: Report, seconds: float, details: Collection[str] | None) -> 
         yield from (*_documents(report), *_matrix(cases), "", *_findings(report))
     counts = counted(report.checks)
     yield ", ".join(phrase(status, counts[status]) for status in Status) + f" in {seconds:.1f} s"
+    for check in report.checks:
+        if check.status in BAD:
+            yield from _failure(check, f"{check.implementation} {check.dtype}" if check.kind == "case" else "")
     yield from (Text(problem, "bold red") for problem in report.problems)
     yield Text("everything holds" if report.passed else "NOT everything holds", _style(report.passed))
 
@@ -477,6 +479,7 @@ def _target(result: CheckResult) -> Iterator[Part]:
     request, header = result.request, result.report.header()
     yield f"{request.name} as {LOSSES[request.loss].function}"
     yield f"  pairproof {header['pairproof']}; {_versions(header)}"
+    yield f"  on {described(result.report.machine)}"
     yield from (f"  target: {version}" for version in result.report.versions.values() if version != request.name)
     yield from (f"  {note}" for note in result.notes)
     if request.temperature is not None:

@@ -1,7 +1,8 @@
 """Check whether a loss value is plausible for a batch.
 
 ``diagnose`` compares a value with three *levels*: the lowest possible value ("lowest"), the value of random embeddings
-("chance"), and the value of equal embeddings ("collapsed"). The module needs only numpy, scipy and torch.
+("chance"), and the value of equal embeddings ("collapsed"). At a high temperature, or with one class, levels nearly
+coincide, and the value alone cannot tell them apart. The embeddings can. The module needs only numpy, scipy and torch.
 """
 
 from __future__ import annotations
@@ -18,20 +19,32 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from .suite.catalogue import IGNORED, PUBLISHED_BASE, REFERENCES, TOWER_TARGETS, WEIGHTS, Loss, find_loss
+from .suite.machine import machine
 
 Array = npt.NDArray[Any]
 
-DRAWS = 4
+DRAWS = 16
 """Number of random batches for the level "chance"."""
 SEED = 0
 NEAR = 0.002
 """Relative difference up to which a value is near a level. For "chance", three standard deviations are added."""
+LEAST = 1e-6
+"""Absolute difference up to which a value is near a level: far above rounding errors, and below what logs print."""
+COINCIDENCE = 1e-3
+"""Random embeddings do not explain a value that is closer to "collapsed" than this fraction of their standard
+deviation: fewer than one random batch in a thousand comes that close."""
 SOLVED = 0.01
 """A value is also near "lowest" if it is at most ``SOLVED * abs(chance - lowest)`` away."""
+EQUAL = 0.99
+"""Embeddings are collapsed only if the mean cosine of two rows is at least this."""
+LEARNED = 0.1
+"""Embeddings are random only if the mean cosine to positives exceeds that to negatives by less than this."""
 DIM = 128
 """Default number of columns of random embeddings."""
 SATURATED = 1e-6
 """The softmax is saturated if the norm of the gradient is below this fraction of the norm at random embeddings."""
+ROUNDING = 1e-12
+"""Gradients below this fraction of the norm at random embeddings are rounding errors, and count as 0."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +82,7 @@ class Rows:
         highest_norm: the highest norm of a row.
         positive_cosine: mean cosine of the positive pairs; NaN if there are none.
         negative_cosine: mean cosine of the negative pairs; NaN if there are none.
+        mean_cosine: mean cosine of two rows of one tower, for the tower where it is lower; NaN for a single row.
     """
 
     count: int
@@ -80,6 +94,7 @@ class Rows:
     highest_norm: float
     positive_cosine: float
     negative_cosine: float
+    mean_cosine: float
 
 
 @dataclass(frozen=True)
@@ -112,7 +127,8 @@ class Diagnosis:
         levels: the values to compare with.
         rows: properties of the embeddings; None without embeddings.
         gradient: the gradient; None if ``computed`` is None.
-        near: the nearest level, "lowest", "chance" or "collapsed"; "" if the value is near none of them.
+        near: all levels that the value is near, in the order "lowest", "chance", "collapsed". If the value is that of
+            the embeddings, without those that the embeddings contradict.
         problems: what is wrong, and where to look next.
         hints: what may be wrong, but may also be intended.
     """
@@ -126,7 +142,7 @@ class Diagnosis:
     levels: Levels
     rows: Rows | None
     gradient: Gradient | None
-    near: str
+    near: tuple[str, ...]
     problems: tuple[str, ...]
     hints: tuple[str, ...]
 
@@ -145,7 +161,7 @@ class Diagnosis:
                 return [plain(item) for item in value]
             return None if isinstance(value, float) and not math.isfinite(value) else value
 
-        return {"format": "pairproof-diagnosis/1", **plain(asdict(self))}
+        return {"format": "pairproof-diagnosis/1", "machine": machine(), **plain(asdict(self))}
 
     def lines(self) -> Iterator[str]:
         """Yield the lines that ``pairproof diagnose`` prints."""
@@ -153,8 +169,8 @@ class Diagnosis:
         kinds = "" if self.classes is None else f"{self.classes} classes, "
         yield f"{self.loss}: {kinds}positives per anchor {self.positives:.4g}, anchors without positives {self.lonely}"
         if self.value is not None:
-            yield f"  value       {self.value:.6g}{f', near {self.near!r}' if self.near else ''}"
-        if self.computed is not None and self.computed != self.value:
+            yield f"  value       {self.value:.6g}{f', near {_listed(self.near)}' if self.near else ''}"
+        if self.computed is not None and not _close(self.value, self.computed, relative=LEAST):
             yield f"  computed    {self.computed:.6g}, the loss of these embeddings"
         if levels.lowest is not None:
             reached = "reached by the best embeddings" if levels.attained else "a bound that may not be reached"
@@ -169,7 +185,10 @@ class Diagnosis:
                 f" {rows.highest_norm:.4g}; {rows.zero} zero rows, {rows.not_finite} with NaN or infinity,"
                 f" {rows.duplicates} with the direction of an earlier row"
             )
-            yield f"  cosines     {rows.positive_cosine:.4f} to positives, {rows.negative_cosine:.4f} to negatives"
+            yield (
+                f"  cosines     {rows.positive_cosine:.4f} to positives, {rows.negative_cosine:.4f} to negatives,"
+                f" {rows.mean_cosine:.4f} between any two rows of one matrix"
+            )
         if gradient is not None:
             yield (
                 f"  gradient    norm {gradient.norm:.4g}, {gradient.at_chance:.4g} for random embeddings;"
@@ -283,7 +302,8 @@ def diagnose(
     """Report whether a loss value is plausible for a batch, and whether the embeddings can still improve.
 
     The value of a contrastive loss says little by itself. The lowest possible value is rarely 0, and a collapsed
-    encoder can have a lower loss than random embeddings.
+    encoder can have a lower loss than random embeddings. If the value is near several levels (see ``Diagnosis.near``),
+    it does not tell them apart; pass the embeddings then.
 
     Pass the embeddings of one batch, or the sizes of its classes and the value that the training loop prints.
 
@@ -291,7 +311,7 @@ def diagnose(
         >>> import pairproof
         >>> found = pairproof.diagnose(class_sizes=[2] * 256, value=8.909, temperature=0.1, base_temperature=0.07)
         >>> print(found.near, f"{found.levels.collapsed:.4f}")
-        collapsed 8.9091
+        ('collapsed',) 8.9091
 
     Args:
         embeddings: [N, D], the embeddings of one batch; for two towers, those of the first.
@@ -335,6 +355,7 @@ def diagnose(
         if not rows.not_finite and not (rows.zero and batch.refuses_zero_rows):
             computed, gradient = _gradient(batch)
     value = computed if value is None else float(value)
+    measured = rows if computed is not None and _close(value, computed) else None
     anchors = sum(count for _, _, count in kinds)
     found = Diagnosis(
         loss=entry.name,
@@ -346,7 +367,7 @@ def diagnose(
         levels=levels,
         rows=rows,
         gradient=gradient,
-        near=_near(value, levels),
+        near=_near(value, levels) if measured is None else _near(computed, levels, measured),
         problems=(),
         hints=(),
     )
@@ -502,7 +523,7 @@ def _levels(batch: _Batch, kinds: tuple[tuple[int, int, int], ...], *, given: bo
         lowest=None if lowest is None else factor * lowest,
         attained=lowest is not None and len(kinds) == 1 and batch.matrices[0].shape[1] >= corners - 1,
         chance=float(np.mean(draws)),
-        spread=float(np.std(draws)),
+        spread=float(np.std(draws, ddof=1)),
         collapsed=collapsed,
         factor=factor,
     )
@@ -529,7 +550,14 @@ def _rows(batch: _Batch) -> Rows:
         highest_norm=float(norms.max()) if len(norms) else math.nan,
         positive_cosine=positive,
         negative_cosine=negative,
+        mean_cosine=min(map(_mean_cosine, matrices)),
     )
+
+
+def _mean_cosine(matrix: Tensor) -> float:
+    """Return the mean cosine of two rows; NaN for a single row."""
+    unit, n = torch.nn.functional.normalize(matrix, dim=1), len(matrix)
+    return float(unit.sum(dim=0).square().sum() - unit.square().sum()) / (n * (n - 1)) if n > 1 else math.nan
 
 
 def _cosines(batch: _Batch) -> tuple[float, float]:
@@ -562,21 +590,48 @@ def _gradient(batch: _Batch) -> tuple[float, Gradient]:
     # Unit vectors for "dot": large dot products would saturate the softmax at random embeddings, too.
     cosine = batch.option("similarity") == "cosine"
     norms = [matrix.norm(dim=1, keepdim=True) for matrix in batch.matrices] if cosine else None
-    _, random = gradient(_random(batch, 0, norms))
-    return value, Gradient(float(rows.norm()), int((rows == 0).sum()), float(random.norm()))
+    at_chance = float(gradient(_random(batch, 0, norms))[1].norm())
+    rows = rows.where(rows > ROUNDING * at_chance, 0)
+    return value, Gradient(float(rows.norm()), int((rows == 0).sum()), at_chance)
 
 
-def _near(value: float | None, levels: Levels) -> str:
-    if value is None or not math.isfinite(value):
-        return ""
-    widths = {
-        "collapsed": (levels.collapsed, NEAR * abs(levels.collapsed)),
-        "chance": (levels.chance, NEAR * abs(levels.chance) + 3 * levels.spread),
+def _close(value: float | None, level: float | None, relative: float = NEAR, more: float = 0.0) -> bool:
+    """Whether both are given, and the value is within a relative difference, plus ``more``, of the level."""
+    if value is None or level is None:
+        return False
+    return abs(value - level) <= relative * abs(level) + more + LEAST
+
+
+def _near(value: float | None, levels: Levels, rows: Rows | None = None) -> tuple[str, ...]:
+    """Return the levels that a value is near. If it was computed from rows, they decide between levels."""
+    gap = 0.0 if levels.lowest is None else SOLVED * abs(levels.chance - levels.lowest)
+    found = {
+        # A computed value is exact, so only its share of the gap counts, which is small at any temperature.
+        "lowest": _close(value, levels.lowest, NEAR if rows is None else 0.0, gap),
+        "chance": _close(value, levels.chance, more=3 * levels.spread),
+        "collapsed": _close(value, levels.collapsed),
     }
-    if levels.lowest is not None:
-        widths["lowest"] = levels.lowest, max(NEAR * abs(levels.lowest), SOLVED * abs(levels.chance - levels.lowest))
-    inside = {name: abs(value - level) for name, (level, width) in widths.items() if abs(value - level) <= width}
-    return min(inside, key=lambda name: inside[name], default="")
+    if rows is None:
+        found["chance"] &= not _close(value, levels.collapsed, 0.0, COINCIDENCE * levels.spread - LEAST)
+    else:
+        equal = rows.mean_cosine >= EQUAL
+        learned = rows.positive_cosine - rows.negative_cosine >= LEARNED
+        found["chance"] &= not (equal or learned or found["lowest"])
+        found["collapsed"] &= equal
+    return tuple(name for name, near in found.items() if near)
+
+
+def _solved(found: Diagnosis) -> bool:
+    """Whether the value is the lowest, and not that of other embeddings, unless these are among the best."""
+    lowest = found.levels.lowest
+    if lowest is None or "lowest" not in found.near:
+        return False
+    measured = found.computed is not None and _close(found.value, found.computed)
+    return measured or all(_close(getattr(found.levels, name), lowest, relative=0) for name in found.near)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(map(repr, names[:-1])), repr(names[-1])]))
 
 
 def _problems(found: Diagnosis, batch: _Batch) -> Iterator[str]:
@@ -587,21 +642,24 @@ def _problems(found: Diagnosis, batch: _Batch) -> Iterator[str]:
         yield "Some embeddings are zero, where cosine similarity is undefined: look for dead units in the last layer."
     if value is not None and math.isnan(value):
         yield "The value is NaN: run pairproof check on the function that printed it."
-    if levels.lowest is not None and value is not None and value < levels.lowest * (1 - NEAR) - 1e-6:
+    lowest = -math.inf if levels.lowest is None else levels.lowest
+    if value is not None and value < lowest and not _close(value, lowest):
         yield (
             "The value is below the lowest: the function that printed it computes another loss, or has another"
             " temperature. Run pairproof identify on it."
         )
-    if value is not None and found.computed is not None and abs(value - found.computed) > NEAR * abs(found.computed):
+    if value is not None and found.computed is not None and not _close(value, found.computed):
         yield "The value is not the loss of these embeddings: run pairproof check on the function that printed it."
-    if found.near == "collapsed":
+    if found.near == ("collapsed",):
         yield (
             "The value is that of equal embeddings, whose gradient is 0: the encoder has collapsed. Compare the"
             " embeddings of a batch; if they are nearly equal, restart with a warm-up or a lower learning rate."
         )
-    if gradient is not None and gradient.norm == 0:
+    elif gradient is None or (_solved(found) and not _close(levels.chance, levels.lowest, relative=0)):
+        return
+    elif gradient.norm == 0:
         yield "The gradient is 0, so these embeddings do not change in training."
-    elif gradient is not None and gradient.norm < SATURATED * gradient.at_chance and found.near != "lowest":
+    elif gradient.norm < SATURATED * gradient.at_chance:
         yield "The gradient is less than a millionth of that of random embeddings: the softmax is saturated."
 
 
@@ -612,21 +670,23 @@ def _hints(found: Diagnosis, batch: _Batch) -> Iterator[str]:
         near = _near(value / factor, levels)
         if near:
             yield (
-                f"Divided by temperature / {PUBLISHED_BASE} = {factor:.4g}, the value is near {near!r}. The original"
-                " SupCon code multiplies its loss by temperature / base_temperature; if yours does, repeat this with"
-                f" base_temperature {PUBLISHED_BASE}."
+                f"Divided by temperature / {PUBLISHED_BASE} = {factor:.4g}, the value is near {_listed(near)}. The"
+                " original SupCon code multiplies its loss by temperature / base_temperature; if yours does, repeat"
+                f" this with base_temperature {PUBLISHED_BASE}."
             )
-    if found.near == "chance":
+    if found.near == ("chance",):
         yield (
             "The value is that of random embeddings: nothing has been learned yet. If it stays, check that the labels"
             " are in the order of the rows, views included, and that the gradient reaches the encoder."
         )
-    if found.near == "lowest":
+    if _solved(found):
         yield "The batch is solved: the loss cannot become lower."
+    elif len(found.near) > 1:
+        yield f"The value alone does not tell {_listed(found.near)} apart: pass the embeddings."
     if found.lonely:
         yield (
             f"{found.lonely} of the anchors have no positives and contribute no gradient as anchors: sample several"
             " rows per class, or two views of each."
         )
-    if rows is not None and batch.option("similarity") == "dot" and rows.highest_norm > 2 * rows.lowest_norm:
+    if rows is not None and batch.option("similarity") == "dot" and rows.highest_norm > (2 + NEAR) * rows.lowest_norm:
         yield "Dot products depend on the norms, which differ by more than a factor of 2: normalise, or use cosine."

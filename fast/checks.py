@@ -327,9 +327,7 @@ def check_ignored_blocks(
     found = dict(zip(widths, torch.split(mask, list(widths.values()), dim=1), strict=True))
     for name in positives:
         own = found[name].gather(1, place[:, None])[:, 0]
-        if device.may_read(mask, validate) and bool(own.any()):
-            expected = "ignored: expected False for every row and its positive"
-            raise ValueError(f"{expected}, got True in row {_first(own)}")
+        found[name] = _checked("ignored", found[name], own, columns, validate)
     return dict(found)
 
 
@@ -641,9 +639,9 @@ def _refuse(kind: str, rows: Tensor, own: Tensor | None, columns: int) -> None:
     Args:
         kind: "partners", "mutual" (partners without references), "ignored" (pairs of rows and partners), "self_rows" or
             "positive_pairs".
-        rows: int64 ``[N]``, the row numbers; ``[M, 2]`` for "positive_pairs".
+        rows: int64 ``[N]``, the row numbers; ``[M, 2]`` for "positive_pairs"; for "ignored", anything.
         own: int64 ``[N]``. For "partners" and "mutual", the number of the row itself, which must not be its partner; -1
-            or None: no such row. For "ignored", 1 if the pair is ignored, else 0.
+            or None: no such row. For "ignored", whether the pair of a row and its positive is ignored.
         columns: row numbers must be less than this number.
     """
     if kind == "mutual" and own is not None and _are_mutual(rows, own):

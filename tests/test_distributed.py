@@ -500,21 +500,19 @@ def test_errors_are_raised_on_all_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "limit", "kind"),
+    ("waits", "kind"),
     [
-        (0.0, 5.0, "all_gather"),
-        pytest.param(12.0, 8.0, "all_gather", marks=pytest.mark.slow, id="a rank that waits"),
-        pytest.param(0.0, 5.0, "ring", marks=pytest.mark.slow, id="in a ring"),
-        pytest.param(12.0, 8.0, "ring", marks=pytest.mark.slow, id="a rank that waits in a ring"),
+        (False, "all_gather"),
+        pytest.param(True, "all_gather", marks=pytest.mark.slow, id="a rank that waits"),
+        pytest.param(False, "ring", marks=pytest.mark.slow, id="in a ring"),
+        pytest.param(True, "ring", marks=pytest.mark.slow, id="a rank that waits in a ring"),
     ],
 )
-def test_missing_rank_is_named_within_a_time_limit(seconds: float, limit: float, kind: str, tmp_path: Path) -> None:
-    given = [(rank, seconds, kind == "ring") for rank in range(3)]
+def test_missing_rank_is_named_while_it_is_missing(waits: bool, kind: str, tmp_path: Path) -> None:
+    given = [(rank, tmp_path if waits else None, kind == "ring") for rank in range(3)]
     found = run_ranks(tmp_path, 3, end_early, given, survive=True, timeout=3)
     for rank in (0, 2):
-        message, took = found[rank]
-        assert message.startswith(f"group: {kind} failed on rank {rank}, because rank 1 did not take part: ")
-        assert took < limit
+        assert found[rank].startswith(f"group: {kind} failed on rank {rank}, because rank 1 did not take part: ")
     assert found[1] is None
 
 

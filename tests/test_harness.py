@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import signal
 from collections import Counter
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ import torch
 from pairproof import fast
 from pairproof.conformance.documents.load import load_worked
 from pairproof.conformance.implementations import Deviation, Implementation, Unavailable, reference
-from pairproof.conformance.implementations.base import normalised
+from pairproof.conformance.implementations.base import normalised, outcome_of
 from pairproof.conformance.implementations.documents import StackedCriterion
 from pairproof.conformance.implementations.fast import Fast, FastDense, FastExact, FastTiled, FastTriton
 from pairproof.conformance.implementations.pml import PytorchMetricLearning
@@ -29,9 +30,11 @@ from pairproof.conformance.judge import verify as running
 from pairproof.conformance.judge.options import CouldNotRun, Selection, UsageError
 from pairproof.conformance.judge.results import Check, Status, tally
 from pairproof.conformance.judge.verify import load_cases, run
+from pairproof.conformance.report import _of_run, as_json
 from pairproof.conformance.suite.cases import Case, once
 from pairproof.conformance.suite.garbage import without_collections
 from pairproof.conformance.suite.golden import load_golden
+from pairproof.conformance.suite.machine import described, machine
 from pairproof.conformance.suite.records import Outcome, Truth
 from pairproof.conformance.suite.subset import covering, traits_of
 from pairproof.conformance.truth.baseline import plain_outcome
@@ -633,6 +636,26 @@ def test_pml_returns_gradients_of_the_references() -> None:
     assert compare(case, true, found, bounds(case, true, "float64")).ratio <= 1
 
 
+def test_unused_rows_have_gradient_zero_if_torch_fills_with_zeros_that_require_a_gradient(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``torch.autograd.grad`` of torch before 2.10 does."""
+    newer = torch.autograd.grad
+
+    def older(*arguments: Any, materialize_grads: bool = False, **given: Any) -> Any:
+        found = newer(*arguments, allow_unused=materialize_grads, **given)
+        return [
+            torch.zeros_like(z, requires_grad=True) if g is None else g
+            for g, z in zip(found, arguments[1], strict=True)
+        ]
+
+    monkeypatch.setattr(torch.autograd, "grad", older)
+    leaves = {name: torch.ones(2, 3, requires_grad=True) for name in ("embeddings", "negatives")}
+    found = outcome_of((2 * leaves["embeddings"]).sum(), leaves)
+    assert np.array_equal(found.gradient, np.full((2, 3), 2.0))
+    assert np.array_equal(found.other_gradients["negatives"], np.zeros((2, 3)))
+
+
 def test_rows_are_normalised_without_overflow() -> None:
     case = replace(CASE, embeddings=ROWS * np.array([1e-300, 1.0, 1e300, 1e-12])[:, None])
     rows = normalised(torch.tensor(case.embeddings), case)
@@ -780,7 +803,7 @@ def test_repeat_command_of_the_interpreter_sets_its_variable(monkeypatch: pytest
 
 
 def test_counts_of_device_implementations_follow_from_the_cases(fake: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No counts are stored for such an implementation, but missing or failed checks are still problems."""
+    """No counts are stored for such an implementation, but missing checks are still problems."""
     expected = {"format": running.EXPECTED_FORMAT, "counts": {}, "entries": {}}
     (tmp_path / "expected.json").write_text(json.dumps(expected))
     fake.setattr(running, "fixtures_root", lambda: tmp_path)
@@ -794,7 +817,34 @@ def test_counts_of_device_implementations_follow_from_the_cases(fake: pytest.Mon
     counts = running.expected_counts(report, load_cases(report.fixtures))["counts"]
     assert not any(key.startswith("fake") for key in counts)
     fake.setattr(Fake, "mode", "wrong")
-    assert any("fake/supcon: expected 14 passed, ran 14 failed" in problem for problem in run(selection).problems)
+    failed = run(selection)
+    # Failed checks are reported themselves; counts would only repeat this.
+    assert failed.problems == []
+    assert failed.exit_code == 1
+    assert failed.first_problem.endswith("(and 13 more)")
+    judge = running.judge_case
+    (dropped, *_) = (check.case for check in report.checks if check.status is Status.PASSED)
+    fake.setattr(running, "judge_case", lambda case, *more: [] if case.id == dropped else judge(case, *more))
+    assert "fake/supcon: expected 14 passed, ran 13 failed" in run(selection).problems[0]
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_header_and_json_name_what_rounding_depends_on(flushed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert torch.set_flush_denormal(flushed)
+    try:
+        found = machine()
+    finally:
+        torch.set_flush_denormal(False)
+    assert found["denormals"] == ("flushed" if flushed else "kept")
+    assert found["capability"] == torch.backends.cpu.get_cpu_capability()
+    assert found["threads"] == str(torch.get_num_threads())
+    assert found["processor"]
+    assert re.match(r"BLAS of torch \w+.*; of numpy \S", found["blas"])
+    report = running.Report(Selection(), machine=found)
+    assert found.items() <= report.header().items()
+    assert found.items() <= as_json(report)["header"].items()
+    header = " ".join(" ".join(str(part) for part in _of_run(report, 1.0, ())).split())
+    assert f" on {described(found)}" in header
 
 
 def test_covering_subset_has_every_trait() -> None:

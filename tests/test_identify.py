@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 import os
 import runpy
 import subprocess
@@ -22,7 +23,7 @@ from pairproof.conformance.diagnose.explain_failure import explain_failure
 from pairproof.conformance.diagnose.identify import CALLED as CALLED_AS
 from pairproof.conformance.diagnose.identify import identify, name_faults
 from pairproof.conformance.diagnose.positives import POSITIVES, STACKED, batch_setting
-from pairproof.conformance.diagnose.search import PROBES, Probe, Search, call_with, drawn, known_losses
+from pairproof.conformance.diagnose.search import PROBES, Probe, Search, call_with, drawn, known_losses, ranked
 from pairproof.conformance.diagnose.variants import Evaluation, temperings, variations
 from pairproof.conformance.faults import FAULTS, RIGHT
 from pairproof.conformance.implementations.base import Unavailable
@@ -1340,3 +1341,13 @@ def test_command_prints_the_identification_and_sets_the_exit_code(tmp_path):
         misspelt = CliRunner().invoke(app, ["identify", f"{file}:mine", option, "labls"])
         assert misspelt.exit_code == 2
         assert f"unknown {what} 'labls'; known: " in misspelt.output
+
+
+@pytest.mark.parametrize("last_bit", [-1, 0, 1])
+def test_candidates_that_differ_only_by_rounding_are_ranked_by_words_and_order(last_bit: int) -> None:
+    """The formulas of two variants can be equal on all probes, and their errors then differ in the last bits."""
+    for size in (0.0, 1e-16, 0.01, 3.0):
+        sizes = {"far": size + 0.5, "first": size, "second": size + last_bit * math.ulp(size), "third": size}
+        names = list(sizes)
+        assert ranked(names, sizes.__getitem__) == ["first", "second", "third", "far"]
+        assert ranked(names, sizes.__getitem__, ["far", "third", "second", "first"].index)[0] == "third"

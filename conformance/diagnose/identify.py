@@ -38,6 +38,7 @@ from .search import (
     Search,
     call_with,
     crossing,
+    ranked,
     read_as,
     relative,
 )
@@ -548,7 +549,7 @@ def _report_nearest(found: Identification, search: Search, matches: list[Match])
         why = "the answers do not depend on the temperature, so the loss has no contrast"
         found.nearest = f"{match.variant.describe()}, which gives the same values at several temperatures: {why}"
     elif matches:
-        nearest = min(matches, key=lambda match: (match.distance, len(match.variant.words())))
+        nearest = ranked(matches, lambda match: match.distance, lambda match: len(match.variant.words()))[0]
         if not nearest.distance <= FAR:
             return
         name, expected, given = nearest.worst

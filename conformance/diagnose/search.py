@@ -20,7 +20,7 @@ from fractions import Fraction
 from functools import lru_cache, partial
 from itertools import islice, product
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -83,6 +83,11 @@ GRID: tuple[float, ...] = tuple((torch.logspace(-3, 2, 80, dtype=torch.float64) 
 
 PASSED = (0.5, 0.2)
 """Temperatures that are passed to targets with a temperature argument."""
+
+T = TypeVar("T")
+
+TIE = 1e-9
+"""Difference, relative to 1 or to the smaller of two sizes, up to which the sizes are equal apart from rounding."""
 
 NEAR = 0.05
 """Variants whose values are further from the answers than this relative distance are discarded."""
@@ -451,9 +456,22 @@ def _twice_wrong_variants(call: str, bias: float | None, losses: tuple[Loss, ...
 
 def _with_two_epsilons(near: Iterable[Match]) -> list[Variant]:
     """Return the nearest correct variants, with different epsilons in the numerator and in the denominator."""
-    close = sorted((match for match in near if match.distance <= NEAR), key=lambda match: match.distance)
+    close = ranked([match for match in near if match.distance <= NEAR], lambda match: match.distance)
     first = dict.fromkeys(match.variant for match in close if match.variant.takes_guard and not match.variant.words())
     return [replace(variant, guard=guard) for variant in islice(first, NEAREST) for guard in TWO_GUARDS]
+
+
+def ranked(items: Sequence[T], size: Callable[[T], float], then: Callable[[T], int] = lambda _: 0) -> list[T]:
+    """Sort items by a size that has rounding errors. Equal sizes are sorted by ``then``, and keep their order."""
+    order = sorted(range(len(items)), key=lambda place: size(items[place]))
+    groups: list[list[int]] = []
+    for place in order:
+        least = size(items[groups[-1][0]]) if groups else math.nan
+        if size(items[place]) - least <= TIE * (1 + abs(least)):
+            groups[-1].append(place)
+        else:
+            groups.append([place])
+    return [items[place] for group in groups for place in sorted(group, key=lambda k: (then(items[k]), k))]
 
 
 def _unique(variants: Iterable[Variant]) -> list[Variant]:
@@ -820,7 +838,7 @@ class Search:
             # One epsilon must reduce the error much; two must explain the whole error.
             without = [] if variant.guard in TWO_GUARDS else self.explain(replace(variant, guard=""), temperatures)
             matches = fitting = fitting * any(match.error >= LEAST_GAIN * fitting[0].error for match in without)
-        return (fitting or sorted(matches, key=lambda match: match.error))[:1]
+        return (fitting or ranked(matches, lambda match: match.error))[:1]
 
     def _sum_over_pairs(self, variant: Variant, settings: Mapping[Batch, Setting]) -> str:
         """Return "sum" if the count "sum" is a sum over pairs for this variant, else ""."""

@@ -307,7 +307,8 @@ def gradients_of(loss: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor
         if all(2.0**-20 < float(z.detach().abs().max()) < 2.0**20 for z in leaves.values() if z.numel()):
             upstream = -1.0 if any(z.dtype == torch.float16 for z in leaves.values()) else -2.0
         found = torch.autograd.grad(loss.sum() * upstream, list(leaves.values()), materialize_grads=True)
-    return {name: gradient.double().cpu() / upstream for name, gradient in zip(leaves, found, strict=True)}
+    # Before torch 2.10, the zeros for unused leaves require a gradient.
+    return {name: gradient.detach().double().cpu() / upstream for name, gradient in zip(leaves, found, strict=True)}
 
 
 def unit(rows: Tensor) -> Tensor:

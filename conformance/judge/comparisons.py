@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..suite.machine import described, machine
 from .options import ParityRequest
 
 Tensor = torch.Tensor
@@ -103,6 +104,7 @@ class ParityResult:
     comparisons: list[Comparison] = field(default_factory=list)
     memory: list[tuple[int, int, int]] = field(default_factory=list)
     seconds: float = 0.0
+    machine: dict[str, str] = field(default_factory=machine)
 
     @property
     def exit_code(self) -> int:
@@ -126,6 +128,7 @@ class ParityResult:
     def lines(self) -> list[str]:
         """The lines of the report."""
         heading = [f"{self.request.name}, called with {self.call}, seed {self.seed}"]
+        heading += [f"  on {described(self.machine)}"]
         shown = [f"{one.status:<14} {one.name}: {one.message}" for one in self.comparisons]
         named = [f"mistake: {name}: {', '.join(where)}" for name, where in self.mistakes.items()]
         end = f"{self.summary} in {self.seconds:.1f} s"
@@ -149,6 +152,7 @@ class ParityResult:
             "passed": self.exit_code == 0,
             "target": self.request.name,
             "version": self.version,
+            "machine": self.machine,
             "call": self.call,
             "seed": self.seed,
             "options": {name: getattr(self.request, name) for name in options},

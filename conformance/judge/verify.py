@@ -34,6 +34,7 @@ from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from ..suite.garbage import without_collections
 from ..suite.golden import DTYPES, GoldenCase, load_golden
+from ..suite.machine import machine
 from ..suite.progress import Progress, tracked
 from ..suite.records import Bounds, Outcome, Truth
 from ..suite.store import fixtures_root, read_json
@@ -71,6 +72,7 @@ class Report:
         dtypes_left_out: the dtypes that only a thorough run includes.
         alternates: whether each case ran with only one of several similar implementations, in one dtype.
         cases_in_all: number of cases before any were left out.
+        machine: what rounding errors depend on, as of the creation of the report.
     """
 
     selection: Selection
@@ -86,6 +88,7 @@ class Report:
     dtypes_left_out: list[str] = field(default_factory=list)
     alternates: bool = False
     cases_in_all: int = 0
+    machine: dict[str, str] = field(default_factory=machine)
 
     @property
     def judged(self) -> bool:
@@ -99,7 +102,7 @@ class Report:
 
     @property
     def first_problem(self) -> str:
-        """The first failed check, or else the first problem; "" if the run passed."""
+        """The first failed check, or else the first problem, and the number of others; "" if the run passed."""
         bad = [check for check in self.checks if check.status in BAD]
         words = [f"{bad[0].implementation}, {bad[0].case}: {bad[0].message}"] if bad else self.problems[:1]
         more = len(bad) + len(self.problems) - 1
@@ -130,6 +133,7 @@ class Report:
             "torch": torch.__version__,
             "device": self.selection.device,
             "machine": platform.machine(),
+            **self.machine,
         }
 
 
@@ -468,6 +472,8 @@ def _count_problems(
 ) -> list[str]:
     """Return the differences between the counts of a whole run and those of ``EXPECTED``.
 
+    Checks that fail or end in an error are reported themselves. They count as any status that the file expects.
+
     Only implementations that are present are compared. The file counts a thorough run. Of the checks that this run left
     out, only the number is known, not how many pass or deviate. Implementations that need a special device are not in
     the file: they must pass every case that they support.
@@ -493,11 +499,13 @@ def _count_problems(
     )
 
     def complete(key: str) -> bool:
-        """Whether the counts equal those in the file, except for the checks that are left out."""
+        """Whether the counts equal those in the file, except for checks that are left out, fail or end in an error."""
         skipped, number = Status.SKIPPED.value, Counter(left_out.get(key, {}))
-        rest = Counter(wanted.get(key, {}))
-        rest.subtract(Counter(found.get(key, {})))
-        return min(rest.values(), default=0) >= 0 and (rest[skipped], rest.total()) == (number[skipped], number.total())
+        rest, ran = Counter(wanted.get(key, {})), Counter(found.get(key, {}))
+        bad = sum(ran.pop(status.value, 0) for status in BAD)
+        rest.subtract(ran)
+        total = number.total() + bad
+        return min(rest.values(), default=0) >= 0 and (rest[skipped], rest.total()) == (number[skipped], total)
 
     def less(key: str) -> str:
         left = left_out.get(key)

@@ -276,7 +276,7 @@ def _fills_grad(embeddings, labels):
 
 changes_the_default_dtype = _with(lambda *_: torch.set_default_dtype(torch.float64))
 changes_the_grad_mode = _with(lambda *_: torch.set_grad_enabled(False) and None)
-changes_the_threads = _with(lambda *_: torch.set_num_threads(2))
+changes_the_threads = _with(lambda *_: torch.set_num_threads(1 if torch.get_num_threads() == 2 else 2))
 changes_the_matmul_precision = _with(lambda *_: torch.set_float32_matmul_precision("medium"))
 changes_numpy_errors = _with(lambda *_: np.seterr(all="ignore"))
 seeds_torch = _with(lambda *_: torch.manual_seed(0))
