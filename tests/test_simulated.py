@@ -230,6 +230,15 @@ def test_gradients_of_composite_functions_move_too(name: str) -> None:
     assert all(torch.allclose(one, here, rtol=1e-12, atol=1e-14) for one in found)
 
 
+def test_machine_repeats_its_digits() -> None:
+    a, b = randoms(24, 33), randoms(24, 33, seed=1)
+    with Machine(0):
+        first, second = ([operation(a, b) for operation in SUMS.values()] for _ in range(2))
+        assert all(map(torch.equal, first, second))
+        assert torch.equal(a.exp(), a.exp())
+        assert torch.equal(a.exp(), a.clone().exp_())
+
+
 def test_exact_results_and_special_values_stay() -> None:
     inf, nan = math.inf, math.nan
     special = torch.tensor([0.0, inf, -inf, nan], dtype=torch.float64)

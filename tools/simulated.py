@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -54,6 +54,9 @@ ORDERS = 64
 STEPS = 1 << 16
 """Number of random steps from which machines choose consecutive ones."""
 
+NUMBERS = 16
+"""How many random numbers a machine draws for each operation; more than one operation needs."""
+
 PRODUCTS_UP_TO = 1 << 15
 """Largest number of products that are rounded one by one, as without fused multiply-add."""
 
@@ -67,8 +70,12 @@ WIDE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 """The dtype in which sums of a narrow dtype are computed."""
 
 
-class Machine(TorchDispatchMode):
-    """Another machine, which torch uses inside a ``with`` statement. Equal seeds give equal digits."""
+class Machine(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Another machine, which torch uses inside a ``with`` statement.
+
+    Equal seeds give equal digits. As on a real machine, the same operation on the same tensors gives the same result
+    each time: orders and steps depend only on the seed, the operation and the shape of its first tensor.
+    """
 
     def __init__(self, seed: int, *, orders: bool = True, functions: bool = True) -> None:
         """Draw a machine.
@@ -78,9 +85,10 @@ class Machine(TorchDispatchMode):
             orders: whether sums and products have another order.
             functions: whether elementary functions are moved.
         """
-        super().__init__()
-        self.orders, self.functions = orders, functions
-        self._draw = random.Random(seed)
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.orders, self.functions, self.seed = orders, functions, seed
+        self._numbers: dict[tuple[str, torch.Size], list[float]] = {}
+        self._left: Iterator[float] = iter(())
         self._rules: dict[Any, _Rule | None] = {}
 
     @classmethod
@@ -100,6 +108,11 @@ class Machine(TorchDispatchMode):
         if rule is None or not _applies(args):
             return func(*args, **kwargs)
         given = {key: value for key, value in kwargs.items() if key not in rule.out} if rule.out else kwargs
+        key = rule.name, args[0].shape
+        if key not in self._numbers:
+            draw = random.Random(f"{self.seed} {rule.name} {tuple(args[0].shape)}")
+            self._numbers[key] = [draw.random() for _ in range(NUMBERS)]
+        self._left = itertools.cycle(self._numbers[key])
         found = rule.evaluate(*args, **given)
         if found is None:  # the rule leaves these arguments alone
             return func(*args, **kwargs)
@@ -107,8 +120,8 @@ class Machine(TorchDispatchMode):
             return args[0].copy_(found)
         if not rule.out:
             return found
-        for key, result in zip(rule.out, found if isinstance(found, tuple) else (found,), strict=True):
-            kwargs[key].resize_(result.shape).copy_(result)
+        for target, result in zip(rule.out, found if isinstance(found, tuple) else (found,), strict=True):
+            kwargs[target].resize_(result.shape).copy_(result)
         return kwargs[rule.out[0]] if len(rule.out) == 1 else tuple(kwargs[key] for key in rule.out)
 
     def _rule(self, func: Any) -> _Rule | None:
@@ -120,10 +133,15 @@ class Machine(TorchDispatchMode):
         in_place = bool(written) and not out
         name = name.rstrip("_") if in_place else name
         if name in MOVED:
-            return _Rule(partial(self._function, name), in_place, out) if self.functions else None
+            return _Rule(name, partial(self._function, name), in_place, out) if self.functions else None
         evaluate = getattr(self, f"_op_{name.lstrip('_')}", None)
-        chosen = evaluate is not None and (self.orders or name in COMPOSITE)
-        return _Rule(evaluate, in_place, out) if chosen else None
+        if evaluate is None or not (self.orders or name in COMPOSITE):
+            return None
+        return _Rule(name, evaluate, in_place, out)
+
+    def _below(self, n: int) -> int:
+        """Return a random whole number below n."""
+        return int(next(self._left) * n)
 
     # Elementary functions.
 
@@ -140,7 +158,7 @@ class Machine(TorchDispatchMode):
         factors = _factors(x.dtype)
         if count > STEPS // 2:
             factors = factors.repeat(-(-count // STEPS) + 1)
-        start = self._draw.randrange(len(factors) - count)
+        start = self._below(len(factors) - count)
         # The next number in the direction of x / 2, of x, which is x itself, or of 2 x.
         found = torch.nextafter(x, x * factors[start : start + count].view(x.shape))
         if not exact_powers:
@@ -165,11 +183,11 @@ class Machine(TorchDispatchMode):
         if n < 2 or not self.orders or x.numel() == 0:
             return x.sum(-1)
         x = x.index_select(-1, self._order(n))
-        kind = self._draw.randrange(3)
+        kind = self._below(3)
         if kind == 0:
             return x.sum(-1)
         if kind == 1:  # two parts
-            cut = self._draw.randrange(1, n)
+            cut = 1 + self._below(n - 1)
             return x[..., :cut].sum(-1) + x[..., cut:].sum(-1)
         if n > 8:  # as BLAS adds
             return x.matmul(x.new_ones(n))
@@ -179,7 +197,7 @@ class Machine(TorchDispatchMode):
         return total
 
     def _order(self, n: int) -> Tensor:
-        return _orders(n)[self._draw.randrange(ORDERS)]
+        return _orders(n)[self._below(ORDERS)]
 
     def _summed(self, x: Tensor, dim: Any, keepdim: bool, dtype: torch.dtype | None) -> tuple[Tensor, int] | None:
         """Return the sums over some axes in the dtype of the computation, and the number of terms of each."""
@@ -197,6 +215,12 @@ class Machine(TorchDispatchMode):
         count = math.prod(x.shape[d] for d in dims)
         found = self.added(x.permute([*rest, *dims]).reshape([*(x.shape[d] for d in rest), count]))
         return (found.reshape(shape) if keepdim else found), count
+
+    def _total(self, x: Tensor, dim: Any) -> Tensor:
+        """Return the sums over some axes, which are kept with length 1."""
+        found = self._summed(x, dim, True, None)
+        assert found is not None
+        return found[0]
 
     def _op_sum(self, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor | None:
         found = self._summed(x, dim, keepdim, dtype)
@@ -234,8 +258,8 @@ class Machine(TorchDispatchMode):
         n = x.shape[dim] if x.dim() else 1
         if n < 2 or (dtype or x.dtype) not in (torch.float64, torch.float32):
             return None
-        x, cut = x.to(dtype or x.dtype), self._draw.randrange(1, n)
-        first, second = (part.cumsum(dim) for part in x.split((cut, n - cut), dim))
+        x, cut = x.to(dtype or x.dtype), 1 + self._below(n - 1)
+        first, second = (part.cumsum(dim) for part in torch.split(x, [cut, n - cut], dim))
         return torch.cat([first, second + first.narrow(dim, cut - 1, 1)], dim)
 
     def _op_index_add(self, x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor | None:
@@ -283,9 +307,9 @@ class Machine(TorchDispatchMode):
         order = self._order(n)
         a, b = a.index_select(-1, order), b.index_select(-2, order)
         terms = math.prod(a.shape) * b.shape[-1]
-        if terms <= PRODUCTS_UP_TO and self._draw.random() < 0.5:  # without fused multiply-add
+        if terms <= PRODUCTS_UP_TO and self._below(2):  # without fused multiply-add
             return self.added(a.unsqueeze(-2) * b.transpose(-1, -2).unsqueeze(-3)).to(kind)
-        cuts = sorted({0, n, *(self._draw.randrange(1, n) for _ in range(self._draw.randrange(3)))})
+        cuts = sorted({0, n, *(1 + self._below(n - 1) for _ in range(self._below(3)))})
         parts = [a[..., i:j].contiguous().matmul(b[..., i:j, :].contiguous()) for i, j in itertools.pairwise(cuts)]
         total = parts[0]
         for part in parts[1:]:
@@ -343,7 +367,7 @@ class Machine(TorchDispatchMode):
         """Return ``a * b + x``, rounded once or twice."""
         product = a * b
         plain = x + product
-        if plain.dtype not in (torch.float64, torch.float32) or self._draw.random() < 0.5:
+        if plain.dtype not in (torch.float64, torch.float32) or self._below(2):
             return plain
         if plain.dtype == torch.float32:
             return (x.double() + a.double() * b.double()).float()
@@ -361,32 +385,31 @@ class Machine(TorchDispatchMode):
             return None
         top = x.amax(dim, keepdim=True)
         shift = top.masked_fill(~top.isfinite(), 0)
-        total, _ = self._summed(self._exp(x - shift), dim, True, None)  # type: ignore[misc]
-        found = self._log(total) + shift
+        found = self._log(self._total(self._exp(x - shift), dim)) + shift
         return found if keepdim else found.squeeze(dim)
 
     def _op_log_softmax(self, x: Tensor, dim: int, half_to_float: bool = False) -> Tensor | None:
         if not x.dim() or x.numel() == 0 or x.dtype in WIDE:
             return None
         shifted = x - x.amax(dim, keepdim=True)
-        return shifted - self._log(self._op_sum(self._exp(shifted), dim, True))  # type: ignore[arg-type]
+        return shifted - self._log(self._total(self._exp(shifted), dim))
 
     def _op_log_softmax_backward_data(self, grad: Tensor, found: Tensor, dim: int, dtype: Any) -> Tensor | None:
         if not grad.dim() or found.dtype in WIDE:
             return None
-        return grad - self._exp(found) * self._op_sum(grad, dim, True)
+        return grad - self._exp(found) * self._total(grad, dim)
 
     def _op_softmax(self, x: Tensor, dim: int, half_to_float: bool = False) -> Tensor | None:
         if not x.dim() or x.numel() == 0 or x.dtype in WIDE:
             return None
         exponentials = self._exp(x - x.amax(dim, keepdim=True))
-        return exponentials / self._op_sum(exponentials, dim, True)
+        return exponentials / self._total(exponentials, dim)
 
     def _op_softmax_backward_data(self, grad: Tensor, found: Tensor, dim: int, dtype: Any) -> Tensor | None:
         if not grad.dim() or found.dtype in WIDE:
             return None
         product = grad * found
-        return product - found * self._op_sum(product, dim, True)
+        return product - found * self._total(product, dim)
 
     def _op_log_sigmoid_forward(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
         if x.dtype in WIDE:
@@ -446,11 +469,13 @@ class _Rule(NamedTuple):
     """How an operation is evaluated.
 
     Attributes:
+        name: name of the operation, the same for all its variants.
         evaluate: returns the result, or None if these arguments give the same result on every machine.
         in_place: whether the result replaces the first argument.
         out: the names of arguments that take the results.
     """
 
+    name: str
     evaluate: Callable[..., Any]
     in_place: bool
     out: tuple[str, ...]
@@ -470,7 +495,7 @@ def _factors(dtype: torch.dtype) -> Tensor:
 def _applies(args: Sequence[Any]) -> bool:
     """Whether an operation is evaluated on ordinary tensors on the CPU."""
     x = args[0] if args else None
-    return type(x) in (Tensor, torch.nn.Parameter) and x.device.type == "cpu"
+    return isinstance(x, Tensor) and type(x) in (Tensor, torch.nn.Parameter) and x.device.type == "cpu"
 
 
 def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
