@@ -138,6 +138,7 @@ class Report:
             "torch": torch.__version__,
             "device": self.selection.device,
             "machine": platform.machine(),
+            **({"subnormal numbers": "flushed to zero"} if self.selection.flush_denormal else {}),
         }
 
 
@@ -166,6 +167,8 @@ def run(selection: Selection, progress: Progress | None = None) -> Report:
     """
     check_names(selection)
     check_device(selection.device)
+    if selection.flush_denormal:
+        flush_denormal()
     report = Report(selection, fixtures=load_worked())
     implementations = list(_present(selection, report))
     stored = load_cases(report.fixtures)
@@ -277,7 +280,7 @@ def judge_case(
     Returns:
         The checks by implementation. If the true results cannot be computed, there is a single errored check.
     """
-    alone = Selection(cases=(case.id,), peers=selection.peers)
+    alone = Selection(cases=(case.id,), peers=selection.peers, flush_denormal=selection.flush_denormal)
     flags = golden.flags if golden else ()
     try:
         true = truth_of(case, golden)
@@ -432,6 +435,16 @@ def check_device(device: str) -> None:
     """
     if reason := unusable(device):
         raise CouldNotRun(reason)
+
+
+def flush_denormal() -> None:
+    """Flush subnormal numbers to zero in this thread and in the processes that it starts.
+
+    Raises:
+        CouldNotRun: the processor cannot flush them.
+    """
+    if not torch.set_flush_denormal(True):
+        raise CouldNotRun("--flush-denormal: this processor cannot flush subnormal numbers to zero")
 
 
 def _present(selection: Selection, report: Report) -> Iterator[Implementation]:
