@@ -1,8 +1,4 @@
-"""Print the oldest versions that pyproject.toml allows, as constraints for pip.
-
-    python tools/oldest.py >oldest.txt
-    python -m pip install -c oldest.txt '.[verify,pml,safetensors]'
-"""
+"""Print the oldest versions that pyproject.toml allows, as constraints for pip."""
 
 from __future__ import annotations
 
@@ -22,8 +18,9 @@ def oldest(text: str) -> list[str]:
         ValueError: a dependency has no lower limit.
     """
     project = tomllib.loads(text)["project"]
+    extras = project.get("optional-dependencies", {name: [] for name in EXTRAS})
     found = []
-    for one in [*project["dependencies"], *(one for extra in EXTRAS for one in project["optional-dependencies"][extra])]:
+    for one in [*project["dependencies"], *(one for extra in EXTRAS for one in extras[extra])]:
         match = re.fullmatch(r"([\w-]+)(?:>=([\d.]+)|(==[\d.*]+))", one)
         if match is None:
             raise ValueError(f"{one}: expected a lower limit, such as numpy>=2.0")
