@@ -28,7 +28,7 @@ export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES := -1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv peers verify report test test-all kernels kernels-covering kernels-3.6 kernels-long kernels-golden kernels-golden-slow kernels-golden-all mutants bench bench-quick lint format types fixtures fixtures-check fixtures-archive peers-check docs wheel clean
+.PHONY: help venv peers verify report test test-all kernels kernels-covering kernels-3.6 kernels-long kernels-golden kernels-golden-slow kernels-golden-all machines mutants bench bench-quick lint format types fixtures fixtures-check fixtures-archive peers-check docs wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' Makefile
@@ -121,6 +121,10 @@ kernels-golden-slow: $(VENV_STAMP) ## the same, including slow tests
 kernels-golden-all: $(VENV_STAMP) ## the same on all golden cases
 	@echo "kernels-golden-all: pytest on tests/kernels with every golden case, in triton's interpreter"
 	@$(KERNEL_TESTS) -m "" --all-cases $(ARGS) tests/kernels
+
+machines: $(VENV_STAMP) $(PEERS_STAMP) ## run verify on the code paths of other processors (ARGS="--covering")
+	@echo "machines: pairproof verify with other code paths of MKL, ATen, OpenBLAS and glibc; make test with two of them"
+	@$(BIN)/python tools/machines.py --tests --require pml,supcontrast $(ARGS)
 
 mutants: $(VENV_STAMP) ## count how many of 320 mistakes the cases find
 	@echo "mutants: running the cases on 320 mutants, two at a time; half an hour on two cores"

@@ -17,6 +17,23 @@ from tests import snapshots
 LEFT_OUT = pytest.StashKey[int]()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--machine", type=int, metavar="SEED", help="run each test on the simulated machine of this seed")
+
+
+@pytest.fixture(autouse=True)
+def _simulated_machine(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run the test on a simulated machine (``tools/simulated.py``) if the option --machine is given."""
+    seed = request.config.getoption("--machine", None)
+    if seed is None:
+        yield
+        return
+    from simulated import Machine
+
+    with Machine(seed):
+        yield
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEFT_OUT] = 0
     # Nothing that pytest allocates while it collects tests is garbage.

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..suite.cases import MASKS, Case
+from ..suite.cases import row_norms as row_norms
 from ..suite.catalogue import IGNORED, TOWER_TARGETS, WEIGHTS
 from ..suite.records import Outcome, Truth
 from ..truth.baseline import scaled_similarities
@@ -463,8 +464,3 @@ def differs(loss: Callable[[Tensor], Tensor], case: Case, dtype: str, true: Trut
 def exceeds(matrix: npt.NDArray[np.float64], allowed: npt.NDArray[np.float64]) -> bool:
     """Whether the norm of some row is above its bound."""
     return bool((row_norms(matrix) > allowed).any())
-
-
-def row_norms(matrix: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the norms of rows, without overflow or underflow of squares."""
-    return np.array([math.hypot(*row) for row in matrix.tolist()])

@@ -24,10 +24,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..suite.cases import MATRICES, Case
+from ..suite.cases import MATRICES, Case, row_norms
 from ..suite.levels import Level
 from ..truth.certify import maximum_is_tied
-from .base import gradients_of, row_norms
+from .base import gradients_of
 from .signatures import Claim, is_module
 
 EVERY_ARRAY = ("torch", "numpy", "jax")

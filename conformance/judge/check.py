@@ -49,7 +49,7 @@ from .shrink import Shrunk, smallest_failure
 from .tried import Tried
 from .usages import UsageJudge, Watch
 from .usages import names as usage_names
-from .verify import Report, check_names, judge_case, load_cases, truth_of
+from .verify import Report, check_names, flush_denormal, judge_case, load_cases, truth_of
 
 SHOWN = 3
 """Default number of failing cases to show. The smallest ones are shown."""
@@ -465,6 +465,8 @@ def load_target(request: Request, declared: Sequence[Deviation]) -> External:
     options = {name: getattr(request, name) for name in same}
     dtypes = tuple(dtype for dtype in DTYPES if dtype in (request.dtypes or External.dtypes))
     concerning = tuple(one for one in declared if one.concerns(request.loss, request.name))
+    if request.flush_denormal:
+        flush_denormal()
     try:
         return load_loss(request.target, **options, dtypes=dtypes, deviations=concerning)
     except NoCallFits as error:

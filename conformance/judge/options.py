@@ -250,6 +250,7 @@ class Selection:
         implementations: Only this implementation (repeatable or comma-separated).
         dtypes: Only this dtype: float64, float32, bfloat16 or float16 (repeatable or comma-separated).
         device: The torch device on which the torch implementations run.
+        flush_denormal: Flush subnormal numbers to zero in every process, as torch.set_flush_denormal(True) does.
         required: Exit with 3 if this implementation is missing (repeatable or comma-separated).
         peers: supcontrast=PATH also runs the current SupContrast code; PATH is its repository or its losses.py.
             folder=PATH is the folder with the files of the peers (public implementations). Default: the environment
@@ -269,6 +270,7 @@ class Selection:
     implementations: Sequence[str] = option((), "--impl", "-i", metavar="NAME", read=read_commas)
     dtypes: Sequence[str] = option((), "--dtype", "-d", metavar="DTYPE", read=read_commas)
     device: str = option("cpu", "--device", metavar="DEVICE")
+    flush_denormal: bool = option(False, "--flush-denormal")
     required: Sequence[str] = option((), "--require", metavar="NAME", read=read_commas)
     peers: Mapping[str, str] = option({}, "--peer", metavar=NAME_PATH, read=read_pairs)
     processes: int | None = option(None, "--jobs", "-j", metavar="N")
@@ -391,6 +393,7 @@ class Request:
             name loss, total_loss or similar, or else the only plausible one, such as a single number. The choice is
             reported.
         device: The torch device on which the target runs.
+        flush_denormal: Flush subnormal numbers to zero in every process, as torch.set_flush_denormal(True) does.
         limit: Maximum time of one evaluation, in seconds.
         deviations: TOML file of declared deviations: known, intended differences with their reasons. A check that
             differs as declared does not fail. Default: tool.pairproof in the nearest pyproject.toml.
@@ -420,6 +423,7 @@ class Request:
     init: Mapping[str, Any] = option({}, "--init", metavar=KEY_VALUE, read=read_literals)
     result: str | None = option(None, "--result", metavar="NAME")
     device: str = option("cpu", "--device", metavar="DEVICE")
+    flush_denormal: bool = option(False, "--flush-denormal")
     limit: float = option(60.0, "--limit", metavar="SECONDS")
     deviations: Path | None = option(None, "--deviations", metavar="FILE")  # noqa: RUF009 - it makes a field
     cases: Sequence[str] = option((), "--case", "-c", metavar="CASE", read=tuple)

@@ -162,6 +162,8 @@ def run(selection: Selection, progress: Progress | None = None) -> Report:
     """
     check_names(selection)
     check_device(selection.device)
+    if selection.flush_denormal:
+        flush_denormal()
     report = Report(selection, fixtures=load_worked())
     implementations = list(_present(selection, report))
     stored = load_cases(report.fixtures)
@@ -252,7 +254,7 @@ def judge_case(
     Returns:
         The checks by implementation. If the true results cannot be computed, there is a single errored check.
     """
-    alone = Selection(cases=(case.id,), peers=selection.peers)
+    alone = Selection(cases=(case.id,), peers=selection.peers, flush_denormal=selection.flush_denormal)
     flags = golden.flags if golden else ()
     try:
         true = truth_of(case, golden)
@@ -407,6 +409,16 @@ def check_device(device: str) -> None:
     """
     if reason := unusable(device):
         raise CouldNotRun(reason)
+
+
+def flush_denormal() -> None:
+    """Flush subnormal numbers to zero in this thread and in the processes that it starts.
+
+    Raises:
+        CouldNotRun: the processor cannot flush them.
+    """
+    if not torch.set_flush_denormal(True):
+        raise CouldNotRun("--flush-denormal: this processor cannot flush subnormal numbers to zero")
 
 
 def _present(selection: Selection, report: Report) -> Iterator[Implementation]:

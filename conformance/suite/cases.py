@@ -543,3 +543,14 @@ def reference_of_similarities(case: Case, matrix: Sequence[Sequence[Any]], **cha
     if "is_positive" not in changed:
         options |= {"is_positive": case.positive_mask(), "anchors": case.anchors(), "members": case.members()}
     return evaluate_similarities(case.entry.formula, matrix, **{**options, **changed})
+
+
+def row_norms(matrix: Matrix) -> Matrix:
+    """Return the norms of rows, without overflow or underflow of squares.
+
+    Rows are scaled to entries below 1, because ``math.hypot`` scales by subnormal numbers, which a process may flush.
+    """
+    exponents = np.frexp(np.abs(matrix).max(axis=1, initial=0.0))[1]
+    scaled = np.ldexp(matrix, -exponents[:, None])
+    with np.errstate(over="ignore"):
+        return np.asarray(np.ldexp([math.hypot(*row) for row in scaled.tolist()], exponents))

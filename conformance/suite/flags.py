@@ -11,7 +11,7 @@ import numpy as np
 
 from pairproof.reference.hard_negative import log_masses
 
-from .cases import Case
+from .cases import Case, row_norms
 from .catalogue import WEIGHTS
 from .records import Matrix
 
@@ -42,7 +42,7 @@ class Facts:
         self.members, self.positives = case.member_counts(), case.positive_counts()
         self.negatives = [m - p for m, p in zip(self.members, self.positives, strict=True)]
         self.rows = np.concatenate(list(case.matrices.values())) + 0.0
-        self.norms = [math.hypot(*row) for row in self.rows.tolist()]
+        self.norms = row_norms(self.rows).tolist()
         self.longest, self.shortest = max(self.norms), min((x for x in self.norms if x), default=0.0)
         self.anchors = case.anchors()
         counts = [views for views in (2, 3, 4) if case.n % views == 0]

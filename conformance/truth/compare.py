@@ -10,7 +10,7 @@ import numpy as np
 
 from pairproof.reference import Terms
 
-from ..suite.cases import Case
+from ..suite.cases import Case, row_norms
 from ..suite.records import Bounds, Matrix, Outcome, Truth
 from .tolerances import accumulating, unit_roundoff
 
@@ -82,7 +82,9 @@ def _ratio(expected: float, found: float, bound: float) -> float:
         return 0.0 if math.isnan(expected) and math.isnan(found) else math.inf
     if not math.isfinite(found):
         return math.inf
-    return abs(found - expected) / bound if found != expected else 0.0
+    if found == expected:
+        return 0.0
+    return abs(found - expected) / bound if bound else math.inf
 
 
 def _terms(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds) -> Iterator[tuple[str, float, float, float]]:
@@ -122,9 +124,10 @@ def _gradient(what: str, expected: Matrix, found: Matrix | None, rows: Matrix) -
     if not np.isfinite(found).all():
         row = int(np.argmin(np.isfinite(found).all(axis=1)))
         return math.inf, f"{_of_row(what, row)}: expected finite numbers, got {found[row].tolist()}"
-    errors = np.array([math.hypot(*row) for row in (found - expected).tolist()])
-    with np.errstate(over="ignore"):  # the bound of a gradient that is 0 may be a subnormal number
-        ratios = errors / rows
+    errors = row_norms(found - expected)
+    # The bound of a gradient that is 0 may be a subnormal number, or 0 if subnormal numbers are flushed.
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        ratios = np.where(errors == 0, 0.0, errors / rows)
     worst = float(ratios.max())
     if worst <= 1:
         return worst, ""

@@ -1,0 +1,83 @@
+"""``--flush-denormal``: targets and the harness run while subnormal numbers are flushed to zero."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pairproof.conformance.suite.cases import row_norms
+
+TARGET = """
+import torch
+import torch.nn.functional as F
+
+def loss(embeddings, labels, temperature=0.1):
+    assert torch.tensor(1e-310, dtype=torch.float64) * 1 == 0, "subnormal numbers are not flushed"
+    own = torch.eye(len(embeddings), dtype=torch.bool)
+    rows = F.normalize(embeddings, dim=1)
+    logs = (rows @ rows.T / temperature).masked_fill(own, -torch.inf).log_softmax(dim=1)
+    positives = (labels[:, None] == labels) & ~own
+    return (-logs.masked_fill(~positives, 0).sum(dim=1) / positives.sum(dim=1).clamp(min=1)).mean()
+"""
+
+
+def pairproof(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pairproof.conformance.cli", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_verify_passes_where_bounds_and_norms_are_flushed(tmp_path: Path) -> None:
+    # Bounds of gradients that are 0 are flushed to 0, and the largest norms have subnormal reciprocals.
+    cases = ["--case", "golden/supcon/zero-row-cosine-one-positive", "--case", "golden/supcon/near-largest-float64"]
+    implementations = ["--impl", "fast,fast-dense,fast-tiled,fast-exact,reference"]
+    done = pairproof("verify", "--flush-denormal", *cases, *implementations, "--json", "v.json", folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "v.json").read_text())
+    assert report["header"]["subnormal numbers"] == "flushed to zero"
+    repeats = [check["repeat"] for check in report["checks"] if check.get("repeat")]
+    assert repeats
+    assert all("--flush-denormal" in repeat for repeat in repeats)
+
+
+def test_check_flushes_in_the_process_of_the_target(tmp_path: Path) -> None:
+    (tmp_path / "target.py").write_text(TARGET)
+    case = ["--case", "golden/supcon/shape-5-by-7", "--loss", "supcon", "target.py:loss"]
+    done = pairproof("check", "--flush-denormal", *case, folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert pairproof("check", *case, folder=tmp_path).returncode != 0
+
+
+@pytest.mark.slow
+def test_pytest_flushes_in_the_process_of_the_target(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(target=TARGET)
+    options = [
+        "--pairproof-target",
+        "target.py:loss",
+        "--pairproof-loss",
+        "supcon",
+        "--pairproof-case",
+        "golden/supcon/shape-5*",
+    ]
+    command = ["--pyargs", "pairproof.conformance.test_target", *options]
+    assert pytester.runpytest_subprocess(*command, "--pairproof-flush-denormal").ret == 0
+    assert pytester.runpytest_subprocess(*command).ret != 0
+
+
+def test_norms_do_not_depend_on_subnormal_numbers() -> None:
+    rows = np.array([[1.5e308, 2e307], [3.0, 4.0], [3e-300, 4e-300], [0.0, 0.0], [math.inf, 1.0], [math.nan, 1.0]])
+    expected = np.array([math.hypot(*row) for row in rows.tolist()])
+    np.testing.assert_array_equal(row_norms(rows), expected)
+    try:
+        if not torch.set_flush_denormal(True):
+            pytest.skip("this processor cannot flush subnormal numbers")
+        flushed = row_norms(rows)
+    finally:
+        torch.set_flush_denormal(False)
+    np.testing.assert_array_equal(flushed, expected)
