@@ -140,7 +140,8 @@ def with_options(
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         parameters = []
         for one in chosen:
-            kind, default = (list[str], None) if one.read else (one.type if one.flags else str, one.default)
+            typed = one.flags and one.type is not object
+            kind, default = (list[str], None) if one.read else (one.type if typed else str, one.default)
             form = typer.Option if one.flags else typer.Argument
             text = escape(one.help.partition(until)[0] if until else one.help)
             metavar = one.metavar or ("FILE" if one.help.startswith("File with ") else None)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from tools import check_release, check_wheel, oldest
 
@@ -29,19 +30,36 @@ def test_every_folder_with_code_is_a_listed_package() -> None:
     assert sorted(PROJECT["tool"]["setuptools"]["packages"]) == sorted(found)
 
 
-def test_every_requirement_is_pinned_within_its_bounds() -> None:
-    pins = {
+def pins_of(file: str) -> dict[str, str]:
+    """Read the versions of a file of constraints."""
+    return {
         canonicalize_name(pin.name): str(pin.specifier).removeprefix("==")
-        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        for line in (ROOT / file).read_text().splitlines()
         if line and not line.startswith("#")
         for pin in [Requirement(line)]
     }
+
+
+def test_every_requirement_is_pinned_within_its_bounds() -> None:
+    pins = pins_of("constraints.txt")
     project = PROJECT["project"]
     required = [*project["dependencies"], *PROJECT["build-system"]["requires"]]
     for extra in project["optional-dependencies"].values():
         required += extra
     for requirement in map(Requirement, required):
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
+
+
+def test_oldest_versions_are_the_lower_bounds() -> None:
+    pins = pins_of("constraints-oldest.txt")
+    extras = PROJECT["project"]["optional-dependencies"]
+    tested = [line for name in ("verify", "pml", "bench", "examples", "safetensors") for line in extras[name]]
+    tested += [line for line in extras["dev"] if Requirement(line).name in ("pytest-xdist", "pyyaml")]
+    for requirement in map(Requirement, [*PROJECT["project"]["dependencies"], *tested]):
+        pin = Version(pins[canonicalize_name(requirement.name)])
+        (bound,) = requirement.specifier
+        assert bound.contains(pin), requirement
+        assert pin == Version(bound.version.removesuffix(".*")), requirement
 
 
 def test_base_install_needs_three_packages() -> None:

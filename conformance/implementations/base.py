@@ -17,8 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..suite.cases import MASKS, Case
-from ..suite.cases import row_norms as row_norms
+from ..suite.cases import MASKS, Case, row_norms
 from ..suite.catalogue import IGNORED, TOWER_TARGETS, WEIGHTS
 from ..suite.records import Outcome, Truth
 from ..truth.baseline import scaled_similarities

@@ -15,12 +15,12 @@ from itertools import islice
 
 import numpy as np
 
-from ..implementations.base import items_of, lacks_positives, row_norms
+from ..implementations.base import items_of, lacks_positives
 from ..implementations.callable import External
 from ..implementations.sandbox import TargetError
 from ..implementations.signatures import Claim
 from ..implementations.usages import SIDE_EFFECTS, USAGES, Usage, upstream_of
-from ..suite.cases import Case
+from ..suite.cases import Case, row_norms
 from ..suite.catalogue import IGNORED, WEIGHTS
 from ..suite.golden import GoldenCase
 from ..suite.levels import Level

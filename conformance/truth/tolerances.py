@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..suite.cases import SIGNIFICAND, Case, once
+from ..suite.cases import SIGNIFICAND, Case, once, row_norms
 from ..suite.records import Bounds, Matrix, Truth
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def evaluated_errors(case: Case, dtype: str, narrowed: str) -> _Errors:
     if total.requires_grad:
         gradients = torch.autograd.grad(total.sum(), list(given.values()), materialize_grads=True)
         for name, gradient in zip(given, gradients, strict=True):
-            rows[name] = np.ldexp(_norms(error_of(gradient).numpy()), exponents[name])
+            rows[name] = np.ldexp(row_norms(error_of(gradient).numpy()), exponents[name])
 
     def inherited(given: Tensor, errors: Tensor, values_of: Callable[[Tensor], Tensor]) -> Matrix:
         """For each row of logits, the sum over its logits of their errors times the derivatives of the row's value."""
@@ -168,7 +168,7 @@ def accumulated_bounds(case: Case, truth: Truth, dtype: str, narrowed: str = "")
     u, tiny, (found, factor) = unit_roundoff(dtype), lost(dtype), errors_of(case, dtype, narrowed)
     # The effect of results that underflow: products and exponentials.
     cosine, number = case.option("similarity") == "cosine", sum(case.shape) * case.embeddings.shape[1]
-    norms = {name: _norms(matrix) for name, matrix in case.matrices.items()}
+    norms = {name: row_norms(matrix) for name, matrix in case.matrices.items()}
     longest = 1.0 if cosine else max(float(norm.max()) for norm in norms.values())
     steepest: float = number * (1 + _scale(case) / case.temperature)
     underflow = {name: tiny * steepest * longest / np.where(norm * cosine, norm, 1.0) for name, norm in norms.items()}
@@ -245,10 +245,6 @@ def _scaled_rows(case: Case, arithmetic: Arithmetic) -> tuple[dict[str, Tensor],
     return given, exponents
 
 
-def _norms(matrix: Matrix) -> Matrix:
-    return np.array([math.hypot(*row) for row in matrix.tolist()])
-
-
 def _scale(case: Case) -> float:
     """The factor temperature / base_temperature of the loss."""
     base = case.option("base_temperature")
@@ -284,7 +280,7 @@ def rounded_once(computed: Bounds, truth: Truth, dtype: str) -> Bounds:
 def with_rounded_gradient(computed: Bounds, truth: Truth, dtype: str) -> Bounds:
     """Add one rounding of every entry of the gradients to the bounds."""
     u, tiny = unit_roundoff(dtype), lost(dtype)
-    return computed.map_rows(lambda rows, found: rows + u * _norms(found) + tiny * math.sqrt(found.shape[1]), truth)
+    return computed.map_rows(lambda rows, found: rows + u * row_norms(found) + tiny * math.sqrt(found.shape[1]), truth)
 
 
 def formula_bounds(allowed: Bounds) -> Bounds:
