@@ -13,7 +13,7 @@ from flint import arb, arb_mat
 
 from pairproof import reference
 
-from ..suite.cases import SIGNIFICAND, Case, reference_of_similarities, similarities
+from ..suite.cases import SIGNIFICAND, Case, reference_of_similarities, row_norms, similarities
 from ..suite.garbage import without_collections
 from ..suite.records import Expected, Matrix, Truth
 from . import autodiff as tape
@@ -304,7 +304,7 @@ def _first_wide(case: Case, found: Enclosures) -> str | None:
         return None
     if any(is_wide(value, scale) for value in found.values):
         return "the loss"
-    norms = {name: [math.hypot(*row) for row in matrix.tolist()] for name, matrix in case.matrices.items()}
+    norms = {name: row_norms(matrix).tolist() for name, matrix in case.matrices.items()}
     cosine, longest = case.option("similarity") == "cosine", max(map(max, norms.values()))
     for name, rows in found.gradients.items():
         for i, (row, norm) in enumerate(zip(rows, norms[name], strict=True)):
