@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from tools import check_release, check_wheel, oldest
+from tools import check_release, check_wheel
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -117,11 +117,3 @@ def test_a_release_needs_its_version_and_a_section_of_the_changelog(tmp_path: Pa
     changelog.write_text("# Changelog\n\n## [Unreleased]\n\n- New.\n")
     with pytest.raises(ValueError, match=r"expected a section ## \[0\.2\.0\] with text"):
         check_release.notes_of("v0.2.0", tmp_path)
-
-
-def test_oldest_versions_are_the_lower_limits() -> None:
-    found = oldest.oldest((ROOT / "pyproject.toml").read_text())
-    assert f"torch=={PROJECT['project']['dependencies'][2].removeprefix('torch>=')}" in found
-    assert all("==" in line and ">" not in line for line in found)
-    with pytest.raises(ValueError, match=r"numpy: expected a lower limit"):
-        oldest.oldest('project = {dependencies = ["numpy"]}')
