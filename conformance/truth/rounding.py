@@ -35,6 +35,11 @@ LAMBDA = 9.0
 FUNCTION = 4.0
 """Error of exp, log and similar functions, relative to their result, in units of u."""
 
+FOLDED = 4.0
+"""Error of a multiplication or division by a number, in units of u.
+
+A fast implementation multiplies both rows by the root of log2(e) / temperature, and the results by ln(2)."""
+
 LOWEST = -1e4
 """Exponents below this have a result of 0."""
 
@@ -185,20 +190,18 @@ def _size(x: Any) -> Any:
     return abs(_value(x) * 1.0)
 
 
-def _of(x: Any, u: float) -> Any:
-    """The error of an operand. A number that float32 does not represent, such as 0.07, is rounded."""
-    if isinstance(x, Bounded):
-        return x.error
-    return 0.0 if isinstance(x, Tensor) or math.frexp(x)[0] * 2**24 % 1 == 0 else u * abs(x)
+def _of(x: Any) -> Any:
+    """The error of an operand, which is 0 for tensors without errors and for numbers."""
+    return x.error if isinstance(x, Bounded) else 0.0
 
 
 def _rounding(x: Any, u: float) -> Any:
-    """The error of a multiplication or division by ``x``, which is 0 for a power of two."""
+    """The error of a multiplication or division by ``x``, which is 0 for 1, and for powers of two in tensors."""
     if isinstance(x, Bounded):
         return u
     if isinstance(x, Tensor):
         return u * (torch.frexp(x.double()).mantissa.abs() != 0.5).double()
-    return 0.0 if abs(math.frexp(x)[0]) == 0.5 else u
+    return 0.0 if abs(x) == 1 else FOLDED * u
 
 
 def _finite(error: Tensor) -> Tensor:
@@ -213,20 +216,20 @@ def _sum_of_two(func: Any, of: Arithmetic, a: Any, b: Any) -> tuple[Tensor, Tens
     own = of.u * value.abs().nan_to_num(posinf=0.0)
     if isinstance(b, Bounded) and b.shares is not None and b.logits is a:
         return value, b.shares + own
-    return value, _of(a, of.u) + _of(b, of.u) + own
+    return value, _of(a) + _of(b) + own
 
 
 @_rule("mul")
 def _product(func: Any, of: Arithmetic, a: Any, b: Any) -> tuple[Tensor, Tensor]:
     value = func(_value(a), _value(b))
     rounding = _rounding(b if isinstance(a, Bounded) else a, of.u)
-    return value, _finite(rounding * value.abs() + _size(a) * _of(b, of.u) + _of(a, of.u) * _size(b))
+    return value, _finite(rounding * value.abs() + _size(a) * _of(b) + _of(a) * _size(b))
 
 
 @_rule("div")
 def _quotient(func: Any, of: Arithmetic, a: Any, b: Any) -> tuple[Tensor, Tensor]:
     value = func(_value(a), _value(b))
-    return value, _finite(_rounding(b, of.u) * value.abs() + (_of(a, of.u) + value.abs() * _of(b, of.u)) / _size(b))
+    return value, _finite(_rounding(b, of.u) * value.abs() + (_of(a) + value.abs() * _of(b)) / _size(b))
 
 
 @_rule("reciprocal")
@@ -342,10 +345,10 @@ def _log_sum_exp(
     share = (x.value - y).exp()
     number = (x.value > -math.inf).sum(dim, keepdim=True).clamp(min=1)
     size = x.value.masked_fill(x.value == -math.inf, 0.0).abs().amax(dim, True)
-    # The exponentials, with or without a shift; their sum; its logarithm; and the shift, which is added back. Next to a
-    # shift above 1000, which is necessary, at most the logarithm itself is lost.
+    # The exponentials, with or without a shift; their sum; its logarithm; and the shift, which is added back, twice if
+    # the logsumexp is merged from those of blocks. Next to a shift above 1000, at most the logarithm itself is lost.
     own = of.u * (FUNCTION + _additions(share, dim[0]) + (FUNCTION + 1) * number.log())
-    own += of.u * size.minimum(((y - x.value.amax(dim, True)) / of.u).clamp(min=1000.0))
+    own += 2 * of.u * size.minimum(((y - x.value.amax(dim, True)) / of.u).clamp(min=1000.0))
     if of.are_small(x.error):
         error = own + (share * x.error).sum(dim, keepdim=True)
         of_shares = error + (1 - 2 * share) * x.error
@@ -399,12 +402,13 @@ def _log_sigmoid_slope(func: Any, of: Arithmetic, grad: Any, x: Bounded, buffer:
     if not of.are_small(x.error):
         moved = torch.sigmoid(x.error - x.value) - torch.sigmoid(-x.error - x.value)
     own = of.u * (2 * FUNCTION + x.value.clamp(min=0)) * slope
-    return slope * _value(grad), _size(grad) * (moved + own) + _of(grad, of.u) * slope
+    return slope * _value(grad), _size(grad) * (moved + own) + _of(grad) * slope
 
 
 @_rule("maximum")
 def _larger(func: Any, of: Arithmetic, a: Any, b: Any) -> tuple[Tensor, Tensor]:
-    x, y, of_x, of_y = _value(a), _value(b), _of(a, of.u), _of(b, of.u)
+    x, y = _value(a), _value(b)
+    of_x, of_y = (z.error if isinstance(z, Bounded) else torch.zeros(()).double() for z in (a, b))
     clear, larger = (x - y).abs() > of_x + of_y, torch.where(x > y, of_x, of_y)
     return func(x, y), torch.where(clear, larger, larger.maximum(torch.where(x > y, of_y, of_x)))
 
@@ -432,7 +436,7 @@ def _softmax(func: Any, of: Arithmetic, x: Bounded, dim: int, half: bool) -> tup
 
 @_rule("_softmax_backward_data")
 def _softmax_slope(func: Any, of: Arithmetic, grad: Any, p: Bounded, dim: int, dtype: Any) -> tuple[Tensor, Tensor]:
-    g, error = _value(grad), _of(grad, of.u)
+    g, error = _value(grad), _of(grad)
     inner = p.value * g
     number, left = of.u * (1 + _additions(inner, dim)), g - inner.sum(dim, keepdim=True)
     of_total = (p.value * error + p.error * g.abs() + number * inner.abs()).sum(dim, keepdim=True)

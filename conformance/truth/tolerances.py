@@ -8,6 +8,8 @@ tensors that carry bounds on the rounding errors of the accumulating dtype (``ro
 - A *value* has two errors. Its own operations, from the logits on, make the first. The second is inherited: the sum
   over its logits of the error of the logit times the derivative of the value with respect to it. A logit that is both
   in the numerator and in the denominator has one error, so the derivative includes the cancellation.
+  The two sums over the negatives in ``hard_negative`` may come from separate products, so nothing cancels there. Nor
+  does it where logits have errors above FIRST_ORDER.
 - A *row of the gradient* has the errors of all operations, forward and backward.
 
 *Narrowed weights.* Fused kernels for bfloat16 and float16 compute the derivatives with respect to the similarities in
@@ -43,6 +45,9 @@ if TYPE_CHECKING:
 
 FORMULA_TIMES = 2.0
 """Largest error at levels below "digits", in units of the bound."""
+
+FIRST_ORDER = 0.1
+"""Largest error of a logit for which the value inherits only the derivatives times the errors of the logits."""
 
 SMALLEST_SUBNORMAL = {"float64": 2.0**-1074, "float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
 
@@ -128,7 +133,7 @@ def evaluated_errors(case: Case, dtype: str, narrowed: str) -> _Errors:
     s = similarities(case, given)
     s.register_hook(partial(_other_order, case, narrowed))  # type: ignore[no-untyped-call]
     logits = logits_of(case, s)
-    total, _ = reduced(case, s, logits)
+    total, of_all = reduced(case, s, logits)
     rows = {name: np.zeros(len(matrix)) for name, matrix in case.matrices.items()}
     if total.requires_grad:
         gradients = torch.autograd.grad(total.sum(), list(given.values()), materialize_grads=True)
@@ -145,19 +150,23 @@ def evaluated_errors(case: Case, dtype: str, narrowed: str) -> _Errors:
     with torch.no_grad():
         z, errors, similarity = value_of(logits), error_of(logits), value_of(s)
         loss, values = reduced(case, s.detach(), Bounded(z, torch.zeros_like(z), arithmetic))
-    counted, scale, of_loss = case.counted(), _scale(case), error_of(loss).reshape(-1).numpy()
-    own = np.zeros(case.shape[0])
-    own[counted] = error_of(values)
+    counted, scale = case.counted(), _scale(case)
+    of_rows = np.zeros(case.shape[0])
+    if case.form == "mass" or float(errors.max()) > FIRST_ORDER:
+        of_rows[counted], of_loss = error_of(of_all).detach(), error_of(total).detach().reshape(-1).numpy()
+        return _Errors(of_loss, of_rows, rows, error_of(s).detach().numpy(), arithmetic.linear)
+    of_rows[counted], of_loss = error_of(values), error_of(loss).reshape(-1).numpy()
     moved = inherited(z, errors, lambda z: anchor_values(case, z, similarity))
     moved = moved * (scale * np.array(case.anchor_weights()))
+    of_rows += moved
     if case.option("reduction") == "none_pairs":
         chosen = [i for i, _ in case.pairs()]
         of_loss = of_loss + scale * inherited(z[chosen], errors[chosen], lambda z: pair_values(case, z))
     elif case.separate:
-        of_loss = (own + moved)[counted]
+        of_loss = of_rows[counted]
     else:
         of_loss = of_loss + float((shares_of(case) * moved)[counted].sum())
-    return _Errors(of_loss, own + moved, rows, error_of(s).detach().numpy(), arithmetic.linear)
+    return _Errors(of_loss, of_rows, rows, error_of(s).detach().numpy(), arithmetic.linear)
 
 
 def accumulated_bounds(case: Case, truth: Truth, dtype: str, narrowed: str = "") -> Bounds:
@@ -170,7 +179,7 @@ def accumulated_bounds(case: Case, truth: Truth, dtype: str, narrowed: str = "")
     cosine, number = case.option("similarity") == "cosine", sum(case.shape) * case.embeddings.shape[1]
     norms = {name: row_norms(matrix) for name, matrix in case.matrices.items()}
     longest = 1.0 if cosine else max(float(norm.max()) for norm in norms.values())
-    steepest: float = number * (1 + _scale(case) / case.temperature)
+    steepest: float = number * (1 + _scale(case) / case.temperature) / (case.entry.epsilon or 1.0)
     underflow = {name: tiny * steepest * longest / np.where(norm * cosine, norm, 1.0) for name, norm in norms.items()}
 
     def of_value(error: float, value: float) -> float:
