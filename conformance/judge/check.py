@@ -57,10 +57,7 @@ SHOWN = 3
 EXPLAINED = 10
 """Maximum number of failures that one pytest process explains."""
 
-ROUNDED = (
-    "the error has the size of rounding errors: it is at most 4 times the error of a straightforward implementation, or"
-    " at most the effect of changing every similarity by 16 units in the last place"
-)
+ROUNDED = "the error has the size of rounding errors: it is at most twice the bound"
 """The explanation of a failure that is only a rounding error."""
 
 SAME = "with the claimed options, the same as another case"

@@ -309,7 +309,8 @@ def _sum(func: Any, of: Arithmetic, x: Bounded, dim: Any = None, keepdim: bool =
         assert value.numel() == 1
     else:
         terms, errors = x.value.movedim(dim[0], 0), x.error.movedim(dim[0], 0)
-    error = errors.sum(dim=0) + of.u * _additions(terms, 0)[0] * terms.abs().sum(dim=0)
+    sizes = terms.abs() + errors  # a term that is 0 by chance has an error; those of other pairs have none
+    error = errors.sum(dim=0) + of.u * _additions(sizes, 0)[0] * sizes.sum(dim=0)
     return value, error.reshape(value.shape)
 
 

@@ -180,7 +180,9 @@ def accumulated_bounds(case: Case, truth: Truth, dtype: str, narrowed: str = "")
     norms = {name: row_norms(matrix) for name, matrix in case.matrices.items()}
     longest = 1.0 if cosine else max(float(norm.max()) for norm in norms.values())
     steepest: float = number * (1 + _scale(case) / case.temperature) / (case.entry.epsilon or 1.0)
-    underflow = {name: tiny * steepest * longest / np.where(norm * cosine, norm, 1.0) for name, norm in norms.items()}
+    # A subnormal exponential may have lost all digits.
+    most = SMALLEST_NORMAL[dtype] * steepest * longest
+    underflow = {name: most / np.where(norm * cosine, norm, 1.0) for name, norm in norms.items()}
 
     def of_value(error: float, value: float) -> float:
         return factor * error + 2 * u * abs(value) + tiny * steepest
