@@ -19,8 +19,8 @@ TILES = (32, 64, 128, 256, 512)
 WRONG_BY = {"float64": 1e-8, "float32": 1e-2}
 """Relative errors of one row that must be noticed. The mean over the anchors divides the error of a value by N."""
 
-MANY_ANCHORS = {("info_nce", 512, "float32"): 3.0}
-"""Factors of these errors: the case has 1026 anchors, and a sum of 1026 float32 numbers may be wrong by 170 u."""
+MANY_ANCHORS = {("info_nce", 512, "float32"): 3.0, ("nt_xent_pairwise", 512, "float32"): 1.5}
+"""Factors of these errors: a sum of 1026 float32 numbers may be wrong by 170 u, and one of 513 by 120 u."""
 
 SMALL_GRADIENT = {("nt_bxent", 512, "float32")}
 """Where the smallest case has a row at the seam with a gradient too small to show the error; a larger case shows it.
