@@ -96,29 +96,43 @@ class Bounded(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        kwargs = kwargs or {}
         name = func.overloadpacket.__name__
-        arithmetic = next(x.arithmetic for x in _flat(args) if isinstance(x, Bounded))
-        if name in RULES:
-            value, error, *more = RULES[name](func, arithmetic, *args, **kwargs)
+        arithmetic = _arithmetic(args)
+        if (rule := RULES.get(name)) is not None:
+            value, error, *more = rule(func, arithmetic, *args, **(kwargs or {}))
+            found = Bounded(value, error, arithmetic)
             if name == "logsumexp":
-                found = Bounded(value, error, arithmetic)
                 found.logits, (found.shares,) = args[0], more
                 return found
-            found = Bounded(value, error, arithmetic)
             return (found, *more) if more else found
-        values = func(*_map(args, _value), **_map(kwargs, _value))
+        if name == "detach":
+            return _moved(args[0], args[0].value, args[0].error)
+        values = func(*_map(args, _value), **_map(kwargs or {}, _value))
         if name in STRUCTURE:
-            errors = func(*_map(args, _error), **_map(kwargs, _error))
+            errors = func(*_map(args, _error), **_map(kwargs or {}, _error))
+            if name == "unsqueeze":
+                return _moved(args[0], values, errors)
             if isinstance(values, Tensor):
-                found = Bounded(values, errors, arithmetic)
-                if name in ("detach", "unsqueeze"):  # as in the backward pass of logsumexp
-                    found.logits, found.shares = args[0].logits, args[0].shares
-                return found
+                return Bounded(values, errors, arithmetic)
             return type(values)(Bounded(v, e, arithmetic) for v, e in zip(values, errors, strict=True))
         if name in EXACT:
             return values
         raise NotImplementedError(f"{func}: add a rule for its rounding errors to truth/rounding.py")
+
+
+def _arithmetic(given: Any) -> Arithmetic:
+    """The arithmetic of the first ``Bounded`` tensor among arguments, some of which are sequences."""
+    for x in given:
+        if isinstance(x, Bounded):
+            return x.arithmetic
+    return _arithmetic([y for x in given if isinstance(x, (list, tuple)) for y in x])
+
+
+def _moved(x: Bounded, value: Tensor, error: Tensor) -> Bounded:
+    """A tensor that is known to be the logsumexp of the same logits as ``x``, as its backward pass needs."""
+    found = Bounded(value, error, x.arithmetic)
+    found.logits, found.shares = x.logits, x.shares
+    return found
 
 
 def value_of(x: Tensor) -> Tensor:
@@ -131,14 +145,6 @@ def error_of(x: Tensor) -> Tensor:
     """The bounds on the errors of a ``Bounded`` tensor."""
     assert isinstance(x, Bounded)
     return x.error
-
-
-def _flat(given: Any) -> Any:
-    for x in given:
-        if isinstance(x, (list, tuple)):
-            yield from _flat(x)
-        else:
-            yield x
 
 
 def _map(given: Any, function: Callable[[Any], Any]) -> Any:
@@ -187,7 +193,8 @@ def _rule(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def _size(x: Any) -> Any:
-    return abs(_value(x) * 1.0)
+    x = _value(x)
+    return x.double().abs() if isinstance(x, Tensor) else abs(x)
 
 
 def _of(x: Any) -> Any:
@@ -222,8 +229,14 @@ def _sum_of_two(func: Any, of: Arithmetic, a: Any, b: Any) -> tuple[Tensor, Tens
 @_rule("mul")
 def _product(func: Any, of: Arithmetic, a: Any, b: Any) -> tuple[Tensor, Tensor]:
     value = func(_value(a), _value(b))
-    rounding = _rounding(b if isinstance(a, Bounded) else a, of.u)
-    return value, _finite(rounding * value.abs() + _size(a) * _of(b) + _of(a) * _size(b))
+    if not isinstance(a, Bounded):
+        a, b = b, a
+    if isinstance(b, (int, float)):
+        return value, abs(b) * a.error + _rounding(b, of.u) * value.abs()
+    error = _rounding(b, of.u) * value.abs() + a.error * _size(b)
+    if isinstance(b, Bounded):
+        error += a.value.abs() * b.error
+    return value, _finite(error)
 
 
 @_rule("div")
@@ -302,8 +315,8 @@ def _additions(terms: Tensor, dim: int) -> Tensor:
 @_rule("sum")
 def _sum(func: Any, of: Arithmetic, x: Bounded, dim: Any = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     value = func(x.value) if dim is None else func(x.value, dim, keepdim)
-    if not x.dim():
-        return value, x.error
+    if x.numel() == 1:
+        return value, x.error.reshape(value.shape)
     if not dim or len(dim) > 1:  # a sum over all entries
         terms, errors = x.value.reshape(-1, 1), x.error.reshape(-1, 1)
         assert value.numel() == 1
