@@ -13,11 +13,12 @@ import torch
 from pairproof.conformance.judge.levels import Level, level_of_case
 from pairproof.conformance.suite.cases import Case, row_norms
 from pairproof.conformance.suite.golden import GoldenCase, load_golden
-from pairproof.conformance.suite.records import Bounds, Truth
+from pairproof.conformance.suite.records import Bounds, Outcome, Truth
 from pairproof.conformance.truth import rounding
 from pairproof.conformance.truth.baseline import plain_weights, scaled_similarities
+from pairproof.conformance.truth.compare import compare
 from pairproof.conformance.truth.evaluate import stored_truth
-from pairproof.conformance.truth.tolerances import bounds, evaluated_errors, shares_of, unit_roundoff
+from pairproof.conformance.truth.tolerances import bounds, evaluated_errors, formula_bounds, shares_of, unit_roundoff
 
 ROW_CAP = 2048.0
 """Cap of a row of a gradient, in units of u."""
@@ -146,3 +147,96 @@ def test_every_bound_of_float64_refuses_an_error_of_one_percent_and_three_caps(s
     assert tried > 1500 / step
     assert passing <= BEYOND_CAPS
     assert formula <= ONE_PERCENT_PASSES
+
+
+# Batches of training size.
+
+
+class InBfloat16(torch.autograd.Function):
+    """Products of rows that are rounded to bfloat16, forward and backward."""
+
+    kept = 8
+
+    @classmethod
+    def rounded(cls, x: torch.Tensor) -> torch.Tensor:
+        """The nearest numbers whose significand has ``kept`` bits."""
+        fraction, exponent = torch.frexp(x)
+        return torch.ldexp((fraction * 2**cls.kept).round() / 2**cls.kept, exponent)
+
+    @classmethod
+    def forward(cls, ctx: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        ctx.save_for_backward(a, b)
+        return cls.rounded(a) @ cls.rounded(b).T
+
+    @classmethod
+    def backward(cls, ctx: Any, slopes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        a, b = map(cls.rounded, ctx.saved_tensors)
+        return cls.rounded(slopes) @ b, cls.rounded(slopes).T @ a
+
+
+class InTF32(InBfloat16):
+    kept = 11
+
+
+class AddedInBfloat16(torch.autograd.Function):
+    """Sums of rows whose every partial sum is rounded to bfloat16."""
+
+    @staticmethod
+    def forward(ctx: Any, terms: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        ctx.number, total = terms.shape[1], torch.zeros(len(terms), dtype=torch.bfloat16)
+        for term in terms.unbind(1):
+            total = total + term.bfloat16()
+        return total.to(terms.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, slopes: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return slopes[:, None].expand(-1, ctx.number)
+
+
+def nt_xent_by_hand(case: Case, dtype: str, mistake: str) -> Outcome:
+    """NT-Xent of a case as a few lines of torch, with one mistake."""
+    given = torch.from_numpy(case.embeddings).to(getattr(torch, dtype)).requires_grad_()
+    rows = given / given.norm(dim=1, keepdim=True)
+    products = {"bfloat16": InBfloat16, "tf32": InTF32}.get(mistake)
+    logits = (products.apply(rows, rows) if products else rows @ rows.T) / case.temperature
+    largest = logits.detach().amax(dim=1, keepdim=True)
+    others = (logits - largest).exp() * (1 - torch.eye(case.n, dtype=logits.dtype))
+    total = AddedInBfloat16.apply(others) if mistake == "sum-in-bfloat16" else others.sum(dim=1)
+    total = total + (1e-6 if mistake == "epsilon" else 0.0)
+    partners = (torch.arange(case.n) + case.n // 2) % case.n
+    values = total.log() + largest[:, 0] - logits[torch.arange(case.n), partners]
+    loss = values.sum() / (case.n - (mistake == "mean-over-n-minus-1"))
+    (gradient,) = torch.autograd.grad(loss, given)
+    gradient = gradient * (1.001 if mistake == "gradient-times-1.001" else 1.0)
+    return Outcome([float(loss.detach())], gradient.double().numpy())
+
+
+def rows_of_equal_sizes(columns: int, unused: int) -> Case:
+    """NT-Xent of 128 pairs of rows whose entries are about 1 or -1, but 0 in the last columns.
+
+    All entries of the normalized rows are rounded alike, so that an error of a narrow dtype is the same in every
+    similarity. In random rows, such errors nearly cancel in the sums over many pairs.
+    """
+    generator = np.random.default_rng(0)
+    signs = np.sign(generator.standard_normal((128, columns)))
+    rows = np.concatenate([signs, np.where(generator.random(signs.shape) < 0.15, -signs, signs)])
+    rows *= 1 + 1e-5 * generator.random(rows.shape)
+    rows[:, columns - unused :] = 0
+    rows = rows.astype(np.float32).astype(np.float64)
+    return Case(f"{columns} columns", "nt_xent", rows, {"partners": np.roll(np.arange(256), 128).tolist()}, {})
+
+
+@pytest.mark.parametrize(("columns", "unused"), [(128, 3), (768, 18)])
+def test_batches_of_training_size_show_errors_beyond_the_level_formula(columns: int, unused: int) -> None:
+    case = rows_of_equal_sizes(columns, unused)
+    right = nt_xent_by_hand(case, "float64", "")
+    true = Truth(right.values[0], {}, right.gradient, similarity=None, weights=np.zeros(case.shape))
+    mistakes = {
+        "float64": ("epsilon", "gradient-times-1.001", "mean-over-n-minus-1"),
+        "float32": ("bfloat16", "tf32", "sum-in-bfloat16"),
+    }
+    for dtype, names in mistakes.items():
+        allowed = formula_bounds(bounds(case, true, dtype))
+        ratios = {name: compare(case, true, nt_xent_by_hand(case, dtype, name), allowed).ratio for name in ("", *names)}
+        assert ratios.pop("") < 0.1
+        assert min(ratios.values()) > 1, ratios

@@ -44,7 +44,9 @@ if TYPE_CHECKING:
     from .rounding import Arithmetic, Bounded
 
 FORMULA_TIMES = 2.0
-"""Largest error at levels below "digits", in units of the bound."""
+"""Largest error at levels below "digits", in units of the bound.
+
+Similarities in TF32 of 256 x 768 numbers must exceed it: they have errors of up to 2.8 times the bound."""
 
 FIRST_ORDER = 0.1
 """Largest error of a logit for which the value inherits only the derivatives times the errors of the logits."""
