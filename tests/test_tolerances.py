@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,43 +14,32 @@ import torch
 
 from pairproof.conformance.judge.levels import Level, level_of_case
 from pairproof.conformance.suite.cases import Case, row_norms
-from pairproof.conformance.suite.golden import GoldenCase, load_golden
+from pairproof.conformance.suite.golden import DTYPES, GoldenCase, load_golden
 from pairproof.conformance.suite.records import Bounds, Outcome, Truth
 from pairproof.conformance.truth import rounding
 from pairproof.conformance.truth.baseline import plain_weights, scaled_similarities
 from pairproof.conformance.truth.compare import compare
 from pairproof.conformance.truth.evaluate import stored_truth
-from pairproof.conformance.truth.tolerances import bounds, evaluated_errors, formula_bounds, shares_of, unit_roundoff
+from pairproof.conformance.truth.tolerances import (
+    accumulating,
+    bounds,
+    evaluated_errors,
+    formula_bounds,
+    shares_of,
+    unit_roundoff,
+)
 
 ROW_CAP = 2048.0
 """Cap of a row of a gradient, in units of u."""
 
-BEYOND_CAPS = {
-    "golden/supcon_in/equal-logits-beyond-float32",
-    "golden/supcon_in/hard-positive-one-positive",
-    "golden/supcon_in/hard-positive-tau-0-001",
-    "golden/supcon_in/summed-hard-positive-tau-0-001",
-    "golden/supcon_epsilon/huge-norms-dot",
-    "golden/supcon_epsilon/temperature-0-01",
-    "golden/supcon_epsilon/temperature-0-05-dot",
-    "golden/supcon_epsilon/tutorial-constant",
-    "golden/info_nce/queue-beyond-float32",
-}
-"""Cases with a value or a row whose rounding errors exceed the caps in float64. No change may lengthen this list.
+WIDE = json.loads((Path(__file__).parent / "wide_bounds.json").read_text(encoding="utf-8"))
+"""The cases with a value or a row whose bound accepts an error of 1 % of its size and three caps, or of 1 % alone, and
+the dtypes in which it does. No change may lengthen these lists.
 
-In supcon_in, a ratio of two logsumexps has the errors of both. An epsilon of 1e-8 multiplies errors by up to 1e8. The
-other two cases are ties of logits beyond float32.
-"""
-
-ONE_PERCENT_PASSES = {
-    "golden/supcon_epsilon/two-positives-default",
-    "golden/supcon_epsilon/two-views-of-classes-first-anchors",
-    "golden/supcon_epsilon/two-views-default",
-    "golden/supcon_epsilon/epsilon-shows-0-5",
-}
-"""Cases of the level "formula" in which 1 % of some row passes in float64. No change may lengthen this list.
-
-The gradient of such a row is 1e-15 times that of the others.
+Bounds beyond the caps: an epsilon of 1e-8 multiplies errors by up to 1e8; the weights of ``hard_negative`` and ``dclw``
+multiply logits by up to 50 and more; a ratio of two logsumexps in ``supcon_in`` has the errors of both; the others are
+ties of logits beyond float32, and logits of 1000. One percent alone passes where a value or a gradient nearly vanishes:
+the batch is solved, or one row's gradient is 1e-8 times that of the others in float32, and 1e-15 times in float64.
 """
 
 
@@ -90,13 +81,13 @@ def test_no_machine_changes_a_bound_by_more_than_one_percent(monkeypatch: pytest
     assert changed > len(chosen) / 2
 
 
-def caps(case: Case) -> tuple[float, dict[str, np.ndarray]]:
+def caps(case: Case, dtype: str) -> tuple[float, dict[str, np.ndarray]]:
     """The caps of a value and of the rows of every gradient, without the 1 % of their sizes.
 
     A value has the errors of one logsumexp, or of two, each u (2 + largest logit). A row has ROW_CAP u times the sum
     of the sizes of its weights, before shares and positives are subtracted, times the norms of the other rows.
     """
-    u, base = unit_roundoff("float64"), case.option("base_temperature")
+    u, base = unit_roundoff(accumulating(dtype)), case.option("base_temperature")
     scale = 1.0 if base is None else case.temperature / float(base)
     largest = float(np.abs(scaled_similarities(case) / case.temperature + case.bias).max())
     positive = (case.positive_array() & case.member_array()).astype(float)
@@ -117,36 +108,50 @@ def caps(case: Case) -> tuple[float, dict[str, np.ndarray]]:
     return scale * u * (2 + (1 + (case.form == "inside")) * largest), of_rows
 
 
-def too_wide(case: Case, true: Truth, allowed: Bounds, times: float) -> bool:
-    """Whether some value or row, changed by 1 % of its size plus ``times`` its cap, would pass."""
-    cap, of_rows = caps(case) if times else (0.0, {})
+def accepts(true: Truth, allowed: Bounds, cap: float, of_rows: dict[str, np.ndarray]) -> bool:
+    """Whether some value or row, changed by 1 % of its size plus a number, would pass."""
     for value, bound in zip(true.values, allowed.values, strict=True):
-        if value and math.isfinite(value) and bound >= 0.01 * abs(value) + times * cap:
+        if value and math.isfinite(value) and bound >= 0.01 * abs(value) + cap:
             return True
     for name, found in allowed.gradients(true).items():
         size = row_norms(found)
-        more = times * of_rows.get(name, np.zeros(len(size)))
-        if ((allowed.rows[name] >= 0.01 * size + more) & (size > 0)).any():
+        if ((allowed.rows[name] >= 0.01 * size + of_rows.get(name, 0.0)) & (size > 0)).any():
             return True
     return False
 
 
 @pytest.mark.parametrize("step", [29, pytest.param(1, marks=pytest.mark.slow)])
-def test_every_bound_of_float64_refuses_an_error_of_one_percent_and_three_caps(step: int) -> None:
-    tried, passing, formula = 0, set(), set()
+def test_every_bound_refuses_an_error_of_one_percent_and_three_caps(step: int) -> None:
+    passing: dict[str, set[tuple[str, str]]] = {"one percent and three caps": set(), "one percent": set()}
+    listed = {name: {(case, dtype) for case, found in WIDE[name].items() for dtype in found.split()} for name in WIDE}
+    tried = 0
     with np.errstate(over="ignore", invalid="ignore"):
         for golden, true in sampled(step):
-            if not golden.case.holds_in("float64"):
-                continue
-            allowed = bounds(golden.case, true, "float64")
-            tried += 1
-            if too_wide(golden.case, true, allowed, 3.0):
-                passing.add(golden.id)
-            if level_of_case(golden.case, golden) == Level.FORMULA and too_wide(golden.case, true, allowed, 0.0):
-                formula.add(golden.id)
-    assert tried > 1500 / step
-    assert passing <= BEYOND_CAPS
-    assert formula <= ONE_PERCENT_PASSES
+            for dtype in filter(golden.case.holds_in, DTYPES):
+                # Machines change a bound by less than 1 %.
+                allowed = bounds(golden.case, true, dtype).times(0.98)
+                cap, of_rows = caps(golden.case, dtype)
+                three = 3 * cap, {name: 3 * rows for name, rows in of_rows.items()}
+                tried += 1
+                if accepts(true, allowed, *three):
+                    passing["one percent and three caps"].add((golden.id, dtype))
+                if accepts(true, allowed, 0.0, {}):
+                    passing["one percent"].add((golden.id, dtype))
+    assert tried > 6000 / step
+    for name, found in passing.items():
+        assert not found - listed[name], name
+
+
+def test_one_percent_passes_in_few_ordinary_batches_of_float64() -> None:
+    ids = {case for case, found in WIDE["one percent"].items() if "float64" in found.split()}
+    formula = {one.id for one in load_golden() if one.id in ids and level_of_case(one.case, one) == Level.FORMULA}
+    # The gradient of some row is 1e-15 times that of the others.
+    assert formula <= {
+        "golden/supcon_epsilon/two-positives-default",
+        "golden/supcon_epsilon/two-views-of-classes-first-anchors",
+        "golden/supcon_epsilon/two-views-default",
+        "golden/supcon_epsilon/epsilon-shows-0-5",
+    }
 
 
 # Batches of training size.
