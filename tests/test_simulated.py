@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pairproof.conformance.judge.verify import Limits
 from pairproof.conformance.suite.golden import GoldenCase, load_golden
 from pairproof.conformance.suite.subset import covering
+from pairproof.conformance.truth import rounding
 from pairproof.conformance.truth.evaluate import stored_truth
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -365,3 +366,67 @@ def test_turning_permutes_columns_and_flips_signs_of_every_matrix_alike() -> Non
     np.testing.assert_allclose(back.gradient, here.gradient, rtol=1e-9, atol=1e-12)
     for name in case.others:
         np.testing.assert_allclose(back.other_gradients[name], here.other_gradients[name], rtol=1e-9, atol=1e-12)
+
+
+# Each rule of the bounds holds, and is needed.
+
+OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "add": lambda x, y: x + y,
+    "sub": lambda x, y: x - y,
+    "rsub": lambda x, y: torch.rsub(x, 0.3),
+    "mul": lambda x, y: x * y,
+    "div": lambda x, y: x / y,
+    "reciprocal": lambda x, y: x.reciprocal(),
+    "exp": lambda x, y: x.exp(),
+    "log": lambda x, y: y.log(),
+    "log1p": lambda x, y: y.log1p(),
+    "sqrt": lambda x, y: y.sqrt(),
+    "expm1": lambda x, y: x.expm1(),
+    "pow": lambda x, y: x**2,
+    "sum": lambda x, y: x.sum(1),
+    "mm": lambda x, y: x @ y.T,
+    "linalg_vector_norm": lambda x, y: torch.linalg.vector_norm(x, 2, 1, True),
+    "logsumexp": lambda x, y: x.logsumexp(1),
+    "logaddexp": torch.logaddexp,
+    "log_sigmoid_forward": lambda x, y: F.logsigmoid(x),
+    "log_sigmoid_backward": lambda x, y: slopes_of(F.logsigmoid, x),
+    "_softmax": lambda x, y: x.softmax(1),
+    "_softmax_backward_data": lambda x, y: torch._softmax_backward_data(x, y, 1, y.dtype),
+}
+"""For each rule of ``truth/rounding.py``, an operation to which it applies. The entries of y are positive."""
+
+EXACT = {"abs", "neg", "maximum", "amax", "max"}
+"""The rules of operations that have no rounding errors of their own."""
+
+
+def slopes_of(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    given = x.detach().requires_grad_()
+    return torch.autograd.grad(function(given).sum(), given)[0]
+
+
+def test_there_is_an_operation_for_every_rule_with_rounding_errors() -> None:
+    assert OPERATIONS.keys() | EXACT == rounding.RULES.keys()
+
+
+@pytest.mark.parametrize("columns", [3, 200])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_each_operation_is_within_its_bound_and_not_without_its_own_rounding_errors(
+    name: str, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operation, u = OPERATIONS[name], 2.0**-24
+    x = 4 * randoms(6, columns, dtype=torch.float32)
+    y = 0.1 + randoms(6, columns, dtype=torch.float32, seed=1).abs()
+    true = operation(x.double(), y.double())
+
+    def bound() -> Tensor:
+        arithmetic = rounding.Arithmetic(u)
+        given = (rounding.Bounded(z.double(), torch.zeros_like(z).double(), arithmetic) for z in (x, y))
+        return rounding.error_of(operation(*given))
+
+    errors = [(run(operation, x, y, seed=seed).double() - true).abs() for seed in range(20)]
+    allowed = bound()
+    assert all((error <= allowed).all() for error in errors)
+    rule = rounding.RULES[name]
+    exact = rounding.Arithmetic(0.0)
+    monkeypatch.setitem(rounding.RULES, name, lambda func, of, *given, **more: rule(func, exact, *given, **more))
+    assert any((error > bound()).any() for error in errors)
