@@ -406,6 +406,8 @@ class NTXentLoss(_PairLoss):
         shifted = positive - maximum
         numerator = shifted.exp()
         denominator = (highest[a1] - maximum).exp() * sums[a1] + numerator
+        # All distances of an anchor may be infinite. The matrix of the original has further entries, so it is not 0.
+        denominator = torch.where(denominator == 0, 1.0, denominator)
         if self.saturates:
             losses = -(numerator / denominator + torch.finfo(neg_pairs.dtype).tiny).log()
         else:

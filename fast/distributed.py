@@ -221,7 +221,7 @@ class Share(NamedTuple):
         found = [
             sent.new_empty((self.counts[owner], *sent.shape[1:])) for sent, owner in zip(tensors, owners, strict=True)
         ]
-        return found, _to_the_next(tensors, found, self.group)
+        return found, _to_the_next([sent.contiguous() for sent in tensors], found, self.group)
 
     def rows(self, tensor: Tensor) -> Tensor:
         """Return the rows of all ranks ``[N, D]``. In the backward pass, the gradients of all ranks are added.

@@ -213,6 +213,17 @@ def test_bad_input_gives_the_same_exception_or_the_same_result(name: str, spoil:
         getattr(ours, name)(unknown=1)
 
 
+@pytest.mark.parametrize("size", [1e20, math.inf])
+@pytest.mark.parametrize("distance", [lambda: distances.LpDistance(normalize_embeddings=False), distances.SNRDistance])
+def test_infinite_distances_have_the_value_of_the_library(distance: Callable[[], Any], size: float) -> None:
+    rows = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+    rows[0, 0] = size
+    expected, found = (
+        package.NTXentLoss(temperature=0.5, distance=distance())(rows, LABELS) for package in (losses, ours)
+    )
+    torch.testing.assert_close(found, expected, equal_nan=True)
+
+
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("temperature", [1, 0.01, 1e-4, 1e-11, -0.5, torch.tensor(0.2), torch.tensor([0.2])])
 def test_temperatures_agree(name: str, temperature: Any) -> None:

@@ -129,6 +129,24 @@ def test_sigmoid_has_one_value_for_each_pair_of_rows(backend: Any) -> None:
     torch.testing.assert_close(total, expected.sum())
 
 
+def test_sigmoid_takes_a_mask_that_is_stored_by_columns() -> None:
+    mask = LABELS[:6, None] == REF_LABELS
+    stored, plain = (
+        fast.sigmoid_loss(ROWS[:6], REFS, positives=given, reduction="none_pairs")
+        for given in (mask.T.contiguous().T, mask)
+    )
+    assert stored.equal(plain)
+
+
+def test_values_of_pairs_under_vmap_are_those_of_each_batch() -> None:
+    batches = torch.stack([ROWS, ROWS.flip(1)])
+
+    def values(rows: Tensor) -> Tensor:
+        return fast.nt_xent_pairwise_loss(rows, labels=LABELS, reduction="none_pairs")
+
+    assert torch.func.vmap(values)(batches).equal(torch.stack([values(rows) for rows in batches]))
+
+
 def test_sum_and_mean_are_those_of_the_values() -> None:
     for kwargs in ({"labels": LABELS}, {"positives": FORMS["mask"]["positives"], "temperature": 0.2}):
         each, total, mean = (

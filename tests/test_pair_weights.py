@@ -215,6 +215,17 @@ def test_half_precision_rows_take_weights_of_both_dtypes() -> None:
             assert loss.item() == pytest.approx(exact.item(), rel=1e-6)
 
 
+@pytest.mark.parametrize("backend", ["auto", "exact"])
+@pytest.mark.parametrize("name", ["positive_weights", "negative_weights", "anchor_weights"])
+def test_float64_rows_keep_their_digits_with_float32_weights(name: str, backend: Any) -> None:
+    weights = drawn(*([N] if name == "anchor_weights" else [N, N]), seed=1).float()
+    options: dict[str, Any] = {"temperature": 0.3, "backend": backend}
+    found, expected = (
+        fast.supcon_loss(rows(), LABELS, **{name: given}, **options) for given in (weights, weights.double())
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-14, atol=0)
+
+
 def test_loss_near_0_keeps_its_digits_beside_a_positive_of_weight_0() -> None:
     """The loss of row 0 is log(1 + e^(s_2 - s_1) + e^(s_3 - s_1)); its positive 2 has weight 0."""
     z = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64, requires_grad=True)

@@ -93,7 +93,7 @@ def borrow(use: str, like: Tensor, entries: int) -> Tensor:
         return idle
     # A buffer created in inference mode could not be written to outside it.
     with torch.inference_mode(False):
-        return torch.empty(entries, dtype=like.dtype)
+        return torch.empty(entries, dtype=like.dtype, device=like.device)
 
 
 def give_back(use: str, buffer: Tensor) -> None:

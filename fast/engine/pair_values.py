@@ -120,7 +120,7 @@ def _all_pairs(batch: Batch, backend: Backend) -> tuple[_Pairs, Tensor]:
     count, width = batch.embeddings.shape[0], _width(batch)
     height = panel_rows(batch, backend)
     stops = [min(start + height, count) for start in range(0, count, height)]
-    signs = [marked(batch.targets, slice(*ends), count, width).view(-1) for ends in pairwise((0, *stops))]
+    signs = [marked(batch.targets, slice(*ends), count, width).reshape(-1) for ends in pairwise((0, *stops))]
     none = torch.empty(0, dtype=torch.int64, device=batch.embeddings.device)
     return _Pairs(none, none, [stop * width for stop in stops], height, every=True), torch.cat(signs)
 

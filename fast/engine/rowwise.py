@@ -156,9 +156,10 @@ def _weighted(batch: Batch, here: slice, positive: Tensor, negative: Tensor) -> 
     number, counted = positive.sum(1), negative.sum(1)
     share = factor = shift = None
     if of_negatives is not None:
-        shift = torch.where(negative, of_negatives[here].log(), 0.0).to(dtype)  # NaN for a weight below 0
+        exact = of_negatives[here].to(torch.promote_types(of_negatives.dtype, dtype))
+        shift = torch.where(negative, exact.log(), 0.0).to(dtype)  # NaN for a weight below 0
     if of_positives is not None:
-        weights = torch.where(positive, of_positives[here], 0.0)
+        weights = torch.where(positive, of_positives[here], 0.0).to(torch.promote_types(of_positives.dtype, dtype))
         weights = torch.where(weights >= 0, weights, torch.nan)  # it may not have been checked
         total = weights.sum(1, keepdim=True)
         share = (weights / torch.where(total == 0, 1.0, total)).to(dtype)

@@ -29,7 +29,8 @@ class Reverse(torch.autograd.Function):
         """Return the stacked outputs, and the dimension along which each is stacked."""
         found = []
         for k in range(info.batch_size):
-            entry = (a if place is None else a.select(place, k) for a, place in zip(arguments, places, strict=True))
+            pairs = zip(arguments, places, strict=True)  # the place of a tuple is a tuple of None
+            entry = (a.select(place, k) if isinstance(place, int) else a for a, place in pairs)
             found.append(cls.apply(*entry))  # type: ignore[no-untyped-call]
         if isinstance(found[0], Tensor):
             return torch.stack(found), 0
