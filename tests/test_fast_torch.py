@@ -251,6 +251,31 @@ def test_reductions_and_anchors_compile(reduction: Any, anchors: Tensor | None, 
     torch.testing.assert_close(found, true, rtol=1e-5, atol=1e-6)
 
 
+TWICE: dict[str, Callable[[Tensor], Tensor]] = {
+    "towers": lambda z: info_nce_loss(z, z, temperature=0.5),
+    "rows and references": lambda z: supcon_loss(z, LABELS, ref_embeddings=z, ref_labels=LABELS + 0),
+    "labels of both": lambda z: supcon_loss(z, LABELS, ref_embeddings=z.detach(), ref_labels=LABELS),
+    "labels and ids": lambda z: supcon_loss(z, LABELS % 2, ignored_ids=LABELS),
+    "ids of both": lambda z: supcon_loss(
+        z, LABELS, ref_embeddings=z + 1, ref_labels=LABELS + 0, ignored_ids=SOME, ref_ignored_ids=SOME
+    ),
+    "weights": lambda z: supcon_loss(z, LABELS, positive_weights=FACTORS, negative_weights=FACTORS),
+}
+"""Losses with one tensor in two places."""
+
+SOME, FACTORS = torch.arange(ROWS) % 7, torch.rand(ROWS, ROWS, generator=torch.Generator().manual_seed(5))
+
+
+@compiles
+@old_torch_warns
+@pytest.mark.parametrize("name", slow_except(["towers", "weights"], TWICE))
+def test_compiled_loss_takes_one_tensor_in_two_places(name: str) -> None:
+    z = normal(ROWS)
+    compiled = torch.compile(TWICE[name], fullgraph=True, backend="aot_eager")
+    found, true = value_and_gradient(compiled, z), value_and_gradient(TWICE[name], z)
+    torch.testing.assert_close(found, true, rtol=1e-5, atol=1e-6)
+
+
 def of_any_size(z: Tensor, backend: str, loss: str) -> Tensor:
     place = torch.arange(len(z))
     if loss == "supcon":

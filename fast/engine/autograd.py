@@ -134,6 +134,11 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
             # A number would be a constant of the graph.
             tensors[_TEMPERATURE] = torch.ones((), dtype=torch.float64) * plain[_NUMBER]
             plain[_NUMBER] = _IN_TENSOR
+        if compiling:  # a traced function takes no tensor twice, such as labels that are also those of the references
+            tensors = [
+                x.view_as(x) if x is not None and any(x is other for other in tensors[:k]) else x
+                for k, x in enumerate(tensors)
+            ]
         by_autograd = _Traceable if torch.compiler.is_compiling() else _Transformable
         evaluation: Any = torch.ops.pairproof.anchor_values if compiling and not wanted else by_autograd.apply
         return AnchorValues(*evaluation(*tensors, *plain)[:3])
