@@ -263,9 +263,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=1, help="cases judged in parallel; default: %(default)s")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the ratios of each case; continue from FILE")
     parser.add_argument("--case", default="*", metavar="PATTERN", help="judge only these cases")
+    parser.add_argument("--size", type=int, default=10**6, help="judge only cases with up to SIZE^2 similarities")
     parser.add_argument("--impl", default="*", metavar="PATTERN", help="judge only these implementations")
     options = parser.parse_args(arguments)
-    _cases = [golden for golden in load_golden() if fnmatchcase(golden.case.id, options.case)]
+    _cases = [one for one in load_golden() if fnmatchcase(one.case.id, options.case) and one.case.size <= options.size]
     _implementations = [one for one in right() if fnmatchcase(one.name, options.impl)]
     if not _cases or not _implementations:
         parser.error("no case or no implementation matches")
