@@ -67,6 +67,9 @@ RUN: dict[str, tuple[str, dict[str, Any], str]] = {
     "queries_and_keys": ("info_nce", A_TO_B, "call: towers, guessed from the parameters (queries, keys, temp)"),
     "unknown_names": ("info_nce", {}, "call: towers, guessed from the loss info_nce and the parameters (some,"),
     "learned_scale": ("info_nce", {}, "temperature: passed as logit_scale, with the value log(1/temperature)"),
+    "limited_scale": ("info_nce", {}, "temperature: passed as logit_scale, with the value log(1/temperature)"),
+    "limited_then_exponentiated": ("info_nce", {}, "temperature: passed as scale, with the value log(1/temperature)"),
+    "by_positive_index": ("nt_xent", {}, "call: labels, guessed from the parameters (embeddings, positive_index,"),
     "LogScale": ("info_nce", {}, "temperature: passed as log_scale, with the value log(1/temperature)"),
     "required_queue": ("info_nce", A_TO_B, "negatives: passed as [D, K], because [K, D] raises an error"),
     "OfAMapping": ("info_nce", {}, "arguments: passed as one mapping with image_embed, text_embed, logit_scale"),
@@ -295,3 +298,17 @@ def test_labels_are_passed_as_a_column_if_a_numpy_target_requires_it() -> None:
 def test_contradicting_names_are_refused() -> None:
     with pytest.raises(UsageError, match="info_nce cannot be computed by a target that is called with labels"):
         check_loss(f"{FOLDER / 'losses.py'}:supcon", "info_nce")
+
+
+def not_a_logarithm(a, b, logit_scale):
+    scale = logit_scale * 2
+    return torch.exp(a @ b.T * logit_scale).sum() + torch.exp(-scale)
+
+
+def limited_by_another(a, b, logit_scale, largest):
+    return a * torch.exp(torch.clamp(logit_scale, max=largest))
+
+
+def test_only_a_parameter_whose_own_exponential_is_taken_is_a_logarithm() -> None:
+    assert not Signature(not_a_logarithm).is_logarithm("logit_scale")
+    assert Signature(limited_by_another).is_logarithm("logit_scale")

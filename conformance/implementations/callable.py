@@ -237,7 +237,7 @@ class Target:
         self.probed_as = PROBED_AS.get(self.call, self.call)
         if self.call == "similarities":
             self.probed_as = "labels" if len(self.signature.places) > 1 else "views"
-        elif self.call == "labels" and any(p.name == "partners" for p in self.signature.places[:2]):
+        elif self.call == "labels" and self.signature.takes_partners:
             self.probed_as = "partners"
         elif self.probed_as == "views" and self.signature.requires("negatives"):
             self.probed_as = "queue"

@@ -18,11 +18,11 @@ import torch
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from .sandbox import TargetMisused, describe
-from .signatures import CALLS, FACTS, Signature
+from .signatures import CALLS, FACTS, PARTNERS, Signature
 
 Tensor = torch.Tensor
 
-_LABELS = "labels?|classes|class_labels|partners|y_true|y|ids|targets?"
+_LABELS = "|".join(("labels?|classes|class_labels|y_true|y|ids|targets?", *PARTNERS))
 _MATRICES = "sim|sims|similarity|similarities|similarity_matrix|sim_matrix|cos_sim|cosine_similarity|logits|scores"
 _ROWS = "embeddings?|z|reps|representations?|projections?|outputs?|hidden|embs?|x"
 

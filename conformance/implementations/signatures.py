@@ -6,9 +6,11 @@ parameters, and every guess is reported.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import math
 import re
+import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -35,6 +37,12 @@ INVERSES = ("logit_scale", "scale", "inv_temperature", "inverse_temperature", "i
 """Names of 1 / temperature."""
 LOGARITHMS = ("log_temperature", "log_temp", "log_tau", *(f"log_{name}" for name in INVERSES))
 """Names of log(temperature) or, for ``log_scale`` and the like, of log(1 / temperature)."""
+
+PARTNERS = (
+    *("partners", "partner", "positive_index", "positive_idx", "pos_index", "pos_idx"),
+    *("partner_index", "partner_indices", "partner_idx"),
+)
+"""Names of parameters for the row of each row's positive."""
 
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "temperature": (*TEMPERATURES, *INVERSES, *LOGARITHMS),
@@ -149,8 +157,13 @@ class Signature:
     @property
     def labels_first(self) -> bool:
         """Whether the names show that the labels come before the embeddings."""
-        named = [p.name.lower() in (*ALIASES["labels"], "partners") for p in self.places[:2]]
+        named = [p.name.lower() in (*ALIASES["labels"], *PARTNERS) for p in self.places[:2]]
         return named == [True, False]
+
+    @property
+    def takes_partners(self) -> bool:
+        """Whether the names show that the first or second array is the row of each row's positive."""
+        return any(p.name.lower() in PARTNERS for p in self.places[:2])
 
     def requires(self, name: str) -> bool:
         """Whether the target has a required parameter for an option of the catalogue."""
@@ -236,8 +249,7 @@ class Signature:
             return True
         if word not in (*INVERSES, "t"):
             return False
-        pattern = rf"\bexp\(\s*(self\.)?{word}\s*[),]|\b{word}\.exp\("
-        return re.search(pattern, self._source) is not None
+        return _is_exponentiated(word, self._source)
 
     @cached_property
     def _source(self) -> str:
@@ -261,6 +273,40 @@ def kind_of(value: object) -> str:
     """Return the name of the type of a value, with its article."""
     name = type(value).__name__
     return "nothing" if value is None else f"an {name}" if name[0] in "aeiou" else f"a {name}"
+
+
+_LIMITS = {"clamp", "clamp_max", "clamp_min", "clip", "minimum", "maximum", "min", "max"}
+_COPIES = {"float", "double", "to", "type_as", "squeeze", "view", "reshape", "item"}
+"""Functions and methods whose result is still a logarithm if their first operand is one."""
+
+
+def _is_exponentiated(word: str, source: str) -> bool:
+    """Return whether a source takes the exponential of a variable or an attribute, possibly after limiting it."""
+    try:
+        nodes = [*ast.walk(ast.parse(textwrap.dedent(source)))]
+    except SyntaxError:  # for example a lambda that ends in the middle of a line
+        return re.search(rf"\bexp\(\s*(self\.)?{word}\s*[),]|\b{word}\.exp\(", source) is not None
+    names = {word}
+
+    def operands(call: ast.Call) -> list[ast.expr]:
+        of_method = [call.func.value] if isinstance(call.func, ast.Attribute) else []
+        return [*of_method, *call.args]
+
+    def is_one(node: ast.expr) -> bool:
+        if isinstance(node, ast.Call):
+            return _name(node.func) in _LIMITS | _COPIES and any(map(is_one, operands(node)))
+        return _name(node) in names
+
+    for node in nodes:
+        if isinstance(node, ast.Assign) and is_one(node.value):
+            names |= {_name(target) for target in node.targets}
+    calls = (node for node in nodes if isinstance(node, ast.Call) and _name(node.func) == "exp")
+    return any(is_one(one) for call in calls for one in operands(call))
+
+
+def _name(node: ast.expr) -> str:
+    """Return the name of a variable or an attribute; "" for another expression."""
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def _called(thing: Any) -> Any:
@@ -499,7 +545,7 @@ def _keywords(claim: Claim, claimed: set[str], signature: Signature, notes: list
                 notes.append(f"{name}: passed as {found.name}")
     if claim.call == "features" and signature.keyword("mask") is not None and "positives" in entry.keywords:
         passed.add("positives")
-    if claim.call == "labels" and entry.targets == "partners" and "partners" in signature.call:
+    if claim.call == "labels" and entry.targets == "partners" and signature.takes_partners:
         passed.add("partners")
     if passed:
         notes.append(f"passed by keyword, and judged for all values: {', '.join(sorted(passed))}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
 
@@ -162,6 +163,21 @@ def unknown_names(some, more, temperature):
 def learned_scale(img_emb, txt_emb, logit_scale):
     scale = logit_scale.exp()
     return unknown_names(img_emb, txt_emb, 1 / scale)
+
+
+def limited_scale(img_emb, txt_emb, logit_scale):
+    return unknown_names(img_emb, txt_emb, 1 / logit_scale.clamp(max=math.log(1e6)).exp())
+
+
+def limited_then_exponentiated(img_emb, txt_emb, scale):
+    limited = torch.clamp(scale, max=math.log(1e6))
+    return unknown_names(img_emb, txt_emb, 1 / torch.exp(limited))
+
+
+def by_positive_index(embeddings, positive_index, tau=0.5):
+    z = torch.nn.functional.normalize(embeddings, dim=1)
+    logits = (z @ z.T / tau).fill_diagonal_(-math.inf)
+    return torch.nn.functional.cross_entropy(logits, positive_index)
 
 
 class LogScale(torch.nn.Module):
