@@ -35,6 +35,7 @@ from pairproof.conformance.implementations.setfit import SetFit
 from pairproof.conformance.implementations.supcontrast import SupContrast, load_file
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.catalogue import COMMON, LOSSES, Loss, registered
+from pairproof.conformance.suite.machine import described, machine
 from pairproof.conformance.suite.records import Outcome, Truth
 from pairproof.conformance.truth.evaluate import truth
 
@@ -1332,6 +1333,7 @@ def test_command_prints_the_identification_and_sets_the_exit_code(tmp_path):
     found = CliRunner().invoke(app, ["identify", f"{file}:mine"])
     assert found.exit_code == 0, found.output
     assert "computes supcon, temperature 0.3 (built in, recovered)" in found.output
+    assert f" on {described(machine())}" in " ".join(found.output.split())
     assert CliRunner().invoke(app, ["identify", f"{file}:constant"]).exit_code == 1
     absent = CliRunner().invoke(app, ["identify", f"{file}:absent"])
     assert absent.exit_code == 3
