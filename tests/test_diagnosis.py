@@ -135,6 +135,28 @@ def test_a_reason_that_passing_cases_contradict_is_not_chosen() -> None:
     assert result.diagnosis.reasons[0].words == "anchors without positives are left out of the mean"
 
 
+def squares_the_count_of_one_view(
+    features: torch.Tensor, labels: torch.Tensor, temperature: float = 0.07
+) -> torch.Tensor:
+    """With one view per item, the sum over the positives is divided by their number twice."""
+    batch, views = features.shape[:2]
+    rows = torch.nn.functional.normalize(features.transpose(0, 1).flatten(0, 1), dim=1)
+    labels, own = labels.repeat(views), torch.eye(batch * views, dtype=torch.bool)
+    logs = (rows @ rows.T / temperature).masked_fill(own, -torch.inf).log_softmax(dim=1).masked_fill(own, 0.0)
+    positives = (labels[:, None] == labels) & ~own
+    number = positives.sum(dim=1).clamp(min=1)
+    return -((logs * positives).sum(dim=1) / number ** (2 if views == 1 else 1)).mean()
+
+
+def test_cases_with_several_views_do_not_refute_a_mistake_with_one_view() -> None:
+    cases = ("golden/supcon/labels-*", "golden/supcon/*-views-*", "golden/supcon/two-positives", "golden/supcon/four-*")
+    result = check_loss(squares_the_count_of_one_view, "supcon", call="features", cases=cases)
+    (reason,) = result.diagnosis.reasons
+    words = "the sum over the positives is divided by the square of their number (only with 1 view per item)"
+    assert reason.words == words
+    assert result.diagnosis.unexplained == 0
+
+
 NO_POSITIVES_AT_ALL = ("golden/supcon/all-distinct*", "golden/supcon/two-rows-distinct*", "golden/supcon/lone-row*")
 SOME_WITHOUT_POSITIVES = ("golden/supcon/very-unbalanced*", "golden/supcon/lonely*")
 

@@ -34,7 +34,7 @@ from pairproof.conformance.maintain.add import make_case
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.catalogue import LOSSES
 from pairproof.conformance.suite.flags import first_untrue
-from pairproof.conformance.suite.golden import DTYPES, load_golden
+from pairproof.conformance.suite.golden import DTYPES, GoldenCase, load_golden
 from pairproof.conformance.truth import evaluate
 from pairproof.conformance.truth.closed import closed_form
 from pairproof.conformance.truth.evaluate import CertificationError, stored_truth, truth
@@ -348,6 +348,19 @@ def test_failing_batch_is_shrunk() -> None:
     assert {check.case for check in both.failures} > {"golden/supcon/two-positives"}
 
 
+def test_shrinking_stops_after_the_same_batches_on_every_machine() -> None:
+    golden = with_proof(draw(External(LOSSES["supcon"].fast, loss="supcon").claim, 2, 0))
+    tried: list[int] = []
+
+    def fails(smaller: GoldenCase) -> bool:
+        tried.append(smaller.case.size)
+        return False
+
+    assert shrunk(golden, fails, work=3) is golden
+    assert len(tried) == 3
+    assert all(size < golden.case.size for size in tried)
+
+
 def test_references_are_removed_beside_anchors_without_an_own_row() -> None:
     arguments = {"labels": [0, 1, 0], "ref_labels": [0, 1, 0, 0, 1, 0], "self_rows": [0, -1, -1]}
     references = {"ref_embeddings": np.vstack([np.eye(3), -np.eye(3)])}
@@ -365,7 +378,7 @@ def test_every_kind_of_batch_can_be_shrunk(loss: str, step: int) -> None:
     claim = External(LOSSES[loss].fast, loss=loss).claim
     for number in range(0, BLOCK, step):
         golden = with_proof(draw(claim, 2, number))
-        found = shrunk(golden, lambda each: True, seconds=20.0).case
+        found = shrunk(golden, lambda each: True, work=math.inf).case
         # Shrinking may stop before 2 rows and 1 column: it takes no step to a batch with a flag of a higher level.
         assert found.n <= 8
         assert found.embeddings.shape[1] <= 2

@@ -17,13 +17,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from simulated import Machine
 
 from pairproof import conformance, fast, reference
 from pairproof.conformance.diagnose.explain_failure import explain_failure
 from pairproof.conformance.diagnose.identify import CALLED as CALLED_AS
 from pairproof.conformance.diagnose.identify import identify, name_faults
 from pairproof.conformance.diagnose.positives import POSITIVES, STACKED, batch_setting
-from pairproof.conformance.diagnose.search import PROBES, Probe, Search, call_with, drawn, known_losses, ranked
+from pairproof.conformance.diagnose.search import PASSED, PROBES, Probe, Search, call_with, drawn, known_losses, ranked
 from pairproof.conformance.diagnose.variants import Evaluation, temperings, variations
 from pairproof.conformance.faults import FAULTS, RIGHT
 from pairproof.conformance.implementations.base import Unavailable
@@ -35,6 +36,7 @@ from pairproof.conformance.implementations.setfit import SetFit
 from pairproof.conformance.implementations.supcontrast import SupContrast, load_file
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.catalogue import COMMON, LOSSES, Loss, registered
+from pairproof.conformance.suite.machine import described, machine
 from pairproof.conformance.suite.records import Outcome, Truth
 from pairproof.conformance.truth.evaluate import truth
 
@@ -1317,6 +1319,18 @@ def test_large_case_has_no_explanation():
     assert explain_failure(large, Outcome([1.0]), None) is None
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_first_of_the_probes_that_differ_equally_is_named_on_every_machine(seed):
+    def loss(embeddings, labels, temperature):
+        return fast.supcon_loss(embeddings, labels, temperature=temperature) * (1.01 if len(embeddings) > 9 else 1)
+
+    with Machine(seed):
+        search = Search(Target(loss, "labels", "torch"))
+        (nearest,) = search.explain(known_losses("labels")[0], {passed: passed for passed in PASSED})
+    assert nearest.error == pytest.approx(0.01 / 1.01)
+    assert nearest.worst[0] == "14 rows in classes of 6 to 2, temperature 0.5"
+
+
 def test_command_prints_the_identification_and_sets_the_exit_code(tmp_path):
     from typer.testing import CliRunner
 
@@ -1332,6 +1346,7 @@ def test_command_prints_the_identification_and_sets_the_exit_code(tmp_path):
     found = CliRunner().invoke(app, ["identify", f"{file}:mine"])
     assert found.exit_code == 0, found.output
     assert "computes supcon, temperature 0.3 (built in, recovered)" in found.output
+    assert f" on {described(machine())}" in " ".join(found.output.split())
     assert CliRunner().invoke(app, ["identify", f"{file}:constant"]).exit_code == 1
     absent = CliRunner().invoke(app, ["identify", f"{file}:absent"])
     assert absent.exit_code == 3

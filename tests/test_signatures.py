@@ -25,7 +25,7 @@ from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.truth.compare import compare
 from pairproof.conformance.truth.evaluate import truth
 from pairproof.conformance.truth.tolerances import bounds
-from pairproof.fast import info_nce_loss
+from pairproof.fast import info_nce_loss, supcon_loss
 
 FOLDER = Path(__file__).parent / "targets"
 SHAPES = FOLDER / "shapes.py"
@@ -293,6 +293,16 @@ def test_labels_are_passed_as_a_column_if_a_numpy_target_requires_it() -> None:
     found = External(loss, loss="supcon")
     found.settle()
     assert "labels: passed as a column matrix, because a vector does not fit" in found.notes
+
+
+def test_labels_without_a_default_are_those_of_the_items() -> None:
+    def loss(features: torch.Tensor, labels: torch.Tensor, temperature: float) -> torch.Tensor:
+        rows, labels = features.transpose(0, 1).flatten(0, 1), labels.repeat(features.shape[1])
+        return supcon_loss(rows, labels, temperature=temperature)
+
+    cases = ("golden/supcon/labels-unsorted", "golden/supcon/two-views-of-classes")
+    result = check_loss(loss, "supcon", call="features", cases=cases)
+    assert {(check.case, check.status.value) for check in result.judged} == {(case, "passed") for case in cases}
 
 
 def test_contradicting_names_are_refused() -> None:

@@ -26,6 +26,7 @@ from ..implementations.callable import Answer, Batch, External, Target
 from ..implementations.child import load_target
 from ..implementations.sandbox import TargetError
 from ..suite.catalogue import LOSSES, PUBLISHED_BASE
+from ..suite.machine import described, machine
 from .positives import FEATURES, HARD, LABELS, MIXED_UP, PARTNERS, QUEUE, QUEUE_ADDED, VIEWS
 from .search import (
     CLEARLY,
@@ -80,6 +81,7 @@ class Identification:
         notes: guesses that were made, such as how to call the target.
         match: the variant that reproduces the answers; None if there is none.
         seconds: duration of the identification.
+        machine: what rounding errors depend on.
     """
 
     title: str
@@ -100,6 +102,7 @@ class Identification:
     notes: list[str] = field(default_factory=list)
     match: Match | None = None
     seconds: float = 0.0
+    machine: dict[str, str] = field(default_factory=machine)
 
     @property
     def exit_code(self) -> int:
@@ -121,7 +124,8 @@ class Identification:
         found |= {"also called ": [", ".join(self.names)], "the same function: ": self.equals}
         found |= {"evidence: ": self.evidence}
         details = [f"  {prefix}{line}" for prefix, lines in found.items() for line in lines if line]
-        return [f"{self.title}, called with {self.call}", *(f"  {note}" for note in self.notes), computes, *details]
+        heading = [f"{self.title}, called with {self.call}", f"  on {described(self.machine)}"]
+        return [*heading, *(f"  {note}" for note in self.notes), computes, *details]
 
 
 def _short(value: float) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..implementations.base import items_of
 from ..suite.cases import Case
 from ..suite.records import Expected, Outcome, Truth
 from ..truth.baseline import plain_outcome, similarities
@@ -52,8 +52,13 @@ from .positives import CASE, POSITIVES, RIGHT_POSITIVES
 from .search import Match
 from .variants import COUNTS, WRONG_COUNTS, weights_words, words_of
 
-SECONDS = 4.0
-"""CPU time in seconds after which fewer candidates are tested. The clock restarts after identification."""
+WORK = 100
+"""Limit of the work of testing all candidates on the failing cases. On further cases, only the best one is tested.
+
+One case counts as ``1 + (Case.size / COSTLY)**2``."""
+
+COSTLY = 128
+"""``Case.size`` from which most of the time depends on the number of pairs."""
 
 EXPLORED = 12
 """Number of failing cases that are tested for every known mistake."""
@@ -201,12 +206,13 @@ class Evidence:
         dtype: the dtype of the result.
         outcome: what the target returned.
         truth: the true results.
+        views: number of views of each item that the target was called with; 1 if it was called with single rows.
         computes: the dtype in which the target seems to compute.
         match: the loss that was identified, if any.
     """
 
-    def __init__(self, case: Case, dtype: str, outcome: Outcome, truth: Truth | Expected) -> None:
-        self.case, self.dtype, self.outcome, self.truth = case, dtype, outcome, truth
+    def __init__(self, case: Case, dtype: str, outcome: Outcome, truth: Truth | Expected, views: int = 1) -> None:
+        self.case, self.dtype, self.outcome, self.truth, self.views = case, dtype, outcome, truth, views
         self.computes = _precision(outcome, dtype)
         self.match: Match | None = None
 
@@ -453,10 +459,11 @@ class Collector:
 
     Args:
         options: the options that are not passed to the target, so that the target may use other values.
+        call: how the target is called, one of ``CALLS``.
     """
 
-    def __init__(self, options: Iterable[str]) -> None:
-        self.options = tuple(options)
+    def __init__(self, options: Iterable[str], call: str = "") -> None:
+        self.options, self._by_items = tuple(options), call == "features"
         self.failing: list[tuple[Evidence, bool]] = []
         self.dtypes: dict[str, tuple[str, ...]] = {}
         self.passing: list[Evidence] = []
@@ -472,14 +479,18 @@ class Collector:
             truth: the true results.
             ordinary: whether the case tests the formula. Ordinary cases are explored first.
         """
-        self.failing.append((Evidence(case, dtypes[0], outcome, truth), ordinary))
+        self.failing.append((self._evidence(case, dtypes[0], outcome, truth), ordinary))
         self.dtypes[case.id] = tuple(dtypes)
 
     def add_passing(self, case: Case, truth: Truth | Expected) -> None:
         """Add a passing case, which may refute reasons. Only a few small cases are kept."""
         if len(self.passing) < PASSING + MORE_PASSING and case.size <= LARGEST_PASSING and case.anchors():
             outcome = Outcome(list(truth.values), truth.gradient, other_gradients=truth.other_gradients)
-            self.passing.append(Evidence(case, "float64", outcome, truth))
+            self.passing.append(self._evidence(case, "float64", outcome, truth))
+
+    def _evidence(self, case: Case, dtype: str, outcome: Outcome, truth: Truth | Expected) -> Evidence:
+        views = len(items_of(case)[0]) if self._by_items else 1
+        return Evidence(case, dtype, outcome, truth, views)
 
     def diagnose(self, propose: Callable[[], Match | None] = lambda: None) -> Diagnosis:
         """Find reasons that explain the failing cases.
@@ -493,7 +504,6 @@ class Collector:
         ordered = sorted(self.failing, key=lambda one: (not one[1], one[0].case.size))
         left = [evidence for evidence, _ in ordered]
         ordinary = {id(evidence) for evidence, common in ordered if common}
-        self._deadline = time.process_time() + SECONDS
         proposed, base, done = False, "", set[int]()
         while left and len(found.reasons) < MOST:
             both = [self._best(left, name) for name in dict.fromkeys(("", base))]
@@ -502,7 +512,6 @@ class Collector:
             if not proposed and 2 * len(ordinary - {*explained_now} - done) > len(ordinary):
                 proposed, found.match = True, propose()
                 match = found.match
-                self._deadline = time.process_time() + SECONDS
                 if match is not None:
                     for evidence, _ in self.failing:
                         evidence.match = match
@@ -515,11 +524,11 @@ class Collector:
             before = [one for one, _ in self.failing if id(one) in done]
             hint = "" if setting and self._refuted(words, [*before, *self.passing]) else setting
             policy = bool(setting) or text in EXTREME or words == OVERFLOW
-            text = self._precise(text, [one.case for one in left if id(one) in explained])
+            precise = self._precise(words, [one for one in left if id(one) in explained])
             cases = tuple(x.case.id for x in left if id(x) in explained)
-            same = next((k for k, reason in enumerate(found.reasons) if reason.words == text), None)
+            same = next((k for k, reason in enumerate(found.reasons) if reason.words == precise), None)
             if same is None:
-                found.reasons.append(Reason(text, cases, hint, also, not policy))
+                found.reasons.append(Reason(precise, cases, hint, also, not policy))
             else:
                 reason = found.reasons[same]
                 found.reasons[same] = replace(reason, cases=reason.cases + cases)
@@ -550,28 +559,26 @@ class Collector:
         explains: dict[str, dict[int, str]] = {}
         small = [evidence for evidence in left if is_explained(evidence.case)]
         explored = small[: EXPLORED // 2] + small[EXPLORED // 2 :: max(1, 2 * len(small) // EXPLORED)]
-        for place, evidence in enumerate(explored):
-            if place and time.process_time() > self._deadline:
-                del explored[place:]
-                break
+        for evidence in explored:
             for words, test in self._candidates(evidence, base):
                 if id(evidence) not in explains.get(words, {}) and (details := _safely(test)):
                     explains.setdefault(words, {})[id(evidence)] = details
         first = sorted(explains, key=lambda words: -len(explains[words]))[: 2 * TESTED]
-        refuted = {words: self._refuted(words, self.refuting) for words in first}
+        views = {words: {one.views for one in left if id(one) in explains[words]} for words in first}
+        refuted = {words: self._refuted(words, self.refuting, views[words]) for words in first}
         first = [words for words in first if 2 * refuted[words] <= len(explains[words])]
         first = sorted(first, key=lambda words: refuted[words] - len(explains[words]))[:TESTED]
+        work = 0.0
         for evidence in (one for one in left if one not in explored):
-            if time.process_time() > self._deadline:
-                # Out of time: test only the best candidate on all cases.
-                first = first[:1]
+            work += 1 + (evidence.case.size / COSTLY) ** 2
+            first = first[:1] if work > WORK else first
             for words, test in self._candidates(evidence, base):
                 if words in first and id(evidence) not in explains[words] and (details := _safely(test)):
                     explains[words][id(evidence)] = details
         ranked = sorted(first, key=lambda words: refuted[words] - len(explains[words]))
         best, least = None, 0
         for words in ranked:
-            contradictions = self._refuted(words, self.passing[PASSING:])
+            contradictions = self._refuted(words, self.passing[PASSING:], views[words])
             score = refuted[words] + contradictions - len(explains[words])
             if 2 * contradictions <= len(explains[words]) and score < least:
                 best, least = words, score
@@ -580,10 +587,18 @@ class Collector:
         few = best is None or (len(explains[best]) == 1 and len(self.failing) > FEW and best not in CERTAIN)
         return None if best is None or few else (best, explains[best], bool(base))
 
-    def _refuted(self, words: str, cases: Sequence[Evidence]) -> int:
-        """Return the number of cases that refute a candidate: they should fail in this way, but do not."""
+    def _refuted(self, words: str, cases: Sequence[Evidence], views: Collection[int] = ()) -> int:
+        """Return the number of cases that refute a candidate: they should fail in this way, but do not.
+
+        Args:
+            words: the candidate.
+            cases: the cases.
+            views: if given, only cases with one of these numbers of views count. Code for one view is often separate.
+        """
         found = 0
         for evidence in cases:
+            if views and evidence.views not in views:
+                continue
             if _safely(partial(evidence.predicts_failure, words)):
                 tests = [test for name, test in self._candidates(evidence, "") if name == words]
                 found += not any(map(_safely, tests))
@@ -594,12 +609,16 @@ class Collector:
         with suppress(Exception):
             yield from evidence.candidates(self.options, base)
 
-    def _precise(self, words: str, cases: Sequence[Case]) -> str:
-        """Make ``OVERFLOW`` and ``NO_POSITIVES`` more precise for the cases that they explain."""
-        if words == NO_POSITIVES and not any(case.positives()[i] for case in cases for i in case.anchors()):
+    def _precise(self, words: str, explained: Sequence[Evidence]) -> str:
+        """Make the words of a reason more precise for the cases that it explains."""
+        (text, _, setting), cases = words.partition("\0"), [one.case for one in explained]
+        views = sorted({one.views for one in explained})
+        if not setting and self._refuted(words, [one for one in self.passing if one.views not in views]):
+            return f"{text} (only with {' or '.join(map(str, views))} view{'s' * (views != [1])} per item)"
+        if text == NO_POSITIVES and not any(case.positives()[i] for case in cases for i in case.anchors()):
             return "the loss is NaN or infinite if no anchor has positives"
-        if words != OVERFLOW:
-            return words
+        if text != OVERFLOW:
+            return text
         least = min(_largest_logit(case) for case in cases)
         return f"the loss is NaN or infinite where the largest logit is {least:.4g} or more"
 

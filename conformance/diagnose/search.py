@@ -826,11 +826,13 @@ class Search:
             factor = {passed: _rounded(median(ratios[kept].tolist()), self.close) for passed, ratios, kept in columns}
             expected = value * list(factor.values()) / np.maximum(number, 1)
             errors = relative(expected[..., None], given[..., None])
-            p, b = np.unravel_index(errors.T.argmax(), errors.T.shape)
+            # Of the errors that equal the largest apart from rounding, the first is named.
+            largest = float(errors.max())
+            p, b = np.argwhere((1 - TIE) * largest <= errors.T)[0]
             worst = Probe(list(settings)[b], self.passed[p]).name, float(expected[b, p]), float(given[b, p])
             distance = math.hypot(*(expected - given).flat) / max(math.hypot(*given.flat), 1e-150)
             of_pairs = count in ("mean_pairs", self._sum_over_pairs(variant, settings)) and variant.form == "sum"
-            found, error = replace(variant, form="mean") if of_pairs else variant, float(errors.max())
+            found, error = replace(variant, form="mean") if of_pairs else variant, largest
             named = "sum_pairs" if count == self._sum_over_pairs(variant, settings) else count
             matches.append(Match(found, temperatures, named, factor, error, worst, distance, self.vector))
         fitting = sorted(self.fitting(matches), key=lambda match: match.plainness)

@@ -392,7 +392,8 @@ class Target:
         """Return copies of the positional arguments and the keywords of a batch, in the current form."""
         copies = {name: x.clone() if isinstance(x, Tensor) else x for name, x in batch.keywords.items()}
         batch = replace(batch, embeddings=batch.embeddings.clone(), keywords=copies)
-        if self.call == "features" and batch.labels is None and self.signature.requires("labels"):
+        labelled = batch.labels is not None or "labels" in batch.keywords
+        if self.call == "features" and not labelled and self.signature.requires("labels"):
             # One class per item means the same as no labels.
             batch = replace(batch, labels=range(len(batch.embeddings) // batch.n_views))
         positional, keywords = self.use.arguments(*batch.arguments(self.call))

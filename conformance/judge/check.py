@@ -309,7 +309,7 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
         watch, tried = Watch(request, target), Tried(target.claim)
         same = repeated(cases, target.claim, thorough=request.thorough)
         options = [name for name in LOSSES[request.loss].choices if name not in target.claim.passed]
-        collected = joint.Collector(options)
+        collected = joint.Collector(options, target.claim.call)
         every: list[Case | FreshBatch] = [*cases, *fresh]
         for chosen in tracked("cases", every, len(every), progress):
             if chosen.id in same:

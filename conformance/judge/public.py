@@ -138,7 +138,7 @@ def replay(public: PublicLoss) -> Finding:
         raise Unavailable("no answers are recorded: run tools/record_public.py")
     data = json.loads(path.read_text(encoding="utf-8"))
     request, target = request_of(public, "recorded"), Recorded(data, dtypes_of(public)[:1])
-    stored, checks, collected = _golden(public.loss), list[Check](), Collector([])
+    stored, checks, collected = _golden(public.loss), list[Check](), Collector([], target.claim.call)
     for name in data["answers"]:
         case, golden = as_claimed(stored[name].case, stored[name], target.claim)
         found = list(judge_target(request, target, case, golden, target.dtypes, ()))

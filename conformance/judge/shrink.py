@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,8 +17,11 @@ from .fresh import with_proof
 from .levels import level_of
 from .results import Check, Status
 
-SECONDS = 5.0
-"""Time limit of shrinking."""
+WORK = 200
+"""Limit of the work of shrinking. One batch counts as ``1 + Case.size**2 / PAIRS``."""
+
+PAIRS = 256
+"""Number of pairs that take about as long to prove as a small batch takes in all."""
 
 DIVISIONS = (2, 4, 8)
 """Rows and columns are removed in blocks: a half, a quarter, an eighth, and then one at a time."""
@@ -81,18 +83,19 @@ class Shrunk:
         return shlex.join([*words, "--note", f"A batch on which {self.target} fails."])
 
 
-def shrunk(golden: GoldenCase, fails: Callable[[GoldenCase], bool], seconds: float = SECONDS) -> GoldenCase:
+def shrunk(golden: GoldenCase, fails: Callable[[GoldenCase], bool], work: float = WORK) -> GoldenCase:
     """Remove rows, columns and options from a batch while a target still fails on it.
 
-    The level of the batch never rises. The smallest batch found within the time limit is returned.
+    The level of the batch never rises. The smallest batch found within the limit of the work is returned.
     """
-    end, level = time.monotonic() + seconds, level_of(golden.flags)
+    level = level_of(golden.flags)
     smaller = True
     while smaller:
         smaller = False
         for case in _simpler(golden.case):
-            if time.monotonic() > end:
+            if work <= 0:
                 return golden
+            work -= 1 + case.size**2 / PAIRS
             try:
                 found = with_proof(case)
                 accepted = level_of(found.flags) <= level and fails(found)
