@@ -195,8 +195,7 @@ def draw(claim: Claim, seed: int, number: int) -> Case:
     name, factors, entry = f"fresh-{seed}-{number}", _factors(claim), LOSSES[claim.loss]
     chance = random.Random(f"batch {seed} {number}")
     if number % LARGE == LARGE - 1 and entry.targets == "labels":
-        usual = {name: "usual" if "usual" in values else values[0] for name, values in factors.items()}
-        large = _Drawing(claim, {**usual, **LARGE_BATCH}, chance).case(name)
+        large = draw_with(claim, LARGE_BATCH, name, chance)
         if closed_form(large):
             return large
     plan = _plans(tuple(factors.items()), entry.variant.get("denominator"), seed)[number]
@@ -206,6 +205,12 @@ def draw(claim: Claim, seed: int, number: int) -> Case:
     case = _with_targets(case, claim, random.Random(f"targets {seed} {number}"))
     case = _with_ignored(case, claim, random.Random(f"ignored {seed} {number}"))
     return _with_weights(case, claim, random.Random(f"weights {seed} {number}"))
+
+
+def draw_with(claim: Claim, choices: Mapping[str, Any], name: str, chance: random.Random) -> Case:
+    """Draw a batch with some choices of ``_Plans``; the others have their first value."""
+    usual = {name: "usual" if "usual" in values else values[0] for name, values in _factors(claim).items()}
+    return _Drawing(claim, {**usual, **choices}, chance).case(name)
 
 
 def _with_weights(case: Case, claim: Claim, chance: random.Random) -> Case:
