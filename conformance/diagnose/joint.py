@@ -83,6 +83,8 @@ LOW = {"float32": 1e-4, "float16": 3e-2, "bfloat16": 0.2}
 """Relative error that computing in this dtype explains, if the formula is right."""
 
 COMPUTES = "the formula is right, but the target computes in {} for inputs of every dtype"
+NO_PAIR = "the loss is NaN or infinite if there is no pair: in a batch of one row"
+
 EXTREME = (NORMS, LOST, BROKEN_GRADIENT, NO_POSITIVES, NO_NEGATIVES, UNDERFLOW, HIDDEN)
 """Reasons that are not about the formula."""
 
@@ -596,6 +598,8 @@ class Collector:
 
     def _precise(self, words: str, cases: Sequence[Case]) -> str:
         """Make ``OVERFLOW`` and ``NO_POSITIVES`` more precise for the cases that they explain."""
+        if words == NO_POSITIVES and all(case.has_no_pair for case in cases):
+            return NO_PAIR
         if words == NO_POSITIVES and not any(case.positives()[i] for case in cases for i in case.anchors()):
             return "the loss is NaN or infinite if no anchor has positives"
         if words != OVERFLOW:

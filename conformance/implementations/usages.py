@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -294,7 +294,7 @@ def _after_errors(called: Callable[..., Any], positional: list[Any], keywords: d
 
 
 def _compiled(called: Any, positional: list[Any], keywords: dict[str, Any]) -> Any:
-    return torch.compile(called, backend="aot_eager")(*positional, **keywords)
+    return torch.compile(called, backend="aot_eager")(*positional, **keywords)  # type: ignore[no-untyped-call]
 
 
 def _copied(duplicate: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -624,10 +624,10 @@ def _forward_mode(step: Step) -> Differentiated:
     directions = {name: direction_of(x.shape) for name, x in step.rows.items()}
     values = step.values(step.rows)
     gradients = gradients_of(step.total(values), step.rows)
+    make_dual, unpack_dual = cast(Any, forward_ad.make_dual), cast(Any, forward_ad.unpack_dual)
     with forward_ad.dual_level():
-        pairs = step.rows.items()
-        dual = {name: forward_ad.make_dual(x.detach(), directions[name].to(x.dtype)) for name, x in pairs}
-        tangent = forward_ad.unpack_dual(step.total(step.values(dual))).tangent
+        dual = {name: make_dual(x.detach(), directions[name].to(x.dtype)) for name, x in step.rows.items()}
+        tangent = unpack_dual(step.total(step.values(dual))).tangent
     slope = 0.0 if tangent is None else float(tangent.detach())
     error = slope - sum(float((gradients[name] * v).sum()) for name, v in directions.items())
     size = sum(float((v * v).sum()) for v in directions.values())

@@ -103,9 +103,9 @@ def enclosures(
         total, moved, of_pairs = arb(0), arb(0), list[arb]()
         for i in case.anchors():
             if form:
-                anchors[i], found = evaluated(case, form, i, matrix[i])
+                anchors[i], derivatives = evaluated(case, form, i, matrix[i])
                 factor = arb(factors.get(i, 1))
-                slopes[i] = [x * factor for x in found]
+                slopes[i] = [x * factor for x in derivatives]
                 scaled = 0 if case.option("base_temperature") is None else anchors[i] * factor
                 moved += scaled - _dot(slopes[i], matrix[i])
                 total += anchors[i] * factor
