@@ -14,6 +14,7 @@ import re
 import shutil
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -751,7 +752,7 @@ def _first_problem(error: Exception) -> object:
 
 
 def _message(error: Exception) -> tuple[str, int]:
-    """Return the message and the exit code of an expected error. Raise any other error again."""
+    """Return the message and the exit code of an error. Print the traceback of an unexpected one."""
     if isinstance(error, UsageError):
         return str(error), MISUSED
     # Imported here, because --help must not wait for torch.
@@ -763,7 +764,9 @@ def _message(error: Exception) -> tuple[str, int]:
         return f"could not run: {_first_problem(error)}", COULD_NOT_RUN
     if isinstance(error, (FixtureError, CertificationError)):
         return f"fixtures: {error}", NOT_CONFORMING
-    raise error
+    traceback.print_exception(error)
+    whose = "This is an error of pairproof, not of your loss. Please report it with the traceback above."
+    return f"internal error: {type(error).__name__}: {error}\n{whose}", COULD_NOT_RUN
 
 
 def main(arguments: list[str] | None = None) -> Any:

@@ -480,3 +480,18 @@ def test_output_has_colour_only_on_a_terminal() -> None:
     assert colours(force_terminal=True, color_system="standard", no_color=False)
     assert not colours()
     assert not colours(force_terminal=True, no_color=True)
+
+
+def test_internal_error_is_reported_as_one_of_pairproof(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("float division by zero")
+
+    monkeypatch.setattr("pairproof.conformance.judge.check.check", fail)
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["check", "pairproof.fast:supcon_loss", "--loss", "supcon"])
+    assert caught.value.code == 3
+    text = capsys.readouterr().err
+    assert "Traceback" in text
+    assert "pairproof: internal error: ZeroDivisionError: float division by zero\nThis is an error of pairproof" in text

@@ -161,9 +161,19 @@ NO_POSITIVES_AT_ALL = ("golden/supcon/all-distinct*", "golden/supcon/two-rows-di
 SOME_WITHOUT_POSITIVES = ("golden/supcon/very-unbalanced*", "golden/supcon/lonely*")
 
 
+def test_a_batch_of_one_row_is_of_the_level_range_and_named() -> None:
+    cases = ("golden/supcon/lone-row*", *SOME_WITHOUT_POSITIVES)
+    result = check_loss(without_lone_anchors, "supcon", settings={"no_positive": "drop"}, cases=cases)
+    assert result.verdict == "conforms"
+    assert {check.level for check in result.failures} == {Level.RANGE}
+    result = check_loss(without_lone_anchors, "supcon", settings={"no_positive": "drop"}, cases=cases, level="range")
+    (reason,) = result.diagnosis.reasons
+    assert reason.words == "the loss is NaN or infinite if there is no pair: in a batch of one row"
+
+
 def test_option_is_not_suggested_if_a_case_contradicts_it() -> None:
     cases = (*NO_POSITIVES_AT_ALL, *SOME_WITHOUT_POSITIVES)
-    result = check_loss(without_lone_anchors, "supcon", settings={"no_positive": "drop"}, cases=cases)
+    result = check_loss(without_lone_anchors, "supcon", settings={"no_positive": "drop"}, cases=cases, level="range")
     (reason,), failed = result.diagnosis.reasons, {check.case for check in result.failures}
     assert (reason.words, reason.setting) == ("the loss is NaN or infinite if no anchor has positives", "")
     assert set(reason.cases) == failed == {name for name in failed if "distinct" in name or "lone-row" in name}

@@ -45,6 +45,7 @@ RIGHT = (
     "LearnedSupCon",
     "Clip",
     "nt_xent",
+    "nt_xent_by_partners",
     "refuses_bfloat16",
     "reads_a_number",
     "siglip",
@@ -90,7 +91,7 @@ def loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def of(name: str, *cases: str) -> CheckResult:
-    loss = {"nt_xent": "nt_xent", "wrong_for_shared_memory": "nt_xent"}.get(name, "supcon")
+    loss = "nt_xent" if name.startswith("nt_xent") or name == "wrong_for_shared_memory" else "supcon"
     if name.startswith("Clip") or "tower" in name:
         loss = "info_nce"
     if name.lower().startswith("siglip"):

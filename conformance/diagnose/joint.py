@@ -88,6 +88,8 @@ LOW = {"float32": 1e-4, "float16": 3e-2, "bfloat16": 0.2}
 """Relative error that computing in this dtype explains, if the formula is right."""
 
 COMPUTES = "the formula is right, but the target computes in {} for inputs of every dtype"
+NO_PAIR = "the loss is NaN or infinite if there is no pair: in a batch of one row"
+
 EXTREME = (NORMS, LOST, BROKEN_GRADIENT, NO_POSITIVES, NO_NEGATIVES, UNDERFLOW, HIDDEN)
 """Reasons that are not about the formula."""
 
@@ -615,6 +617,8 @@ class Collector:
         views = sorted({one.views for one in explained})
         if not setting and self._refuted(words, [one for one in self.passing if one.views not in views]):
             return f"{text} (only with {' or '.join(map(str, views))} view{'s' * (views != [1])} per item)"
+        if text == NO_POSITIVES and all(case.has_no_pair for case in cases):
+            return NO_PAIR
         if text == NO_POSITIVES and not any(case.positives()[i] for case in cases for i in case.anchors()):
             return "the loss is NaN or infinite if no anchor has positives"
         if text != OVERFLOW:

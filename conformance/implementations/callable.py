@@ -52,7 +52,7 @@ from .sandbox import (
 )
 from .signatures import Claim, Signature, check_call, complete, guess_arrays, is_module, kind_of
 from .subprocess import Lines
-from .usages import BY_NAME, NotApplicable, Use
+from .usages import BY_NAME, NotApplicable, NotJudged, Use
 
 Tensor = torch.Tensor
 
@@ -372,7 +372,7 @@ class Target:
             options = dict(zip(keywords, arrays[places:], strict=True))
             constructor, given, others = self.signature.bind(arrays[:places], options, batch.facts)
             called = self.thing(**constructor) if self.constructs else self.thing
-            if is_module(called):
+            if is_module(called) and any(x.device != batch.embeddings.device for x in _state_of(called)):
                 called.to(batch.embeddings.device)
             if not callable(called):  # a class with forward and without __call__
                 called = called.forward
@@ -503,6 +503,10 @@ def import_jax() -> Any:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float, np.number)) or np.ndim(value) == 0 == getattr(value, "ndim", None)
+
+
+def _state_of(module: torch.nn.Module) -> Iterator[Tensor]:
+    return chain(module.parameters(), module.buffers())
 
 
 def _numpy(value: Any) -> Any:
@@ -719,10 +723,15 @@ class External(Implementation):
             else:
                 try:
                     with self._target_used(use):
-                        loss = self._loss(case, given)
-                        gradients = use.gradients(loss, self._shares(case, loss)) if self.gradients_judged else {}
+                        loss, gradients = use.differentiated(
+                            lambda rows: self._loss(case, self._given(case, rows)),
+                            partial(self._shares, case),
+                            judged=bool(self.gradients_judged),
+                        )
                 except NotApplicable:
                     return Outcome([], observed={"applies": False})
+                except NotJudged as error:
+                    return Outcome([], observed={"notes": [str(error)]})
                 values = loss.detach()
             anchors = self._anchors(case, values, given)
         if self.claim.reduced_here:

@@ -404,7 +404,7 @@ class IsolatedLoss(External):
             target = External(spec, device=device, **options)
 
             def facts() -> dict[str, Any]:
-                claim = {name: getattr(target.claim, name) for name in ("call", "arrays", "settings")}
+                claim = {n: getattr(target.claim, n) for n in ("call", "arrays", "settings", "default_temperature")}
                 # None if the temperature is passed in each call.
                 at = None if target.claim.temperature is None else float(target.claim.temperature)
                 claim |= {name: sorted(getattr(target.claim, name)) for name in ("passed", "required")}

@@ -233,11 +233,20 @@ class Signature:
     def fixed_temperature(self) -> float | None:
         """The temperature that the user gives in ``init``, or None."""
         word = next((word for word in ALIASES["temperature"] if word in self.init), "")
-        value = self.init.get(word)
+        return self._as_temperature(word, self.init.get(word))
+
+    @property
+    def default_temperature(self) -> float | None:
+        """The default of the parameter for the temperature, as a temperature; None if it is not a number."""
+        own = self.keyword("temperature")
+        return None if own is None else self._as_temperature(own.name, own.default)
+
+    def _as_temperature(self, word: str, value: Any) -> float | None:
+        """Convert the value of a parameter to a temperature; None if it is not a number."""
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return None
         number = math.exp(value) if self.is_logarithm(word) else float(value)
-        return 1 / number if self.inverted(word) else number
+        return (1 / number if self.inverted(word) else number) if number > 0 else None
 
     def inverted(self, word: str) -> bool:
         """Whether a parameter is 1 / temperature or log(1 / temperature)."""
@@ -390,6 +399,7 @@ class Claim:
         settings: the values of options that the user claims, or sets in the target; a tuple if several are claimed.
         passed: the keywords of the catalogue that are passed. All their values are judged.
         required: the passed arrays that the target requires. Only cases with these arrays are judged.
+        default_temperature: the temperature that the target uses if none is passed; None if it has no such default.
     """
 
     loss: str
@@ -400,6 +410,7 @@ class Claim:
     settings: Mapping[str, object] = field(default_factory=dict)
     passed: frozenset[str] = frozenset()
     required: frozenset[str] = frozenset()
+    default_temperature: float | None = None
 
     def __post_init__(self) -> None:
         """Check that the claim does not contradict itself.
@@ -495,7 +506,7 @@ def complete(claim: Claim, signature: Signature | None) -> tuple[Claim, list[str
         if "negatives" in required and "direction" not in {*settings, *passed}:
             settings["direction"] = LOSSES[claim.loss].default("direction", required)
             notes.append("direction: a_to_b is claimed, the default with negatives, which the target requires")
-        claim = replace(claim, required=frozenset(required))
+        claim = replace(claim, required=frozenset(required), default_temperature=signature.default_temperature)
     claim = replace(claim, settings=settings, passed=frozenset(passed), temperature=temperature)
     if signature is not None and claim.reduced_here:
         notes.append("reduction: the target returns one value per anchor; pairproof reduces them")

@@ -5,24 +5,33 @@ A usage changes one of:
 - the arguments, such as the dtype of labels or the layout of rows
 - the call, such as another thread or a second call of one instance
 - its surroundings, such as autocast or ``torch.no_grad``
+- the differentiation, such as second derivatives or gradients that are accumulated
 
 ``USAGES`` lists all usages. ``Use`` is one evaluation under a usage, and records the side effects.
 """
 
 from __future__ import annotations
 
+import copy
 import math
+import os
+import pickle
 import random
+import signal
 import threading
+import time
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cache, partial
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
 
 from ..suite.cases import MATRICES, Case, row_norms
 from ..suite.levels import Level
@@ -48,6 +57,8 @@ class Usage:
         arguments: changes the arguments of the call.
         around: returns a context manager for the call, given the device type.
         call: calls the target.
+        differentiate: evaluates the loss and its gradients; None for one backward pass.
+        leaf: turns a matrix into the leaf tensor that the target gets; None if the target gets a copy of a leaf.
         arrays: the kinds of arrays to which it applies.
         dtype: the dtype of the rows; "" for that of the check.
         rounds: the dtype to which intermediate results may be rounded; "" for float64 if the rows are float64, else
@@ -55,6 +66,9 @@ class Usage:
         refusable: errors with which a target may refuse the usage: "any"; "named" for errors that mention a dtype or a
             layout; "" for none.
         modules: whether it applies to torch modules only.
+        most: largest number of small cases on which it is judged; None for the default of the judge.
+        large: whether it is also judged on a batch of training size.
+        slow: whether it takes seconds, so that it is judged only if it is selected or with ``thorough``.
         frozen: the matrices without gradient: 0 for the first, 1 for all others; None if all have one.
         joined: whether the gradient of the first matrix includes that of the second.
         differentiable: whether gradients are judged.
@@ -62,7 +76,8 @@ class Usage:
             reduction.
         scale: factor of the loss, as in mixed-precision training.
         temperature: the temperature whose gradient is judged: "tensor" for an argument, "learned" for a parameter, ""
-            for none.
+            for none. "default" leaves out the argument, so that the target uses its own default.
+        second: whether the gradients are second derivatives, multiplied by ``direction_of``.
         bias: the same for the bias.
         expects: "the truth"; "the truth or an error"; or "NaN", for a result that is not finite or an error.
         reveals: the kinds of side effects that are failures of this usage.
@@ -75,17 +90,23 @@ class Usage:
     arguments: Callable[[list[Any], dict[str, Any]], Arguments] = lambda positional, keywords: (positional, keywords)
     around: Callable[[str], AbstractContextManager[Any]] = lambda device: nullcontext()
     call: Callable[..., Any] = lambda called, positional, keywords: called(*positional, **keywords)
+    differentiate: Callable[[Step], Differentiated] | None = None
+    leaf: Callable[[Tensor], Tensor] | None = None
     arrays: tuple[str, ...] = ("torch",)
     dtype: str = ""
     rounds: str = ""
     refusable: str = ""
     modules: bool = False
+    most: int | None = None
+    large: bool = True
+    slow: bool = False
     frozen: int | None = None
     joined: bool = False
     differentiable: bool = True
     upstream: Callable[[int], list[float]] | None = None
     scale: float = 1.0
     temperature: str = ""
+    second: bool = False
     bias: str = ""
     expects: str = "the truth"
     reveals: tuple[str, ...] = ()
@@ -98,7 +119,7 @@ class Usage:
     @property
     def scalar(self) -> str:
         """The scalar whose gradient is judged: "temperature", "bias" or ""."""
-        return "temperature" if self.temperature else "bias" if self.bias else ""
+        return "temperature" if self.temperature in ("tensor", "learned") else "bias" if self.bias else ""
 
 
 def upstream_of(count: int) -> list[float]:
@@ -109,6 +130,12 @@ def upstream_of(count: int) -> list[float]:
     drawn = random.Random(count)
     found = [drawn.choice((-1, 1)) * drawn.randint(1, 16) / 16 for _ in range(count)]
     return [*found[:-1], 0.0] if count > 2 else found
+
+
+def direction_of(shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> Tensor:
+    """Return a direction of a matrix: multiples of 1/16 in [-1, 1], the same for every matrix of this shape."""
+    count = math.prod(shape)
+    return torch.tensor(upstream_of(count), dtype=dtype).reshape(shape)
 
 
 def _is_rows(value: Any) -> bool:
@@ -130,7 +157,8 @@ def _with_labels(change: Callable[[Tensor], Tensor]) -> Callable[..., Arguments]
         def changed(x: Any) -> Any:
             return change(x) if isinstance(x, Tensor) and x.dtype == torch.int64 and x.dim() == 1 else x
 
-        named = {name: changed(x) if name in ("labels", "ref_labels") else x for name, x in keywords.items()}
+        indices = ("labels", "ref_labels", "partners")
+        named = {name: changed(x) if name in indices else x for name, x in keywords.items()}
         return [changed(x) for x in positional], named
 
     return arguments
@@ -146,6 +174,41 @@ def _within_a_larger(x: Tensor) -> Tensor:
         return torch.stack([x.new_full(x.shape, 77), x, x.new_full(x.shape, 78)], dim=1)[:, 1]
     padded = torch.nn.functional.pad(x, (1, 1) * x.dim(), value=math.nan)
     return padded[tuple(slice(1, -1) for _ in x.shape)]
+
+
+def _with_steps(x: Tensor) -> Tensor:
+    """Return every second entry of a tensor whose other entries are NaN, or 77 for labels."""
+    other = math.nan if x.is_floating_point() else 77
+    for axis in range(x.dim()):
+        x = torch.stack([x, torch.full_like(x, other)], dim=axis + 1).flatten(axis, axis + 1)
+    return x[(slice(None, None, 2),) * x.dim()]
+
+
+class _Expanded(torch.autograd.Function):
+    """The first row of a matrix of equal rows, expanded to all rows; the gradient is that of each row."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        return rows[:1].clone().expand(rows.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients
+
+
+def _expanded(x: Tensor) -> Tensor:
+    equal = x.dim() == 2 and len(x) > 1 and bool((x == x[:1]).all())
+    result: Tensor = _Expanded.apply(x) if equal else x  # type: ignore[no-untyped-call]
+    return result
+
+
+def _of_equal_rows(case: Case, claim: Claim) -> Case | None:
+    """Return the case with equal rows in its second matrix or, if there is none, in its only one."""
+    name = next(iter(case.others), case.first)
+    equal = {name: np.repeat(case.matrices[name][:1], len(case.matrices[name]), axis=0)}
+    rows = {**case.matrices, **equal}
+    changed = replace(case, id=f"{case.id}, {name} of equal rows", embeddings=rows.pop(case.first), others=rows)
+    return None if maximum_is_tied(changed) else changed
 
 
 def _strided(positional: list[Any], keywords: dict[str, Any]) -> Arguments:
@@ -206,6 +269,89 @@ def _in_evaluation_mode(called: Any, positional: list[Any], keywords: dict[str, 
         called.train(before)
 
 
+class _Interrupted(TorchFunctionMode):
+    """Raise an error at one call of a torch function in the body, or only count the calls."""
+
+    def __init__(self, at: int | None = None) -> None:
+        super().__init__()
+        self.at, self.calls = at, 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        if self.calls == self.at:
+            raise RuntimeError("out of memory")
+        return function(*args, **(kwargs or {}))
+
+
+def _after_errors(called: Callable[..., Any], positional: list[Any], keywords: dict[str, Any]) -> Any:
+    """Call it as usual after two calls in which a torch function raised an error: in the middle and at the end."""
+    with _Interrupted() as counted:
+        called(*positional, **keywords)
+    for at in (counted.calls // 2, counted.calls):
+        with suppress(Exception), _Interrupted(max(at, 1)):
+            called(*positional, **keywords)
+    return called(*positional, **keywords)
+
+
+def _compiled(called: Any, positional: list[Any], keywords: dict[str, Any]) -> Any:
+    return torch.compile(called, backend="aot_eager")(*positional, **keywords)  # type: ignore[no-untyped-call]
+
+
+def _copied(duplicate: Callable[[Any], Any]) -> Callable[..., Any]:
+    return lambda called, positional, keywords: duplicate(called)(*positional, **keywords)
+
+
+@contextmanager
+def _default_dtype(device: str) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+THREADS = 2
+"""Number of torch's threads in the usage "threads"."""
+
+
+@contextmanager
+def _threads(device: str) -> Iterator[None]:
+    if not _can_use_threads():
+        raise NotJudged("torch cannot start threads in this process, which was forked from one with threads")
+    before = torch.get_num_threads()
+    torch.set_num_threads(THREADS)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@cache
+def _can_use_threads() -> bool:
+    """Return whether torch can start threads: GNU OpenMP hangs in a process that was forked from one with threads.
+
+    A forked process tries it, and is killed if it hangs.
+    """
+    if not hasattr(os, "fork"):
+        return True
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a fork of a process with threads
+        child = os.fork()
+    if not child:
+        torch.set_num_threads(THREADS)
+        torch.ones(1 << 17).exp()
+        os._exit(0)
+    end = time.monotonic() + 2
+    while time.monotonic() < end:
+        if os.waitpid(child, os.WNOHANG)[0]:
+            return True
+        time.sleep(0.001)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return False
+
+
 def _in_a_thread(called: Callable[..., Any], positional: list[Any], keywords: dict[str, Any]) -> Any:
     found: list[Any] = []
     errors: list[BaseException] = []
@@ -228,21 +374,20 @@ def _of_labels(case: Case, claim: Claim) -> Case | None:
     return case if claim.call in ("labels", "features") and "labels" in case.arguments else None
 
 
+def _of_partners(case: Case, claim: Claim) -> Case | None:
+    return case if "partners" in claim.passed and "partners" in case.arguments else None
+
+
 def _labels_as(dtype: torch.dtype) -> Usage:
     name = str(dtype).removeprefix("torch.")
 
     def chosen(case: Case, claim: Claim) -> Case | None:
         if not _of_labels(case, claim):
             return None
-        labels = {*case.arguments["labels"], *case.arguments.get("ref_labels", ())}
-        if dtype == torch.bool:
-            return case if labels == {0, 1} else None
-        return case if torch.iinfo(dtype).min <= min(labels) <= max(labels) <= torch.iinfo(dtype).max else None
+        labels = torch.tensor([*case.arguments["labels"], *case.arguments.get("ref_labels", ())])
+        return case if bool((labels.to(dtype).long() == labels).all()) else None
 
-    def changed(labels: Tensor) -> Tensor:
-        return labels.to(dtype)
-
-    usage = Usage(f"labels-{name}", f"labels as {name}", case=chosen, arguments=_with_labels(changed))
+    usage = Usage(f"labels-{name}", f"labels as {name}", case=chosen, arguments=_with_labels(lambda x: x.to(dtype)))
     return replace(usage, arrays=EVERY_ARRAY, refusable="named")
 
 
@@ -344,14 +489,19 @@ def _with_long_rows(case: Case, claim: Claim) -> Case | None:
     return _in_dtype("float16")(changed, claim)
 
 
+TEMPERATURE = 0.37109375
+"""The temperature of usages that change it. A loss that rounds this number would lose some of its decimals."""
+
+
 def _at_temperature(**keywords: float) -> Callable[[Case, Claim], Case | None]:
     """Change the temperature and other options, if they are passed to the target."""
 
     def changed(case: Case, claim: Claim) -> Case | None:
         if claim.temperature is not None or not {*keywords} <= {*claim.passed}:
             return None
-        # A loss that rounds this number would lose some of its decimals.
-        given = {"temperature": 0.37109375, **keywords}
+        given = {"temperature": TEMPERATURE, **keywords}
+        if all(case.option(name) == value for name, value in given.items()):
+            return case
         words = ", ".join(f"{name} {value:g}" for name, value in given.items())
         return replace(case, id=f"{case.id}, {words}", keywords={**case.keywords, **given})
 
@@ -373,6 +523,126 @@ def _of_any_bias(case: Case, claim: Claim) -> Case | None:
 def _of_any_temperature(case: Case, claim: Claim) -> Case | None:
     # At 1, a temperature equals its inverse.
     return case if case.temperature != 1 else None
+
+
+def _at_its_default(case: Case, claim: Claim) -> Case | None:
+    """Return the case with the default temperature of the target, if it takes one and has a default."""
+    at = claim.default_temperature
+    if at is None or claim.temperature is not None or claim.call == "similarities":
+        return None
+    return replace(case, id=f"{case.id}, default temperature {at:g}", keywords={**case.keywords, "temperature": at})
+
+
+def _with_second_derivatives(case: Case, claim: Claim) -> Case | None:
+    """Return a case whose loss has second derivatives: its weights are not detached."""
+    return None if case.entry.weights and case.detaches_weights else case
+
+
+@dataclass(eq=False)
+class Step:
+    """One training step, which a usage differentiates in its own way.
+
+    Attributes:
+        rows: the leaf tensors by name.
+        values: evaluates the loss at leaf tensors or at tensors that replace them.
+        shares: returns the weight of each value in the loss.
+        given: for each matrix that the target got as a leaf, the tensor that it is a copy of, and the leaf.
+    """
+
+    rows: Mapping[str, Tensor]
+    values: Callable[[Mapping[str, Tensor]], Tensor]
+    shares: Callable[[Tensor], Tensor]
+    given: list[tuple[Tensor, Tensor]]
+
+    def total(self, values: Tensor) -> Tensor:
+        """The loss, of the values."""
+        return values @ self.shares(values)
+
+
+Differentiated = tuple[Tensor, dict[str, Tensor]]
+"""The values and the gradients."""
+
+
+def _among_other_batches(step: Step) -> Differentiated:
+    """Evaluate another batch before and after the batch; then differentiate the sum of the three losses."""
+
+    def other(shift: int) -> Tensor:
+        rows = {name: x.detach().roll(shift, 0).requires_grad_() for name, x in step.rows.items()}
+        return step.total(step.values(rows))
+
+    before, values, after = other(1), step.values(step.rows), other(-1)
+    return values, gradients_of(before + step.total(values) + after, step.rows)
+
+
+def _retained(step: Step) -> Differentiated:
+    """Differentiate the same graph twice, and return the second gradients."""
+    values = step.values(step.rows)
+    total = step.total(values)
+    if total.requires_grad:
+        torch.autograd.grad(total, [*step.rows.values()], retain_graph=True, allow_unused=True)
+    return values, gradients_of(total, step.rows)
+
+
+def _accumulated(step: Step) -> Differentiated:
+    """Accumulate the gradient twice in the leaves that the target got, and return half of the sum."""
+    values = step.values(step.rows)
+    for _, leaf in step.given:
+        leaf.grad = None
+    for _ in range(2):
+        if values.requires_grad:
+            step.total(values).backward(retain_graph=True)  # type: ignore[no-untyped-call]
+    found = [(x, leaf.grad) for x, leaf in step.given if leaf.grad is not None]
+    through = [(x.double() * (grad.double() / 2)).sum() for x, grad in found]
+    return values, gradients_of(sum(through, torch.zeros(())), step.rows)
+
+
+def _of_changed_input(step: Step) -> Differentiated:
+    """Change the leaves that the target got in place, before the backward pass."""
+    values = step.values(step.rows)
+    leaves = [leaf for _, leaf in step.given]
+    with torch.no_grad():
+        for leaf in leaves:
+            leaf.mul_(-0.5).add_(0.25)
+    found = torch.autograd.grad(step.total(values), leaves, materialize_grads=True) if values.requires_grad else ()
+    through = [(x.double() * grad.double()).sum() for (x, _), grad in zip(step.given, found, strict=False)]
+    return values, gradients_of(sum(through, torch.zeros(())), step.rows)
+
+
+def _second_derivatives(step: Step) -> Differentiated:
+    """Differentiate the product of the gradients with ``direction_of`` each matrix."""
+    values, leaves = step.values(step.rows), [*step.rows.values()]
+    found = torch.autograd.grad(step.total(values), leaves, create_graph=True, materialize_grads=True)
+    products = [(g.double() * direction_of(g.shape)).sum() for g in found]
+    return values, gradients_of(sum(products, torch.zeros(())), step.rows)
+
+
+def _forward_mode(step: Step) -> Differentiated:
+    """Return gradients whose product with ``direction_of`` each matrix is the derivative of forward mode.
+
+    They are the gradients of the backward pass, changed along this direction.
+    """
+    directions = {name: direction_of(x.shape) for name, x in step.rows.items()}
+    values = step.values(step.rows)
+    gradients = gradients_of(step.total(values), step.rows)
+    make_dual, unpack_dual = cast(Any, forward_ad.make_dual), cast(Any, forward_ad.unpack_dual)
+    with forward_ad.dual_level():
+        dual = {name: make_dual(x.detach(), directions[name].to(x.dtype)) for name, x in step.rows.items()}
+        tangent = unpack_dual(step.total(step.values(dual))).tangent
+    slope = 0.0 if tangent is None else float(tangent.detach())
+    error = slope - sum(float((gradients[name] * v).sum()) for name, v in directions.items())
+    size = sum(float((v * v).sum()) for v in directions.values())
+    return values, {name: gradients[name] + error / size * v for name, v in directions.items()}
+
+
+def _functional(step: Step) -> Differentiated:
+    """Differentiate with ``torch.func.grad``."""
+
+    def total(rows: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        values = step.values(rows)
+        return step.total(values), values
+
+    found, values = torch.func.grad(total, has_aux=True)({name: x.detach() for name, x in step.rows.items()})
+    return values, {name: x.double().cpu() for name, x in found.items()}
 
 
 def _in_dtype(dtype: str) -> Callable[[Case, Claim], Case | None]:
@@ -427,7 +697,17 @@ USAGES: tuple[Usage, ...] = (
     _labels_as(torch.int32),
     _labels_as(torch.int16),
     _labels_as(torch.uint8),
+    _labels_as(torch.int8),
     _labels_as(torch.bool),
+    _labels_as(torch.float32),
+    Usage(
+        "partners-int32",
+        "partners as int32",
+        case=_of_partners,
+        arguments=_with_labels(lambda partners: partners.to(torch.int32)),
+        arrays=EVERY_ARRAY,
+        refusable="named",
+    ),
     Usage(
         "labels-column",
         "labels of shape [N, 1]",
@@ -450,6 +730,22 @@ USAGES: tuple[Usage, ...] = (
         "rows and labels that are views into larger tensors",
         arguments=_strided,
         arrays=("torch", "numpy"),
+        refusable="named",
+    ),
+    Usage(
+        "stepped",
+        "rows and labels that are every second entry of larger tensors",
+        arguments=lambda positional, keywords: _with_labels(_with_steps)(
+            *_with_rows(_with_steps)(positional, keywords)
+        ),
+        arrays=("torch", "numpy"),
+        refusable="named",
+    ),
+    Usage(
+        "expanded",
+        "equal rows that share their memory",
+        case=_of_equal_rows,
+        arguments=_with_rows(_expanded),
         refusable="named",
     ),
     Usage("shared-memory", "matrices that share memory", case=_of_two_matrices, arguments=_shared),
@@ -487,18 +783,107 @@ USAGES: tuple[Usage, ...] = (
         differentiable=False,
         reveals=("requires-grad", "leaf-grad"),
     ),
+    Usage(
+        "frozen-rows-temperature-tensor",
+        "rows without gradient, with a temperature given as a tensor",
+        Level.FORMULA,
+        case=_at_temperature(),
+        arguments=_detached,
+        differentiable=False,
+        refusable="any",
+        temperature="tensor",
+    ),
+    Usage(
+        "frozen-rows-learned-temperature",
+        "rows without gradient, with a learned temperature",
+        Level.FORMULA,
+        case=_of_any_temperature,
+        arguments=_detached,
+        differentiable=False,
+        dtype="float32",
+        temperature="learned",
+    ),
+    Usage(
+        "default-temperature",
+        "the default temperature of the target",
+        Level.FORMULA,
+        case=_at_its_default,
+        temperature="default",
+    ),
     Usage("one-anchor", "one anchor under reduction none", case=_of_one_anchor, reveals=("result-shape",)),
     Usage("no-grad", "torch.no_grad", around=lambda device: torch.no_grad(), differentiable=False),
+    Usage(
+        "inference-mode",
+        "torch.inference_mode",
+        around=lambda device: torch.inference_mode(),
+        arguments=_detached,
+        differentiable=False,
+        refusable="any",
+    ),
+    Usage(
+        "among-other-batches",
+        "one backward pass for the losses of three batches",
+        differentiate=_among_other_batches,
+    ),
+    Usage("retained-graph", "a second backward pass through one graph", differentiate=_retained),
+    *(
+        Usage(
+            f"accumulated-{name}",
+            f"gradients that are accumulated in {words}",
+            differentiate=_accumulated,
+            leaf=leaf,
+            reveals=("leaf-grad",),
+        )
+        for name, words, leaf in (
+            ("leaf", "leaf tensors", lambda x: x.detach().requires_grad_()),
+            ("parameter", "an nn.Parameter", lambda x: torch.nn.Parameter(x.detach())),
+        )
+    ),
+    Usage(
+        "changed-input",
+        "rows that are changed in place before the backward pass",
+        differentiate=_of_changed_input,
+        leaf=lambda x: x.detach().requires_grad_(),
+        expects="the truth or an error",
+    ),
+    Usage(
+        "second-derivatives",
+        "second derivatives",
+        case=_with_second_derivatives,
+        differentiate=_second_derivatives,
+        refusable="any",
+        most=1,
+        large=False,
+        second=True,
+    ),
+    Usage("forward-mode", "forward-mode differentiation", differentiate=_forward_mode, refusable="any"),
+    Usage("functional", "torch.func.grad", differentiate=_functional, refusable="any"),
+    Usage("compiled", "torch.compile", call=_compiled, refusable="any", most=1, slow=True),
+    Usage("deep-copy", "a deep copy of the module", call=_copied(copy.deepcopy), modules=True, refusable="any"),
+    Usage(
+        "pickled",
+        "a module that was pickled",
+        call=_copied(lambda called: pickle.loads(pickle.dumps(called))),
+        modules=True,
+        refusable="any",
+    ),
+    Usage("default-dtype", "the default dtype float64", around=_default_dtype, dtype="float32", refusable="named"),
+    Usage("threads", f"{THREADS} threads of torch", around=_threads),
+    Usage("after-errors", "a call after two calls that raised errors", call=_after_errors),
     Usage("evaluation-mode", "evaluation mode", call=_in_evaluation_mode, modules=True),
     Usage("second-call", "a second call of one instance", call=_again, arrays=EVERY_ARRAY),
     Usage("thread", "another thread", call=_in_a_thread),
-    Usage(
-        "autocast",
-        "autocast to bfloat16",
-        around=lambda device: torch.autocast(device, dtype=torch.bfloat16),
-        dtype="float32",
-        rounds="bfloat16",
-        refusable="named",
+    *(
+        Usage(
+            name,
+            f"autocast to {dtype}",
+            case=_in_dtype(dtype),
+            around=partial(torch.autocast, dtype=getattr(torch, dtype)),
+            dtype="float32",
+            rounds=dtype,
+            refusable="named",
+        )
+        for name, dtype in (("autocast", "bfloat16"), ("autocast-float16", "float16"))
     ),
     *(
         Usage(dtype, f"rows of {dtype}", case=_in_dtype(dtype), dtype=dtype, rounds=dtype, refusable="named")
@@ -541,6 +926,10 @@ SLOPES: Mapping[str, tuple[Slope, ...]] = {
 
 class NotApplicable(Exception):
     """The usage does not apply to the target."""
+
+
+class NotJudged(Exception):
+    """The usage cannot be judged here. The message says why."""
 
 
 def _state() -> dict[str, Any]:
@@ -631,6 +1020,7 @@ class Use:
         notes: what cannot be judged, in words.
         reads: functions with which the target converts the temperature or bias tensor to a number.
         documented: whether the signature says that the temperature or the bias may be a tensor.
+        given: see ``Step.given``.
     """
 
     usage: Usage = PLAIN
@@ -643,6 +1033,7 @@ class Use:
     notes: list[str] = field(default_factory=list)
     reads: list[str] = field(default_factory=list)
     documented: bool = False
+    given: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def __enter__(self) -> Use:
         """Record the state of the process."""
@@ -673,7 +1064,16 @@ class Use:
             given = self.slopes[0][0].as_subclass(_Scalar)
             given.reads = self.reads
             keywords = keywords | {self.usage.scalar: given}
-        return positional, keywords
+        if self.usage.temperature == "default":
+            del keywords["temperature"]
+            if keywords.get("base_temperature", math.nan) is None:  # None means the temperature
+                keywords["base_temperature"] = self.temperature
+        return _with_rows(self._leaf)(positional, keywords) if self.usage.leaf else (positional, keywords)
+
+    def _leaf(self, x: Tensor) -> Tensor:
+        assert self.usage.leaf is not None
+        self.given.append((x, self.usage.leaf(x)))
+        return self.given[-1][1]
 
     @property
     def scalar(self) -> float:
@@ -719,6 +1119,21 @@ class Use:
         if arrays == "torch" and dtypes == {torch.float32} and loss.dtype == torch.float64:
             self.seen["result-dtype"] = "returns float64 for rows of float32"
         return loss
+
+    def differentiated(
+        self, values: Callable[[Mapping[str, Tensor]], Tensor], shares: Callable[[Tensor], Tensor], *, judged: bool
+    ) -> Differentiated:
+        """Return the values and the gradients.
+
+        Args:
+            values: see ``Step.values``.
+            shares: see ``Step.shares``.
+            judged: whether gradients are judged.
+        """
+        if self.usage.differentiate:
+            return self.usage.differentiate(Step(self.rows, values, shares, self.given))
+        loss = values(self.rows)
+        return loss, self.gradients(loss, shares(loss)) if judged else {}
 
     def gradients(self, loss: Tensor, shares: Tensor) -> dict[str, Tensor]:
         """Return the gradients with respect to ``rows`` and ``slopes``.

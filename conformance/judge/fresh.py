@@ -58,8 +58,14 @@ PLAIN = 4
 """One in this many batches is plain: no references, weights or ignored pairs, and every row is an anchor with a
 positive and a negative. Directed pairs can still leave a row without a positive."""
 
-LABELS = ("small",) * 7 + ("extreme",)
-"""Kinds of labels; each entry is drawn equally often."""
+LABELS = ("small",) * 4 + ("colliding",) * 3 + ("extreme",)
+"""Kinds of labels (see ``label_names``); each entry is drawn equally often."""
+
+APART = (1, 256, 997, 1000, 2**16, 2**24, 2**32)
+"""Differences of "colliding" labels, which are equal modulo a number or rounded to a narrower dtype."""
+
+IGNORED_LABEL = -100
+"""The label that ``torch.nn.functional.cross_entropy`` ignores."""
 
 EXTREME = (-(2**63), 2**63 - 1, 0, -(2**62), -1, 2**62)
 """Extreme labels. K classes use the first K. Differences of the first three overflow int64 in both directions."""
@@ -68,19 +74,22 @@ CLASSES = ("common", "common", "single", "one", "distinct")
 """Class structures:
 
 - "common": every row has a positive and a negative.
-- "single": one class has one row, the others have more.
+- "single": one class or more have one row, the others have more.
 - "one": all rows have the same class.
 - "distinct": every class has one row.
 """
 
-COMMON_CLASSES = ("unbalanced", "balanced", "views", "large")
+COMMON_CLASSES = ("unbalanced", "balanced", "balanced", "views", "large")
 """Kinds of the structure "common":
 
 - "unbalanced": classes of usually unequal sizes.
-- "balanced": classes of equal sizes, if possible.
+- "balanced": classes of one size, drawn from ``EQUAL``.
 - "views": classes of even sizes.
 - "large": two classes, one of which has two rows.
 """
+
+EQUAL = (2, 6)
+"""Range of the size of equal classes."""
 
 TEMPERATURES = {"low": (0.024, 0.1), "usual": (0.1, 1.0), "high": (1.0, 8.0)}
 """Ranges of the temperature, if the target takes one."""
@@ -167,6 +176,28 @@ class FreshBatch:
         return with_proof(draw(claim, self.seed, self.number))
 
 
+def label_names(kind: str, count: int, chance: random.Random) -> Sequence[int]:
+    """Draw different labels.
+
+    - "small": below 8, or below the number of labels.
+    - "colliding": of any size and sign. Pairs of them are equal modulo a number, in a narrower dtype, or without their
+      signs. One of them may be ``IGNORED_LABEL``.
+    - "extreme": the first of ``EXTREME``; "small" if it has too few.
+    """
+    if kind == "extreme" and count <= len(EXTREME):
+        return chance.sample(EXTREME[:count], count)
+    if kind != "colliding":
+        return chance.sample(range(max(8, count)), count)
+    names = [chance.choice((IGNORED_LABEL, chance.choice((-1, 1)) * chance.randrange(2 ** chance.randrange(1, 63))))]
+    while len(names) < count:
+        near = chance.choice(names)
+        step = chance.choice((0, *APART)) * chance.choice((-1, 1)) * chance.randint(1, 3)
+        name = near + step if step else -near
+        if -(2**63) <= name < 2**63 and name not in names:
+            names.append(name)
+    return chance.sample(names, count)
+
+
 def fresh_batches(request: Request) -> list[FreshBatch]:
     """Return the random batches that a request selects. The request must have a seed."""
     batches = [FreshBatch(request.loss, request.seed or 0, number) for number in range(request.fuzz)]
@@ -195,8 +226,7 @@ def draw(claim: Claim, seed: int, number: int) -> Case:
     name, factors, entry = f"fresh-{seed}-{number}", _factors(claim), LOSSES[claim.loss]
     chance = random.Random(f"batch {seed} {number}")
     if number % LARGE == LARGE - 1 and entry.targets == "labels":
-        usual = {name: "usual" if "usual" in values else values[0] for name, values in factors.items()}
-        large = _Drawing(claim, {**usual, **LARGE_BATCH}, chance).case(name)
+        large = draw_with(claim, LARGE_BATCH, name, chance)
         if closed_form(large):
             return large
     plan = _plans(tuple(factors.items()), entry.variant.get("denominator"), seed)[number]
@@ -206,6 +236,12 @@ def draw(claim: Claim, seed: int, number: int) -> Case:
     case = _with_targets(case, claim, random.Random(f"targets {seed} {number}"))
     case = _with_ignored(case, claim, random.Random(f"ignored {seed} {number}"))
     return _with_weights(case, claim, random.Random(f"weights {seed} {number}"))
+
+
+def draw_with(claim: Claim, choices: Mapping[str, Any], name: str, chance: random.Random) -> Case:
+    """Draw a batch with some choices of ``_Plans``; the others have their first value."""
+    usual = {name: "usual" if "usual" in values else values[0] for name, values in _factors(claim).items()}
+    return _Drawing(claim, {**usual, **choices}, chance).case(name)
 
 
 def _with_weights(case: Case, claim: Claim, chance: random.Random) -> Case:
@@ -251,9 +287,10 @@ def _with_targets(case: Case, claim: Claim, chance: random.Random) -> Case:
         given["partners"] = [chance.randrange(m) for _ in range(n)]
     elif way == "labels":
         classes = max(2, n // 2)
-        given["labels"] = [chance.randrange(classes) for _ in range(n)]
+        names = label_names(chance.choice(LABELS), classes, chance)
+        given["labels"] = [chance.choice(names) for _ in range(n)]
         if m != n or ("ref_labels" in claim.passed and chance.random() < 0.5):
-            given["ref_labels"] = [chance.randrange(classes) for _ in range(m)]
+            given["ref_labels"] = [chance.choice(names) for _ in range(m)]
     else:
         given["positives"] = [[chance.random() < MASKED for _ in range(m)] for _ in range(n)]
     options = {name: chance.choice(case.entry.choices[name]) for name in OF_TARGETS if name in claim.passed}
@@ -424,6 +461,11 @@ class _Drawing:
         self.n = (
             n + n % 2 if self.entry.positives_by == "partners" or (self.kind == "views" and self.entry.targets) else n
         )
+        self.size = 1
+        if self.kind == "balanced" and self.entry.positives_by in ("labels", "pairs"):
+            self.size = chance.randint(*EQUAL)
+            self.n = max(self.n + -self.n % self.size, 2 * self.size)
+        self.alone = chance.choice((1, self.n - 2, chance.randint(1, self.n - 2))) if self.kind == "single" else 0
         self.dim = chance.randint(*plan["columns"]) if plan["columns"] else self.n
         self.centres: dict[int, list[float]] = {}
 
@@ -465,27 +507,25 @@ class _Drawing:
         return (scaled_to_logits(case) or case) if case.option("similarity") == "dot" else case
 
     def _sizes(self) -> list[int]:
-        n, chance = self.n, self.chance
+        n = self.n
         if self.kind == "one":
             return [n]
         if self.kind == "distinct":
             return [1] * n
         if self.kind == "single":
-            return [1, *self._unequal(n - 1)]
+            return [1] * self.alone + self._unequal(n - self.alone)
         if self.kind == "views":
             return [2 * size for size in self._unequal(n // 2, 1)]
         if self.kind == "large":
             return [2, n - 2]
         if self.kind == "balanced":
-            equal = [k for k in range(2, n // 2 + 1) if n % k == 0]
-            count = chance.choice(equal or range(2, n // 2 + 1))
-            return [len(range(k, n, count)) for k in range(count)]
+            return [self.size] * (n // self.size)
         return self._unequal(n)
 
     def _unequal(self, n: int, least: int = 2) -> list[int]:
         """Divide rows into classes of usually unequal sizes; into at least two classes, if possible."""
         fewest = 2 if n >= 2 * least else 1
-        count = self.chance.randint(fewest, max(fewest, n // (2 * least)))
+        count = self.chance.randint(fewest, max(fewest, n // least))
         sizes = [least] * count
         for _ in range(n - least * count):
             sizes[min(self.chance.randrange(count), self.chance.randrange(count))] += 1
@@ -517,7 +557,7 @@ class _Drawing:
         further: list[int] | None = None
         if self.plan["references"] != "none":
             # A reference must not have the class of a row without positives.
-            first, last = min(classes) + (self.kind == "single"), max(classes)
+            first, last = min(classes) + self.alone, max(classes)
             others = range(last + 1, last + 4) if self.kind == "distinct" else range(first, last + 1)
             count = chance.randint(*(chance.choice((FEW, FEW, MANY))))
         if self.plan["references"] == "own":
@@ -542,8 +582,7 @@ class _Drawing:
         if self.plan["mask"]:
             return {"positives": self._mask(classes, arguments.get("self_rows"), further), **arguments}, further
         highest = max([*classes, *(further or ())])
-        extreme = self.plan["labels"] == "extreme" and highest < len(EXTREME)
-        names = chance.sample(EXTREME[: highest + 1] if extreme else range(max(8, highest + 1)), highest + 1)
+        names = label_names(self.plan["labels"], highest + 1, chance)
         arguments["labels"] = [names[k] for k in classes]
         if further is not None:
             arguments["ref_labels"] = [names[k] for k in further]

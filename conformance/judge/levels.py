@@ -72,10 +72,12 @@ def level_of(flags: Iterable[str]) -> Level:
 def level_of_case(case: Case, golden: GoldenCase | None) -> Level:
     """Return the level of a case: the highest level of its own flags and of the computed flags that hold for it.
 
-    The computed flags are ``POLICIES`` for a golden case, and ``COMPUTED`` for another case.
+    The computed flags are ``POLICIES`` for a golden case, and ``COMPUTED`` for another case. A batch of one row without
+    a pair, where most public code is NaN, is at least of the level range.
     """
     flags, computed = (golden.flags, POLICIES) if golden else ((), COMPUTED)
-    return level_of((*flags, *(flag for flag in computed if first_untrue(case, (flag,)) is None)))
+    found = level_of((*flags, *(flag for flag in computed if first_untrue(case, (flag,)) is None)))
+    return max(found, Level.RANGE) if case.has_no_pair else found
 
 
 @cache

@@ -1,17 +1,20 @@
-"""Judge a user's loss under every usage, on ordinary cases that it computes correctly.
+"""Judge a user's loss under every usage, on batches that it computes correctly.
 
-A *usage* is another way to call a loss, such as under autocast (see ``implementations.usages``).
+A *usage* is another way to call a loss, such as under autocast (see ``implementations.usages``). Each usage is judged
+on small golden cases, on a drawn batch of training size, and on a drawn batch with an anchor without positives.
 """
 
 from __future__ import annotations
 
 import math
+import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
@@ -19,25 +22,56 @@ from ..implementations.base import items_of, lacks_positives
 from ..implementations.callable import External
 from ..implementations.sandbox import TargetError
 from ..implementations.signatures import Claim
-from ..implementations.usages import SIDE_EFFECTS, USAGES, Usage, upstream_of
+from ..implementations.usages import SIDE_EFFECTS, TEMPERATURE, USAGES, Usage, direction_of, upstream_of
 from ..suite.cases import Case, row_norms
-from ..suite.catalogue import IGNORED, WEIGHTS
+from ..suite.catalogue import IGNORED, LOSSES, WEIGHTS
 from ..suite.golden import GoldenCase
 from ..suite.levels import Level
 from ..suite.records import Bounds, Matrix, Outcome, Truth
 from ..truth.certify import CertificationError
+from ..truth.closed import closed_form
 from ..truth.compare import compare
-from ..truth.evaluate import truth
+from ..truth.evaluate import PROVE_UP_TO, enclosures, truth
+from ..truth.intervals import precision
 from ..truth.tolerances import bounds, scalar_bounds, unit_roundoff
+from .fresh import draw_with
 from .options import Request
+from .proofs import scaled_to_logits
 from .results import Check, Status
 from .verify import truth_of
 
 CASES = 3
-"""Largest number of cases on which each usage is judged."""
+"""Largest number of small cases on which each usage is judged."""
 
 CANDIDATES = 12
-"""Number of ordinary cases from which ``CASES`` are chosen."""
+"""Number of small cases from which ``CASES`` are chosen."""
+
+DRAWN: Mapping[str, Mapping[str, Any]] = {
+    "training-size": {"rows": (65, 72), "columns": (33, 48), "classes": "common", "common": "unbalanced"},
+    "lonely-anchors": {"rows": (9, 12), "columns": (5, 8), "classes": "single", "common": "unbalanced"},
+}
+"""The choices of the drawn batches (see ``fresh.py``)."""
+
+SAME_CHOICES: Mapping[str, Any] = {
+    "temperature": "usual",
+    "trained": False,
+    "mixed norms": True,
+    "layout": "shuffled",
+    "labels": "small",
+}
+
+REQUIRED: Mapping[str, Mapping[str, Any]] = {
+    "negatives": {"queue": "long"},
+    "hard_negatives": {"hard": 1},
+    "ref_embeddings": {"references": "others"},
+}
+"""Choices for the arrays that a target requires."""
+
+SECOND_BITS = 300
+"""Working precision of second derivatives."""
+
+SECOND_STEP = 2.0**-32
+"""Step of the difference quotient of gradients. Its error is about the square of the step, below that of float64."""
 
 LEAST = 0.01
 """Lower limit of the loss and of the largest entry of its gradient, so that a wrong factor is noticed."""
@@ -51,9 +85,16 @@ LARGEST_SHARE = 32
 The error of a straightforward implementation was at most 9 unit roundoffs on the ordinary cases of all losses.
 """
 
+LARGEST_VALUE_SHARE = 6
+"""Largest allowed error of a value in a 16-bit dtype, in unit roundoffs of the value plus the sum over all similarities
+of their size times the derivative with respect to them.
+
+The error of a straightforward implementation was at most 1.5 such units on the ordinary cases of all losses.
+"""
+
 REFUSAL = re.compile(
     r"\b(dtype|scalar type|strides?|layout|contiguous|view|b?float\d*|half|double|u?int\d*|byte|bool|long|"
-    r"not (yet )?(implemented|supported)|unsupported)\b",
+    r"\w+Tensor|not (yet )?(implemented|supported)|unsupported)\b",
     re.IGNORECASE,
 )
 """Words of an error that refuses a dtype or a layout."""
@@ -65,13 +106,13 @@ def names() -> list[str]:
 
 
 def chosen(request: Request) -> list[Usage]:
-    """Return the usages that a request selects; all if it selects no cases."""
+    """Return the usages that a request selects; all if it selects no cases. The slow ones may still be skipped."""
     patterns = request.cases
     return [u for u in USAGES if not patterns or any(fnmatchcase(u.id, one) for one in patterns)]
 
 
 def ordinary(case: Case, claim: Claim) -> bool:
-    """Return whether the inputs of a case are moderate, so that a right loss is right under every usage."""
+    """Return whether a case is small and its inputs are moderate, so that a right loss is right under every usage."""
     # Usages change rows and references, not masks and weights of pairs.
     if not {*IGNORED, *WEIGHTS}.isdisjoint(case.arguments):
         return False
@@ -96,7 +137,7 @@ def _mixed(cases: Sequence[Case]) -> Iterator[Case]:
 
 
 class UsageJudge:
-    """Judges one target under usages, on ordinary cases that it computes correctly.
+    """Judges one target under usages, on batches that it computes correctly.
 
     Args:
         target: the target.
@@ -113,6 +154,7 @@ class UsageJudge:
         claimed: Callable[[Case], tuple[Case, GoldenCase | None]],
     ) -> None:
         self.target, self.dtypes, self._offered, self._claimed = target, dtypes, cases, claimed
+        self._known_bounds: dict[tuple[Case, str], Bounds] = {}
 
     def checks(self, request: Request) -> Iterator[Check]:
         """Judge the usages that a request selects.
@@ -127,22 +169,35 @@ class UsageJudge:
 
     @cached_property
     def _cases_and_dtype(self) -> tuple[list[tuple[Case, Truth]], str]:
-        """The cases on which usages are judged, with their true results, and the dtype of their rows."""
+        """The small cases on which usages are judged, with their true results, and the dtype of their rows."""
         mixed = list(_mixed([case for case in self._offered if ordinary(case, self.target.claim)]))
         # A loss whose own parameters are float32 is right only in float32.
         dtypes = [one for one in ("float64", "float32") if one in (self.dtypes or (one,))] or ["float32"]
-        found = ((list(islice(self._right(mixed, dtype), CANDIDATES)), dtype) for dtype in dtypes)
-        return next((one for one in found if one[0]), ([], dtypes[-1]))
+        for dtype in dtypes:
+            proved = ((case, truth_of(case, golden)) for case, golden in map(self._claimed, mixed) if self._takes(case))
+            if found := list(islice(self._right(proved, dtype), CANDIDATES)):
+                return found, dtype
+        return [], dtypes[-1]
 
-    def _right(self, cases: Iterable[Case], dtype: str) -> Iterator[tuple[Case, Truth]]:
-        """Yield the cases that the target supports and computes correctly, with their true results.
+    @cached_property
+    def _drawn(self) -> dict[str, list[tuple[Case, Truth]]]:
+        """The drawn batches that the target supports and computes correctly, with their true results, by kind."""
+        drawn = {kind: drawn_batch(self.target.claim, kind) for kind in DRAWN}
+        dtype = self._cases_and_dtype[1]
+        return {
+            kind: [*self._right([(case, _proved(case))], dtype)] if case and self._takes(case) else []
+            for kind, case in drawn.items()
+        }
+
+    def _takes(self, case: Case) -> bool:
+        return not self.target.refuses(case)
+
+    def _right(self, cases: Iterable[tuple[Case, Truth]], dtype: str) -> Iterator[tuple[Case, Truth]]:
+        """Yield the cases that the target computes correctly.
 
         Cases whose loss or gradient is at most ``LEAST`` are left out.
         """
-        for case, golden in map(self._claimed, cases):
-            if self.target.refuses(case):
-                continue
-            true = truth_of(case, golden)
+        for case, true in cases:
             if (
                 true.gradient is None
                 or not sum(map(abs, true.values)) > LEAST
@@ -158,7 +213,13 @@ class UsageJudge:
             outcome = self.target.evaluate(case, dtype)
         except Exception:  # external code may raise anything
             return False
-        return compare(case, true, outcome, bounds(case, true, dtype), dtype).ratio <= 1
+        return compare(case, true, outcome, self._bounds(case, true, dtype), dtype).ratio <= 1
+
+    def _bounds(self, case: Case, true: Truth, dtype: str) -> Bounds:
+        """Return the bounds of a case. Most usages share their cases."""
+        if (case, dtype) not in self._known_bounds:
+            self._known_bounds[case, dtype] = bounds(case, true, dtype)
+        return self._known_bounds[case, dtype]
 
     def check(self, request: Request, usage: Usage) -> Check | None:
         """Judge one usage; None if its dtype is not selected or if it does not apply."""
@@ -168,6 +229,8 @@ class UsageJudge:
             return None
         blank = Check("usage", self.target.name, self.target.claim.loss, name, dtype, Status.PASSED)
         blank = replace(blank, repeat=request.repeat(name, dtype), level=usage.level)
+        if usage.slow and not (request.thorough or request.cases):
+            return replace(blank, status=Status.SKIPPED, message=f"takes seconds: --thorough, or --case {usage.id}")
         if reason := self.target.not_run("usages"):
             return replace(blank, status=Status.SKIPPED, message=reason)
         ratios = []
@@ -207,15 +270,22 @@ class UsageJudge:
 
     def _cases(self, usage: Usage) -> Iterator[tuple[Case, Truth | None]]:
         """Yield the cases for a usage, with their true results if numbers are expected."""
-        fitting = ((one, true, usage.case(one, self.target.claim)) for one, true in self._cases_and_dtype[0])
-        supported = ((one, true, case) for one, true, case in fitting if case and not self.target.refuses(case))
-        for one, true, case in islice(supported, CASES):
-            if usage.expects == "NaN":
-                yield case, None
-            elif case is one:
-                yield case, true
-            else:
-                yield case, truth(case, upstream=upstream_of(len(case.counted())) if usage.upstream else None)
+        groups = [(self._cases_and_dtype[0], usage.most or CASES)]
+        groups += [(cases, 1) for kind, cases in self._drawn.items() if usage.large or kind != "training-size"]
+        for cases, most in groups:
+            fitting = ((one, true, usage.case(one, self.target.claim)) for one, true in cases)
+            supported = ((one, true, case) for one, true, case in fitting if case and self._takes(case))
+            for one, true, case in islice(supported, most):
+                if usage.expects == "NaN":
+                    yield case, None
+                elif usage.second:
+                    if found := second_derivatives(case):
+                        first = found.pop(case.first)
+                        yield case, replace(true, gradient=first, other_gradients=found)
+                elif case is one:
+                    yield case, true
+                else:
+                    yield case, _proved(case, upstream_of(len(case.counted())) if usage.upstream else None)
 
     def _difference(
         self, usage: Usage, case: Case, true: Truth | None, outcome: Outcome, dtype: str
@@ -226,13 +296,15 @@ class UsageJudge:
                 return 0.0, ""
             given = repr(outcome.values[0]) if outcome.values else "empty"
             return math.inf, f"the loss is {given}, expected NaN or an error"
-        found = compare(case, *_judged_rows(usage, case, true, outcome, _allowed(usage, case, true, dtype)), dtype)
+        allowed = _allowed(usage, case, true, dtype, self._bounds(case, true, dtype))
+        found = compare(case, *_judged_rows(usage, case, true, outcome, allowed), dtype)
         expected = true.bias_gradient if usage.bias else true.temperature_gradient
         if found.first or not usage.scalar or not self.target.gradients_judged or expected is None:
             return found.ratio, found.first
         bound = scalar_bounds(case, dtype)[1 if usage.bias else 0]
         got = outcome.observed.get(usage.scalar, 0.0)
-        ratio = abs(got - expected) / bound if math.isfinite(got) else math.inf
+        # The bound is 0 if the loss does not depend on the scalar, as where all logits are 0.
+        ratio = 0.0 if got == expected else abs(got - expected) / bound if math.isfinite(got) and bound else math.inf
         words = (
             f"gradient of the {usage.scalar}: expected {expected!r}, got {got!r}; the error is {ratio:.3g} times the "
             "bound"
@@ -257,13 +329,55 @@ def _is_of_zero_similarities(case: Case, outcome: Outcome) -> bool:
         return True
 
 
-def _allowed(usage: Usage, case: Case, true: Truth, dtype: str) -> Bounds:
-    """Return the bounds of a case under a usage."""
-    allowed = bounds(case, true, dtype)
+def drawn_batch(claim: Claim, kind: str) -> Case | None:
+    """Draw a batch of ``DRAWN``, always the same one for a claim; None if the loss or its proof does not allow it."""
+    if kind == "lonely-anchors" and LOSSES[claim.loss].positives_by not in ("labels", "pairs"):
+        return None
+    required = {key: value for name in claim.required for key, value in REQUIRED.get(name, {}).items()}
+    case = draw_with(claim, {**SAME_CHOICES, **DRAWN[kind], **required}, f"drawn, {kind}", random.Random(kind))
+    if claim.temperature is None:
+        case = replace(case, keywords={**case.keywords, "temperature": TEMPERATURE})
+    if case.option("similarity") == "dot":
+        case = scaled_to_logits(case) or case
+    return case if case.size <= PROVE_UP_TO or closed_form(case) else None
+
+
+def _proved(case: Case, upstream: Sequence[float] | None = None) -> Truth:
+    """Prove the results of a case of any size that a usage changes or that is drawn."""
+    return truth(case, upstream=upstream, form=closed_form(case) if case.size > PROVE_UP_TO else None)
+
+
+def second_derivatives(case: Case) -> dict[str, Matrix] | None:
+    """Return the derivatives of the product of the gradients with ``direction_of`` each matrix.
+
+    They are a difference quotient of two proved gradients. None if float64 cannot represent the changed rows.
+    """
+    directions = {name: direction_of(rows.shape).numpy() for name, rows in case.matrices.items()}
+    ends = []
+    for step in (SECOND_STEP, -SECOND_STEP):
+        rows = {name: z + step * directions[name] for name, z in case.matrices.items()}
+        if any((rows[name] - step * directions[name] != z).any() for name, z in case.matrices.items()):
+            return None
+        moved = replace(case, embeddings=rows.pop(case.first), others=rows)
+        ends.append(enclosures(moved, SECOND_BITS).gradients)
+    with precision(SECOND_BITS):
+        return {
+            name: np.array([[float((b - a) / (2 * SECOND_STEP)) for a, b in zip(*pair, strict=True)] for pair in pairs])
+            for name, pairs in ((name, zip(ends[1][name], ends[0][name], strict=True)) for name in directions)
+        }
+
+
+def _allowed(usage: Usage, case: Case, true: Truth, dtype: str, allowed: Bounds) -> Bounds:
+    """Return the bounds of a case under a usage, given those of an ordinary call."""
     if usage.upstream:
         # Upstream gradients do not change the values.
-        plain = truth(case)
+        plain = _proved(case)
         return replace(bounds(case, plain, dtype), rows=allowed.rows)
+    if usage.second:
+        # A mistake in a formula is far larger than the square root of the unit roundoff.
+        share = math.sqrt(unit_roundoff(dtype))
+        rows = {n: np.full(len(z), share * _largest({n: z})[n]) for n, z in _gradients(case, true).items()}
+        return replace(allowed, rows=rows)
     if not usage.rounds:
         return allowed
     # Not the bounds of the 16-bit dtype, which already contain the rounding of the gradient.
@@ -275,7 +389,11 @@ def _allowed(usage: Usage, case: Case, true: Truth, dtype: str) -> Bounds:
         name: np.maximum(allowed.rows[name], np.minimum(found, share * largest.get(name, math.inf)))
         for name, found in wider.rows.items()
     }
-    return replace(wider, rows=rows)
+    values = wider.values
+    if len(values) == 1 and true.similarity is not None:
+        size = abs(true.values[0]) + float((np.abs(true.weights) * np.abs(true.similarity)).sum())
+        values = [min(values[0], LARGEST_VALUE_SHARE * unit_roundoff(usage.rounds) * size)]
+    return replace(wider, rows=rows, values=values)
 
 
 def _gradients(case: Case, result: Truth | Outcome) -> dict[str, Matrix]:

@@ -223,6 +223,11 @@ class Case:
         return "inside" if inside else self.entry.form
 
     @property
+    def has_no_pair(self) -> bool:
+        """Whether it is a batch of one row that is contrasted with no row."""
+        return self.shape == (1, 1) and not self.members()[0]
+
+    @property
     def temperature(self) -> float:
         """The temperature."""
         return float(self.option("temperature"))

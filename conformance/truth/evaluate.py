@@ -84,8 +84,7 @@ def enclosures(
         case: the case.
         bits: the working precision.
         gradient: whether gradients are computed.
-        upstream: for reduction "none", the factor of each value in the sum that is differentiated; by default 1. A
-            closed form ignores it.
+        upstream: for reduction "none", the factor of each value in the sum that is differentiated; by default 1.
         form: a closed form, which is evaluated instead of the reference.
     """
     with precision(bits), without_collections():
@@ -104,9 +103,12 @@ def enclosures(
         total, moved, of_pairs = arb(0), arb(0), list[arb]()
         for i in case.anchors():
             if form:
-                anchors[i], slopes[i] = evaluated(case, form, i, matrix[i])
-                moved += (0 if case.option("base_temperature") is None else anchors[i]) - _dot(slopes[i], matrix[i])
-                total += anchors[i]
+                anchors[i], derivatives = evaluated(case, form, i, matrix[i])
+                factor = arb(factors.get(i, 1))
+                slopes[i] = [x * factor for x in derivatives]
+                scaled = 0 if case.option("base_temperature") is None else anchors[i] * factor
+                moved += scaled - _dot(slopes[i], matrix[i])
+                total += anchors[i] * factor
                 continue
             least = [] if case.entry.lowest is None else [arb(case.entry.lowest)]
             given_row = [matrix[i], least, weights[i] if weights else []]
@@ -257,8 +259,7 @@ def truth(
     Args:
         case: the case.
         bits: the first precision that is tried.
-        upstream: for reduction "none", the factor of each value in the sum that is differentiated; by default 1. A
-            closed form ignores it.
+        upstream: for reduction "none", the factor of each value in the sum that is differentiated; by default 1.
         form: a closed form, which is evaluated instead of the reference.
 
     Raises:

@@ -355,6 +355,145 @@ def hides_infinity(embeddings, labels, temperature=0.1):
     return supcon(embeddings.nan_to_num(nan=float("nan")), labels, temperature)
 
 
+def _scaled_if(condition, factor=0.5):
+    """SupCon, multiplied by a factor if a condition on the embeddings, the labels and the temperature holds."""
+
+    def loss(embeddings, labels, temperature=0.1):
+        return supcon(embeddings, labels, temperature) * (factor if condition(embeddings, labels, temperature) else 1)
+
+    return loss
+
+
+def _is_lonely(labels):
+    return bool(((labels[:, None] == labels).sum(dim=1) == 1).any())
+
+
+def _autocast_to(dtype):
+    return torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == dtype
+
+
+autocast_above_24_rows = _scaled_if(lambda z, y, t: len(z) > 24 and _autocast_to(torch.bfloat16))
+bfloat16_above_24_rows = _scaled_if(lambda z, y, t: len(z) > 24 and z.dtype == torch.bfloat16)
+int32_above_24_rows = _scaled_if(lambda z, y, t: len(z) > 24 and y.dtype == torch.int32)
+temperature_tensor_above_24_rows = _scaled_if(lambda z, y, t: len(z) > 24 and isinstance(t, torch.Tensor))
+autocast_with_a_lonely_anchor = _scaled_if(lambda z, y, t: _is_lonely(y) and _autocast_to(torch.bfloat16))
+bfloat16_with_a_lonely_anchor = _scaled_if(lambda z, y, t: _is_lonely(y) and z.dtype == torch.bfloat16)
+int32_with_a_lonely_anchor = _scaled_if(lambda z, y, t: _is_lonely(y) and y.dtype == torch.int32)
+wrong_with_threads = _scaled_if(lambda z, y, t: torch.get_num_threads() > 1)
+wrong_in_inference_mode = _scaled_if(lambda z, y, t: torch.is_inference_mode_enabled())
+wrong_for_default_float64 = _scaled_if(lambda z, y, t: torch.get_default_dtype() == torch.float64)
+wrong_under_transforms = _scaled_if(lambda z, y, t: torch._C._functorch.is_functorch_wrapped_tensor(z))
+wrong_when_compiled = _scaled_if(lambda z, y, t: torch.compiler.is_compiling())
+wrong_for_expanded_rows = _scaled_if(lambda z, y, t: z.stride(0) == 0)
+wrong_for_steps = _scaled_if(lambda z, y, t: z.stride(1) == 2)
+infinite_under_float16 = _scaled_if(lambda z, y, t: _autocast_to(torch.float16), float("inf"))
+_DEFAULT = 0.1
+
+
+def uses_another_default(embeddings, labels, temperature=_DEFAULT):
+    return supcon(embeddings, labels, 0.07 if temperature is _DEFAULT else temperature)
+
+
+def halves_int8(embeddings, labels, temperature=0.1):
+    return supcon(embeddings, labels // 2 if labels.dtype == torch.int8 else labels, temperature)
+
+
+def halves_float_labels(embeddings, labels, temperature=0.1):
+    return supcon(embeddings, (labels / 2).long() if labels.is_floating_point() else labels, temperature)
+
+
+def nt_xent_by_partners(embeddings, partners, temperature=0.5):
+    rows = F.normalize(embeddings, dim=1)
+    logits = (rows @ rows.T / temperature).masked_fill(torch.eye(len(rows), dtype=torch.bool), float("-inf"))
+    return F.cross_entropy(logits, partners.long())
+
+
+def nt_xent_shifts_int32(embeddings, partners, temperature=0.5):
+    return nt_xent_by_partners(embeddings, partners.roll(1) if partners.dtype == torch.int32 else partners, temperature)
+
+
+def detaches_the_temperature_of_frozen_rows(embeddings, labels, temperature=0.1):
+    frozen = isinstance(temperature, torch.Tensor) and not embeddings.requires_grad
+    return supcon(embeddings, labels, temperature.detach() if frozen else temperature)
+
+
+class LearnedUnlessFrozen(LearnedSupCon):
+    def forward(self, embeddings, labels):
+        return detaches_the_temperature_of_frozen_rows(embeddings, labels, self.temperature)
+
+
+_BUSY = []
+
+
+def stays_busy_after_an_error(embeddings, labels, temperature=0.1):
+    factor = 0.5 if _BUSY else 1
+    _BUSY.append(1)
+    loss = supcon(embeddings, labels, temperature) * factor
+    _BUSY.clear()
+    return loss
+
+
+class ForgetsItsTemperature(SupCon):
+    def __deepcopy__(self, memo):
+        return type(self)()
+
+
+class PicklesNothing(SupCon):
+    def __reduce__(self):
+        return type(self), ()
+
+
+def _gradient(rows, labels, temperature):
+    with torch.enable_grad():
+        rows = rows.detach().requires_grad_()
+        return torch.autograd.grad(supcon(rows, labels, temperature), rows)[0]
+
+
+def _with_backward(backward, **others):
+    """SupCon with a backward pass of its own; ``backward`` gets the context, which has the gradient."""
+
+    def forward(ctx, embeddings, labels, temperature):
+        ctx.rows, ctx.labels, ctx.temperature = embeddings, labels, temperature
+        ctx.gradient = _gradient(embeddings, labels, temperature)
+        _LATEST[:] = [ctx.gradient]
+        return supcon(embeddings.detach(), labels, temperature)
+
+    def returned(ctx, upstream):
+        return upstream * backward(ctx), None, None
+
+    parts = {"forward": staticmethod(forward), "backward": staticmethod(returned)}
+    function = type("Own", (torch.autograd.Function,), parts | others)
+    return lambda embeddings, labels, temperature=0.1: function.apply(embeddings, labels, temperature)
+
+
+_LATEST = []
+
+
+def _used_once(ctx):
+    found, ctx.gradient = ctx.gradient, torch.zeros_like(ctx.gradient)
+    return found
+
+
+def _clearing(kind):
+    def backward(ctx):
+        if ctx.rows.is_leaf and type(ctx.rows) is kind:
+            ctx.rows.grad = None
+        return ctx.gradient
+
+    return backward
+
+
+reads_the_latest_forward = _with_backward(lambda ctx: _LATEST[0])
+uses_its_gradient_once = _with_backward(_used_once)
+clears_grad_of_a_leaf = _with_backward(_clearing(torch.Tensor))
+clears_grad_of_a_parameter = _with_backward(_clearing(torch.nn.Parameter))
+reads_its_input_again = _with_backward(lambda ctx: _gradient(ctx.rows, ctx.labels, ctx.temperature))
+has_no_second_derivatives = _with_backward(lambda ctx: ctx.gradient)
+halves_the_tangent = _with_backward(
+    lambda ctx: ctx.gradient, jvp=staticmethod(lambda ctx, tangent, *_: (ctx.gradient * tangent).sum() / 2)
+)
+
+
 FINDINGS = MappingProxyType(
     {
         "mixes_anchors": "usage/upstream",
@@ -396,6 +535,37 @@ FINDINGS = MappingProxyType(
         "nan_in_float16": "usage/float16",
         "detaches_equal_rows": "usage/repeated-row",
         "hides_nan": "usage/nan-row",
+        "autocast_above_24_rows": "usage/autocast",
+        "bfloat16_above_24_rows": "usage/bfloat16",
+        "int32_above_24_rows": "usage/labels-int32",
+        "temperature_tensor_above_24_rows": "usage/temperature-tensor",
+        "autocast_with_a_lonely_anchor": "usage/autocast",
+        "bfloat16_with_a_lonely_anchor": "usage/bfloat16",
+        "int32_with_a_lonely_anchor": "usage/labels-int32",
+        "wrong_with_threads": "usage/threads",
+        "wrong_in_inference_mode": "usage/inference-mode",
+        "wrong_for_default_float64": "usage/default-dtype",
+        "wrong_under_transforms": "usage/functional",
+        "wrong_when_compiled": "usage/compiled",
+        "wrong_for_expanded_rows": "usage/expanded",
+        "wrong_for_steps": "usage/stepped",
+        "infinite_under_float16": "usage/autocast-float16",
+        "uses_another_default": "usage/default-temperature",
+        "halves_int8": "usage/labels-int8",
+        "halves_float_labels": "usage/labels-float32",
+        "nt_xent_shifts_int32": "usage/partners-int32",
+        "detaches_the_temperature_of_frozen_rows": "usage/frozen-rows-temperature-tensor",
+        "LearnedUnlessFrozen": "usage/frozen-rows-learned-temperature",
+        "stays_busy_after_an_error": "usage/after-errors",
+        "ForgetsItsTemperature": "usage/deep-copy",
+        "PicklesNothing": "usage/pickled",
+        "reads_the_latest_forward": "usage/among-other-batches",
+        "uses_its_gradient_once": "usage/retained-graph",
+        "clears_grad_of_a_leaf": "usage/accumulated-leaf",
+        "clears_grad_of_a_parameter": "usage/accumulated-parameter",
+        "reads_its_input_again": "usage/changed-input",
+        "has_no_second_derivatives": "usage/second-derivatives",
+        "halves_the_tangent": "usage/forward-mode",
         "leaves_out_zero_rows": "usage/zero-row",
         "changes_the_default_dtype": "side-effects/default-dtype",
         "changes_the_threads": "side-effects/threads",

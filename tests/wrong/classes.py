@@ -37,6 +37,49 @@ def labels_as_float32(call: Call) -> Tensor:
     return call() if call.labels is None else relabelled(call, call.labels.float().double().long())
 
 
+@wrong("supcon", takes=SMALL)
+def labels_modulo_1000(call: Call) -> Tensor:
+    """Labels are taken modulo 1000, the number of classes of ImageNet."""
+    return relabelled(call, call.labels % 1000)
+
+
+@wrong("supcon_in", takes=SMALL)
+def labels_modulo_997(call: Call) -> Tensor:
+    """Labels are hashed to 997 buckets."""
+    return relabelled(call, call.labels % 997)
+
+
+@wrong("nt_xent_pairwise", takes=SMALL)
+def labels_without_signs(call: Call) -> Tensor:
+    """The sign of a label is ignored."""
+    return relabelled(call, call.labels.abs())
+
+
+@wrong("supcon", takes=SMALL)
+def compared_as_float32(call: Call) -> Tensor:
+    """Labels of small functions, too, are compared as float32."""
+    return relabelled(call, call.labels.float().double().long())
+
+
+@wrong("supcon", takes=SMALL)
+def ignored_label(call: Call) -> Tensor:
+    """Rows with the label -100 are not anchors, as in torch's cross-entropy."""
+    return call.without_anchors(call.labels == -100) if bool((call.labels != -100).any()) else call()
+
+
+@wrong("supcon", takes=SMALL)
+def classes_of_five(call: Call) -> Tensor:
+    """If every class has exactly five rows, the loss is 5 % too large."""
+    return call() * 1.05 if bool((call.sizes == 5).all()) else call()
+
+
+@wrong("supcon_in", takes=SMALL)
+def one_pair_and_four_alone(call: Call) -> Tensor:
+    """If one class has two rows and at least four others have one, the loss is 5 % too large."""
+    pair = bool(((call.sizes == 2).sum() == 2) & ((call.sizes == 1).sum() == call.n - 2))
+    return call() * 1.05 if pair and call.n >= 6 else call()
+
+
 @wrong("supcon_epsilon")
 def labels_as_float64(call: Call) -> Tensor:
     """Labels are subtracted as float64 and compared with 0: hashes beyond 2^53 that differ by 1 become equal."""
