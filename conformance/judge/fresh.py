@@ -27,7 +27,7 @@ from ..suite.catalogue import LOSSES, WEIGHTS, Loss
 from ..suite.flags import saturated, true_flags
 from ..suite.golden import DTYPES, GoldenCase
 from ..suite.records import Matrix
-from ..truth.closed import closed_form
+from ..truth.matrices import has_formula
 from .options import Request, Selection
 from .proofs import prove, scaled_to_logits
 
@@ -197,7 +197,7 @@ def draw(claim: Claim, seed: int, number: int) -> Case:
     if number % LARGE == LARGE - 1 and entry.targets == "labels":
         usual = {name: "usual" if "usual" in values else values[0] for name, values in factors.items()}
         large = _Drawing(claim, {**usual, **LARGE_BATCH}, chance).case(name)
-        if closed_form(large):
+        if has_formula(large):
             return large
     plan = _plans(tuple(factors.items()), entry.variant.get("denominator"), seed)[number]
     case = _Drawing(claim, plan, chance).case(name)
