@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from ..suite.cases import Case, once
+from ..suite.cases import Case, once, row_norms
 from ..suite.records import FLOOR, TIE, Matrix
 from .intervals import CertificationError
 
@@ -65,6 +65,8 @@ def floor_is_reached(case: Case) -> bool:
     only if they have the same terms. Equality therefore requires that all negatives are opposite to the anchor. Unless
     tau_plus is 0, the positive must be opposite too.
     """
+    if not _nearly_opposite(case):
+        return False
 
     def exact(matrix: Matrix) -> list[list[Fraction]]:
         return [list(map(Fraction, row)) for row in matrix.tolist()]
@@ -89,3 +91,12 @@ def floor_is_reached(case: Case) -> bool:
         )
 
     return any(map(reached, case.anchors()))
+
+
+def _nearly_opposite(case: Case) -> bool:
+    """Whether the cosine of two rows is below -0.999, so that they may be opposite."""
+    unit = {}
+    for name, rows in case.matrices.items():
+        scaled = np.ldexp(rows, -np.frexp(np.abs(rows).max(axis=1, initial=0.0))[1][:, None])  # no square overflows
+        unit[name] = scaled / np.maximum(row_norms(scaled), 0.5)[:, None]
+    return any((unit[block.left] @ unit[block.right].T).min() < -0.999 for block in case.blocks())

@@ -66,6 +66,8 @@ class Anchor:
         weights: the weight of every positive.
         number: the divisor of a sum over the positives: their number, or the sum of their weights.
         weight: the weight of the positive's logit, in the form "weighted".
+        inverse: 1 / temperature.
+        bias: the bias of the logits.
     """
 
     case: Case
@@ -78,10 +80,12 @@ class Anchor:
     weights: Sequence[arb]
     number: arb
     weight: arb
+    inverse: arb
+    bias: float
 
     def logit(self, k: int) -> arb:
         """The logit of column k, without the weights of a loss."""
-        return self.similarity[k] / arb(self.case.temperature) + self.case.bias
+        return self.similarity[k] * self.inverse + self.bias
 
     def chosen(self, columns: Iterable[int]) -> dict[int, arb]:
         """The exponentials of some columns."""
@@ -137,7 +141,7 @@ def enclosures(
     assert formula is not None
     with precision(bits), without_collections():
         unit, norms = normalised(case)
-        similarities = _by_pairs(case, lambda left, right: (unit[left] * unit[right].transpose()).tolist())
+        similarities = _by_pairs(case, partial(_products, case, norms))
         matrix = _filled(case, similarities)
         exponentials = _filled(case, _by_pairs(case, partial(_exponentials, case, similarities)))
         temperature, base, reduction = arb(case.temperature), case.option("base_temperature"), case.option("reduction")
@@ -222,6 +226,19 @@ def _by_pairs(case: Case, function: Callable[[str, str], Rows]) -> dict[tuple[st
         if pair not in found:
             found[pair] = list(map(list, zip(*found[turned], strict=True))) if turned in found else function(*pair)
     return found
+
+
+def _products(case: Case, norms: Mapping[str, Sequence[arb]], left: str, right: str) -> Rows:
+    """The similarities of the rows of two matrices.
+
+    The products of the rows are divided by the norms afterwards, because products of entries with few bits are fast.
+    """
+    one, other = (arb_mat(case.matrices[name].tolist()) for name in (left, right))
+    products: Rows = (one * other.transpose()).tolist()
+    if case.option("similarity") != "cosine":
+        return products
+    across, down = ([1 / norm for norm in norms[name]] for name in (left, right))
+    return [[x * a * b for x, b in zip(row, down, strict=True)] for row, a in zip(products, across, strict=True)]
 
 
 def _exponentials(case: Case, similarities: Mapping[tuple[str, str], Rows], left: str, right: str) -> Rows:
@@ -348,7 +365,9 @@ def _anchor(case: Case, i: int, row: list[arb], e: list[arb], weights: Sequence[
     own = [arb(1) if of_positives is None else arb(of_positives[i][k]) for k in positives]
     number = sum(own, arb(0)) if case.option("weights_divisor") == "weight" else arb(len(positives))
     weight = weights[0] if weights and case.form == "weighted" else arb(1)
-    return Anchor(case, i, row, e, members, positives, negatives, own, number, weight)
+    return Anchor(
+        case, i, row, e, members, positives, negatives, own, number, weight, 1 / arb(case.temperature), case.bias
+    )
 
 
 def _add_through_weights(
