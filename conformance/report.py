@@ -448,7 +448,8 @@ def _of_check(result: CheckResult, seconds: float, details: Collection[str] | No
     yield from _levels(result)
     if result.shrunk:
         case = result.shrunk.golden.case
-        yield f"the smallest failing batch found has {case.sizes()}; it was made from {case.id}"
+        start = f"{result.wrong_from}: " if result.wrong_from else ""
+        yield f"{start}the smallest failing batch found has {case.sizes()}; it was made from {case.id}"
         yield "    no stored case of its level or a lower one fails"
         yield f"    {ADD}{result.shrunk.command}"
         if result.shrunk.folder is None:

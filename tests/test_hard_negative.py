@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pairproof import fast, reference
 from pairproof.conformance.suite.cases import Case
-from pairproof.conformance.truth.certify import floor_is_reached
+from pairproof.conformance.truth.kinks import floor_is_reached
 from pairproof.fast.engine import tiles_of
 from pairproof.reference import scipy_losses
 

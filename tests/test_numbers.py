@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pairproof.conformance.suite.cases import Case, call_reference
 from pairproof.conformance.suite.golden import GoldenCase, load_golden
 from pairproof.conformance.truth import autodiff as tape
-from pairproof.conformance.truth.evaluate import enclosures
 from pairproof.conformance.truth.intervals import Rounded, ball, exact, precision
+from pairproof.conformance.truth.loops import enclosures
 
 ordinary = st.floats(min_value=-1e3, max_value=1e3, width=32)
 

@@ -35,7 +35,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..suite.cases import MATRICES, Case, row_norms
 from ..suite.levels import Level
-from ..truth.certify import maximum_is_tied
+from ..truth.kinks import maximum_is_tied
 from .base import gradients_of
 from .signatures import Claim, is_module
 

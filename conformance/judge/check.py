@@ -112,6 +112,8 @@ class CheckResult:
             ``thorough``.
         shrunk: the smallest failing random batch that was found. Set only if no stored case of its level or a lower one
             fails.
+        wrong_from: the number of rows and of columns from which the target fails, if it fails only on random batches
+            of training size and cases above the required level; else "".
     """
 
     request: Request
@@ -134,6 +136,7 @@ class CheckResult:
     limits: list[Limit] = field(default_factory=list)
     untried: list[str] = field(default_factory=list)
     shrunk: Shrunk | None = None
+    wrong_from: str = ""
 
     @property
     def level(self) -> Level:
@@ -231,7 +234,8 @@ class CheckResult:
         ends += [f"{len(above)} failed above this level"] if above else []
         idle = f"; {several(len(self.unused), 'declaration')} without a matching check" if self.unused else ""
         above_only = "above this level, " if self.verdict == CONFORMS else ""
-        why = f"{above_only}{self.diagnosis.short}; " if self.diagnosis.short else ""
+        words = ", ".join(filter(None, (self.wrong_from, self.diagnosis.short)))
+        why = f"{above_only}{words}; " if words else ""
         start = f"{self.verdict} at level {self.level}: {self.request.name} as {loss}"
         return f"{start}{values}: {why}{', '.join(ends)}{idle}"
 
@@ -311,6 +315,7 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
         options = [name for name in LOSSES[request.loss].choices if name not in target.claim.passed]
         collected = joint.Collector(options, target.claim.call)
         every: list[Case | FreshBatch] = [*cases, *fresh]
+        training: dict[str, tuple[Case, list[str], Outcome, Truth | Expected, bool]] = {}
         for chosen in tracked("cases", every, len(every), progress):
             if chosen.id in same:
                 result.left_out[SAME] += 1
@@ -335,7 +340,11 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
             wrong = [dtype for dtype in wrong if (case.id, dtype) not in result.diagnoses]
             if wrong:
                 outcome, ordinary = target.outcomes[case.id, wrong[0]], failed[0].level == Level.FORMULA
-                collected.add(case, wrong, outcome, golden.expected if golden else truth_of(case, None), ordinary)
+                evidence = case, wrong, outcome, golden.expected if golden else truth_of(case, None), ordinary
+                if isinstance(chosen, FreshBatch) and chosen.training:
+                    training[case.id] = evidence
+                else:
+                    collected.add(*evidence)
             elif golden and checks[0].status is Status.PASSED:
                 collected.add_passing(case, golden.expected)
             if any(one.status in BAD for one in checks):
@@ -345,15 +354,24 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
                 result.failing[case.id] = Failing(case, true, outcomes)
             drawn += [golden] if failed and golden and isinstance(chosen, FreshBatch) else []
             failing += [(case, target.outcomes[case.id, one.dtype]) for one in failed[:1]]
-        result.diagnosis = collected.diagnose(partial(_identified, request, target))
-        result.diagnoses |= result.diagnosis.details
-        result.advice += _advice(target, failing)
 
         def fails(golden: GoldenCase) -> bool:
             checks = judge_target(request, target, golden.case, golden, dtypes, probes(stored, target.claim))
             return any(one.status is Status.FAILED and not is_above(one, result.level) for one in checks)
 
         result.shrunk = smallest_failure(drawn, report.checks, fails, request.name)
+        if result.shrunk and (small := result.shrunk.golden).case.id in training:
+            # The reasons must explain the smallest failing batch instead of the batch that it was made from.
+            fails(small)
+            _, wrong, outcome, _, ordinary = training[small.case.id]
+            outcome = target.outcomes.get((small.case.id, wrong[0]), outcome)
+            training[small.case.id] = small.case, wrong, outcome, small.expected, ordinary
+            result.wrong_from = f"wrong from N = {small.case.n}, D = {small.case.embeddings.shape[1]}"
+        for evidence in training.values():
+            collected.add(*evidence)
+        result.diagnosis = collected.diagnose(partial(_identified, request, target))
+        result.diagnoses |= result.diagnosis.details
+        result.advice += _advice(target, failing)
         report.checks += watch.checks
         usages = UsageJudge(target, request.dtypes, stored, lambda one: as_claimed(one, stored[one], target.claim))
         report.checks += usages.checks(request)

@@ -27,8 +27,8 @@ from ..suite.catalogue import LOSSES, WEIGHTS, Loss
 from ..suite.flags import saturated, true_flags
 from ..suite.golden import DTYPES, GoldenCase
 from ..suite.records import Matrix
-from ..truth.closed import closed_form
-from .options import Request, Selection
+from ..truth.matrices import has_formula
+from .options import DRAWN_IDS, Request, Selection
 from .proofs import prove, scaled_to_logits
 
 CANDIDATES = 40
@@ -53,6 +53,27 @@ LARGE_BATCH: Mapping[str, Any] = {
     "labels": "small",
 }
 """The choices of a batch with a class of 257 rows. Each of them has 256 positives, and 256 overflows to 0 in uint8."""
+
+TRAINING_ROWS = ((33, 64), (65, 128), (129, 256), (129, 256), (257, 400), (401, 512))
+"""Ranges of the number of rows of the batches of training size. Every check has one batch for each range."""
+
+THOROUGH_ROWS = ((513, 1024), (1025, 2048))
+"""Ranges of the further batches of training size with ``--thorough``."""
+
+TRAINING_COLUMNS = ((16, 266), (267, 517), (518, 768))
+"""Ranges of the embedding dimension of the batches of training size. Each range is drawn twice."""
+
+THOROUGH_COLUMNS = (769, 1024)
+"""Range of the embedding dimension of the further batches."""
+
+MANY_ENTRIES, MOST_ENTRIES = 150_000, 200_000
+"""Rows times dimension: one of the batches of ``TRAINING_ROWS`` may exceed the first number, and none the second."""
+
+MOST_SIMILARITIES, THOROUGH_SIMILARITIES = 600_000, 2048**2
+"""Largest number of similarities of a batch of training size, and of a further one."""
+
+PLANS = 8
+"""Number of plans that are tried for a batch of training size."""
 
 PLAIN = 4
 """One in this many batches is plain: no references, weights or ignored pairs, and every row is an anchor with a
@@ -130,7 +151,9 @@ STRUCTURES = ("classes", "anchors", "references")
 """A plain batch has the first value of ``_factors`` for these."""
 
 FEW, MANY = (1, 8), (17, 40)
-"""Ranges of the number of rows of a short and of a long queue. Random references use the same ranges."""
+"""Ranges of the number of rows of a short and of a long queue. Random references use the same ranges.
+
+In a batch of training size, a long queue has half to all of the batch's number of rows."""
 
 NOT_SHOWN = {"self-similarity-dominates", "low-temperature", "high-temperature"}
 """Flags that random batches do not get. They mark extreme values, but ordinary batches can meet their conditions."""
@@ -160,20 +183,30 @@ class FreshBatch:
         loss: short name in the catalogue.
         seed: the seed of the check.
         number: the number of the batch, from 0.
+        training: whether it is a batch of training size. These have numbers of their own.
     """
 
     loss: str
     seed: int
     number: int
+    training: bool = False
 
     @property
     def id(self) -> str:
         """The id of the case."""
-        return f"fresh-{self.seed}-{self.number}"
+        return _name(self.seed, self.number, self.training)
 
     def proved(self, claim: Claim) -> GoldenCase:
-        """Draw the batch for a claim, and prove its results."""
-        return with_proof(draw(claim, self.seed, self.number))
+        """Draw the batch for a claim, and prove its results. The result for the latest claim is kept."""
+        kept: tuple[Claim, GoldenCase] | None = self.__dict__.get("kept")
+        if kept is None or kept[0] is not claim:
+            drawn = draw_training if self.training else draw
+            kept = self.__dict__["kept"] = claim, with_proof(drawn(claim, self.seed, self.number))
+        return kept[1]
+
+
+def _name(seed: int, number: int, training: bool) -> str:
+    return f"{DRAWN_IDS[training]}{seed}-{number}"
 
 
 def label_names(kind: str, count: int, chance: random.Random) -> Sequence[int]:
@@ -200,7 +233,9 @@ def label_names(kind: str, count: int, chance: random.Random) -> Sequence[int]:
 
 def fresh_batches(request: Request) -> list[FreshBatch]:
     """Return the random batches that a request selects. The request must have a seed."""
-    batches = [FreshBatch(request.loss, request.seed or 0, number) for number in range(request.fuzz)]
+    seed, sizes = request.seed or 0, len(TRAINING_ROWS) + len(THOROUGH_ROWS) * request.thorough
+    batches = [FreshBatch(request.loss, seed, number) for number in range(request.fuzz)]
+    batches += [FreshBatch(request.loss, seed, number, training=True) for number in range(sizes if request.fuzz else 0)]
     return [batch for batch in batches if Selection(cases=request.cases).takes_case(batch.id)]
 
 
@@ -223,19 +258,76 @@ def with_proof(case: Case) -> GoldenCase:
 
 def draw(claim: Claim, seed: int, number: int) -> Case:
     """Draw a batch whose options and arguments the claim accepts. ``seed`` is that of the check."""
-    name, factors, entry = f"fresh-{seed}-{number}", _factors(claim), LOSSES[claim.loss]
+    name, factors, entry = _name(seed, number, False), _factors(claim), LOSSES[claim.loss]
     chance = random.Random(f"batch {seed} {number}")
     if number % LARGE == LARGE - 1 and entry.targets == "labels":
         large = draw_with(claim, LARGE_BATCH, name, chance)
-        if closed_form(large):
+        if has_formula(large):
             return large
     plan = _plans(tuple(factors.items()), entry.variant.get("denominator"), seed)[number]
     case = _Drawing(claim, plan, chance).case(name)
-    if number % PLAIN == 0:
-        return case
-    case = _with_targets(case, claim, random.Random(f"targets {seed} {number}"))
-    case = _with_ignored(case, claim, random.Random(f"ignored {seed} {number}"))
-    return _with_weights(case, claim, random.Random(f"weights {seed} {number}"))
+    return case if number % PLAIN == 0 else _with_further(case, claim, f"{seed} {number}")
+
+
+def _with_further(case: Case, claim: Claim, seed: str) -> Case:
+    """Add given positives, ignored pairs and weights to some batches."""
+    case = _with_targets(case, claim, random.Random(f"targets {seed}"))
+    case = _with_ignored(case, claim, random.Random(f"ignored {seed}"))
+    return _with_weights(case, claim, random.Random(f"weights {seed}"))
+
+
+def draw_training(claim: Claim, seed: int, number: int) -> Case:
+    """Draw a batch with many rows and many columns, as training has them.
+
+    Every third batch has a row without positives, if the loss allows it. Plans with too many similarities are
+    passed over. If all plans have too many, because of an option that the target fixes, the batch gets fewer rows.
+    """
+    name, (n, d) = _name(seed, number, True), training_sizes(seed)[number]
+    most = MOST_SIMILARITIES if number < len(TRAINING_ROWS) else THOROUGH_SIMILARITIES
+    factors, denominator = _training_factors(claim), LOSSES[claim.loss].variant.get("denominator")
+    plans = _plans(tuple(factors.items()), denominator, f"{seed} training")
+
+    def drawn(place: int, rows: int, columns: int) -> Case:
+        plan = {**plans[place], "rows": (rows, rows), "columns": (columns, columns)}
+        if number % 3 == 1 and "single" in factors["classes"]:
+            plan["classes"] = "single"
+        case = _Drawing(claim, plan, random.Random(f"training {seed} {number}")).case(name)
+        return case if place % PLAIN == 0 else _with_further(case, claim, f"{seed} training {number}")
+
+    for place in range(number, number + 3 * PLAIN * PLANS, 3 * PLAIN):
+        if (similarities := math.prod(drawn(place, n, 1).shape)) <= most:
+            return drawn(place, n, d)
+    return drawn(place, int(n * math.sqrt(most / similarities)), d)
+
+
+@lru_cache(maxsize=8)
+def training_sizes(seed: int) -> list[tuple[int, int]]:
+    """The numbers of rows and of columns of the batches of training size, those with ``--thorough`` at the end.
+
+    No number of columns is a power of two or its neighbour: these are stored cases.
+    """
+    chance = random.Random(f"training sizes {seed}")
+    columns = {
+        (low, high): [d for d in range(low, high + 1) if all(abs(d - 2**k) > 1 for k in range(11))]
+        for low, high in (*TRAINING_COLUMNS, THOROUGH_COLUMNS)
+    }
+    while True:
+        ranges = chance.sample(2 * TRAINING_COLUMNS, 2 * len(TRAINING_COLUMNS))
+        found = [
+            (chance.randint(*rows), chance.choice(columns[within]))
+            for rows, within in zip(TRAINING_ROWS, ranges, strict=True)
+        ]
+        entries = sorted(n * d for n, d in found)
+        if entries[-1] <= MOST_ENTRIES and entries[-2] <= MANY_ENTRIES:
+            return found + [(chance.randint(*rows), chance.choice(columns[THOROUGH_COLUMNS])) for rows in THOROUGH_ROWS]
+
+
+def _training_factors(claim: Claim) -> dict[str, tuple[Any, ...]]:
+    """``_factors`` without choices that make the value NaN or constant, which would hide all others at this size."""
+    found = _factors(claim)
+    policies = [policy for policy in found.get("no_positive", ()) if policy != "nan"]
+    classes = ("common", "single") if policies and len(found["classes"]) > 1 else ("common",)
+    return {**found, "classes": classes, **({"no_positive": tuple(policies)} if policies else {})}
 
 
 def draw_with(claim: Claim, choices: Mapping[str, Any], name: str, chance: random.Random) -> Case:
@@ -376,14 +468,14 @@ def _drawn_options(entry: Loss) -> list[str]:
 
 
 @lru_cache(maxsize=8)
-def _plans(factors: tuple[tuple[str, tuple[Any, ...]], ...], denominator: str | None, seed: int) -> _Plans:
+def _plans(factors: tuple[tuple[str, tuple[Any, ...]], ...], denominator: str | None, seed: int | str) -> _Plans:
     return _Plans(dict(factors), denominator, seed)
 
 
 class _Plans:
     """The choices of each batch of a check, by its number. ``denominator`` is the fixed one of a loss, or None."""
 
-    def __init__(self, factors: Mapping[str, tuple[Any, ...]], denominator: str | None, seed: int) -> None:
+    def __init__(self, factors: Mapping[str, tuple[Any, ...]], denominator: str | None, seed: int | str) -> None:
         self.factors, self.denominator, self.chance = factors, denominator, random.Random(f"plans {seed}")
         # If two options have many values, a small number of plans would miss most combinations.
         self.candidates = max(CANDIDATES, 2 * math.prod(sorted(map(len, factors.values()))[-2:]))
@@ -467,6 +559,7 @@ class _Drawing:
             self.n = max(self.n + -self.n % self.size, 2 * self.size)
         self.alone = chance.choice((1, self.n - 2, chance.randint(1, self.n - 2))) if self.kind == "single" else 0
         self.dim = chance.randint(*plan["columns"]) if plan["columns"] else self.n
+        self.many = MANY if self.n <= ROWS[-1][1] else (self.n // 2, self.n)
         self.centres: dict[int, list[float]] = {}
 
     def case(self, name: str) -> Case:
@@ -476,7 +569,7 @@ class _Drawing:
         if self.entry.two_towers:
             rows["embeddings_b"] = self._rows(classes)
             if self.plan["queue"] != "none":
-                count = self.chance.randint(*(MANY if self.plan["queue"] == "long" else FEW))
+                count = self.chance.randint(*(self.many if self.plan["queue"] == "long" else FEW))
                 rows["negatives"] = self._rows([self.n + k for k in range(count)])
             if hard := self.plan.get("hard"):
                 rows["hard_negatives"] = self._rows([k // hard for k in range(self.n * hard)])
@@ -485,8 +578,6 @@ class _Drawing:
         drawn_options = _drawn_options(self.entry)
         keywords = self.entry.fitting({name: self.plan[name] for name in drawn_options} | rows)
         keywords = {name: keywords[name] for name in drawn_options}
-        if self.n > 12 and "hardness_mode" in keywords:  # it has no closed form, and the loops are slow
-            keywords["hardness_mode"] = "none"
         if (drawn := self.claim.temperature) is None:
             low, high = map(math.log, TEMPERATURES[self.plan["temperature"]])
             drawn = round(math.exp(self.chance.uniform(low, high)), 5)
@@ -559,7 +650,7 @@ class _Drawing:
             # A reference must not have the class of a row without positives.
             first, last = min(classes) + self.alone, max(classes)
             others = range(last + 1, last + 4) if self.kind == "distinct" else range(first, last + 1)
-            count = chance.randint(*(chance.choice((FEW, FEW, MANY))))
+            count = chance.randint(*(chance.choice((FEW, FEW, self.many))))
         if self.plan["references"] == "own":
             # The rows of the batch and further rows, in random order.
             own = chance.sample(range(n + count), n)

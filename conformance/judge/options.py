@@ -32,6 +32,9 @@ R = TypeVar("R")
 
 DEFAULT_LEVEL = Level.POLICIES
 
+DRAWN_IDS = ("fresh-", "training-")
+"""The starts of the ids of random batches: small ones, and those of training size."""
+
 RANDOM_BATCHES = 80
 """Default number of random batches."""
 
@@ -397,13 +400,15 @@ class Request:
         limit: Maximum time of one evaluation, in seconds.
         deviations: TOML file of declared deviations: known, intended differences with their reasons. A check that
             differs as declared does not fail. Default: tool.pairproof in the nearest pyproject.toml.
-        cases: Only this case, random batch (fresh-SEED-NUMBER) or usage (usage/NAME); * and ? are wildcards
-            (repeatable).
+        cases: Only this case, random batch (fresh-SEED-NUMBER or training-SEED-NUMBER) or usage (usage/NAME); *
+            and ? are wildcards (repeatable).
         dtypes: float64, float32, bfloat16 or float16 (repeatable or comma-separated). Default: float64 and float32.
-        fuzz: Number of random batches, in addition to the stored cases.
+        fuzz: Number of small random batches, in addition to the stored cases. Six further batches have the size of
+            training batches; with 0 there are none.
         seed: The seed of the random batches. By default random, and reported; in pytest 0.
-        thorough: Only for a target with a built-in temperature or option, which needs new proofs: also run the cases
-            that take long to prove, mostly those of more than 40 rows. The proofs are stored for the next run.
+        thorough: Also run two random batches of up to 2048 rows of 1024 numbers. For a target with a built-in
+            temperature or option, which needs new proofs, also run the stored cases that take long to prove. These
+            proofs are stored for the next run.
         level: The highest level at which the target must pass: formula (ordinary batches), policies (also batches
             without positives or negatives, duplicates and the like; the default), range (also extreme temperatures,
             norms and logits) or digits (also rounding errors). Failures above it are reported, but do not change the
@@ -453,7 +458,7 @@ class Request:
 
     def with_seed(self, seed: int) -> Self:
         """Return the request with a seed: its own, else that of a random batch in ``cases``, else ``seed``."""
-        named = (re.match(r"fresh-(\d+)-", name) for name in self.cases)
+        named = (re.match(r"(?:fresh|training)-(\d+)-", name) for name in self.cases)
         given = (int(match[1]) for match in named if match)
         return replace(self, seed=next(given, seed)) if self.seed is None else self
 
@@ -464,7 +469,7 @@ class Request:
 
     def repeat(self, case: str, dtype: str, level: Level = Level.FORMULA) -> str:
         """Return the command that repeats one check. Its ``--level`` includes the level of the check."""
-        fuzz, seed = (self.fuzz, self.seed) if case.startswith("fresh-") else (RANDOM_BATCHES, None)
+        fuzz, seed = (self.fuzz, self.seed) if case.startswith(DRAWN_IDS) else (RANDOM_BATCHES, None)
         above = level > self.required
         asked = level.value if above else self.level
         one = replace(self, cases=(case,), dtypes=(dtype,), fuzz=fuzz, seed=seed, level=asked)

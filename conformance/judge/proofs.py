@@ -32,9 +32,10 @@ from ..suite.golden import GoldenCase
 from ..suite.records import NAN_LOSS, Expected, Matrix, Truth
 from ..suite.store import write_atomically
 from ..truth import evaluate
-from ..truth.certify import CertificationError, kink_of
-from ..truth.closed import Form, closed_form
 from ..truth.evaluate import PROVE_UP_TO, truth
+from ..truth.intervals import CertificationError
+from ..truth.kinks import kink_of
+from ..truth.matrices import has_formula
 
 MOST_PRODUCTS = 2**18
 """Largest case that is changed by default: similarities times dimensions."""
@@ -98,7 +99,7 @@ def case_as_claimed(case: Case, claim: Claim, *, thorough: bool = False) -> Case
     found = _with(case, tuple(changed.items()))
     if len(found.row_weights()) != found.shape[0]:
         return case  # towers of unequal length, with weights for the anchors of the old direction
-    slow = case.size > PROVE_UP_TO and not thorough and closed_form(found) is None
+    slow = case.size > PROVE_UP_TO and not thorough and not has_formula(found)
     return case if slow else found
 
 
@@ -181,12 +182,7 @@ def prove(case: Case) -> Truth:
     Raises:
         CertificationError: a result cannot be proved.
     """
-    return _with_reason(truth(case, form=_form(case)), kink_of(case))
-
-
-def _form(case: Case) -> Form | None:
-    """Return the closed form of a case that is too large for the loops of the reference, if it has one."""
-    return closed_form(case) if case.size > PROVE_UP_TO else None
+    return _with_reason(truth(case), kink_of(case))
 
 
 def _with_reason(true: Truth, kink: str | None) -> Truth:
@@ -205,7 +201,7 @@ def _proved(case: Case, kink: str | None) -> Expected:
     # If the cache cannot be read or written, the check only takes longer.
     with suppress(OSError, RuntimeError, ValueError, KeyError, TypeError):
         return _read((cache_folder() / name).read_text(encoding="utf-8"))
-    true = _with_reason(truth(case, form=_form(case)), kink)
+    true = _with_reason(truth(case), kink)
     with suppress(OSError, RuntimeError):
         cache_folder().mkdir(parents=True, exist_ok=True)
         write_atomically(cache_folder() / name, _written(true))

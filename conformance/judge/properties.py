@@ -20,7 +20,7 @@ the relation exactly. So two results may differ by the sum of their bounds. A fa
 bound. A sum of n values adds n - 1 rounding errors. If a relation holds only in a limit, as in ``_hot``, its function
 derives the tolerance.
 
-Gradients are not compared if the loss is NaN or has a kink (``certify.maximum_is_tied``).
+Gradients are not compared if the loss is NaN or has a kink (``kinks.maximum_is_tied``).
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from ..suite.cases import Case
 from ..suite.catalogue import CHOICES, COMMON, IGNORED, LOSSES, Loss
 from ..suite.records import Matrix, Outcome
 from ..truth.baseline import anchor_values
-from ..truth.certify import maximum_is_tied
 from ..truth.evaluate import truth
+from ..truth.kinks import maximum_is_tied
 from ..truth.tolerances import bounds
 from .shrink import with_rows
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,8 +14,9 @@ import numpy as np
 from ..suite.cases import MASKS, Case, called
 from ..suite.catalogue import IGNORED, WEIGHTS
 from ..suite.golden import GoldenCase, as_json
-from .fresh import with_proof
+from .fresh import ROWS, with_proof
 from .levels import level_of
+from .options import DRAWN_IDS
 from .results import Check, Status
 
 WORK = 200
@@ -88,6 +90,8 @@ def shrunk(golden: GoldenCase, fails: Callable[[GoldenCase], bool], work: float 
 
     The level of the batch never rises. The smallest batch found within the limit of the work is returned.
     """
+    if golden.case.n > ROWS[-1][1]:
+        golden = halved(golden, fails)
     level = level_of(golden.flags)
     smaller = True
     while smaller:
@@ -107,6 +111,54 @@ def shrunk(golden: GoldenCase, fails: Callable[[GoldenCase], bool], work: float 
     return golden
 
 
+def halved(golden: GoldenCase, fails: Callable[[GoldenCase], bool]) -> GoldenCase:
+    """Find the number of rows, then the number of columns, from which a target fails on a batch.
+
+    Each bisection keeps the first rows, or columns, of the batch. Rows of a class come in pairs.
+    """
+    case, order = golden.case, _in_pairs(golden.case)
+
+    def rows(case: Case, count: int) -> Case | None:
+        return with_rows(case, sorted(order[:count]))
+
+    def columns(case: Case, count: int) -> Case:
+        others = {name: z[:, :count] for name, z in case.others.items()}
+        return replace(case, embeddings=case.embeddings[:, :count], others=others)
+
+    parts: tuple[tuple[int, Callable[[Case, int], Case | None]], ...] = (
+        (case.n, rows),
+        (case.embeddings.shape[1], columns),
+    )
+    for failing, part in parts:
+        case, passing = golden.case, 0
+        while failing - passing > 1:
+            middle = (failing + passing) // 2
+            found = _judged(part(case, middle), fails)
+            golden, failing, passing = (found, middle, passing) if found else (golden, failing, middle)
+    return golden
+
+
+def _judged(case: Case | None, fails: Callable[[GoldenCase], bool]) -> GoldenCase | None:
+    """The case with its proof if the target fails on it, else None."""
+    try:
+        found = with_proof(case) if case is not None else None
+        return found if found is not None and fails(found) else None
+    except Exception:  # a batch that the loss or the reference does not accept
+        return None
+
+
+def _in_pairs(case: Case) -> list[int]:
+    """The rows of a batch in an order in which partners, and two rows of a class, follow each other."""
+    classes = case.arguments.get("labels") or range(case.n)
+    if "partners" in case.arguments and "ref_embeddings" not in case.others and not case.entry.two_towers:
+        classes = [min(i, j) for i, j in enumerate(case.arguments["partners"])]
+    seen, first, keys = Counter[int](), dict[int, int](), list[tuple[int, int]]()
+    for label in classes:
+        keys.append((seen[label] // 2, first.setdefault(label, len(first))))
+        seen[label] += 1
+    return sorted(range(case.n), key=lambda i: keys[i])
+
+
 def smallest_failure(
     drawn: Sequence[GoldenCase], checks: Sequence[Check], fails: Callable[[GoldenCase], bool], target: str
 ) -> Shrunk | None:
@@ -121,7 +173,7 @@ def smallest_failure(
     Returns:
         The smallest batch that was found, or None if no batch is shrunk.
     """
-    stored = [one.level for one in checks if one.status is Status.FAILED and not one.case.startswith("fresh-")]
+    stored = [one.level for one in checks if one.status is Status.FAILED and not one.case.startswith(DRAWN_IDS)]
     for golden in sorted(drawn, key=lambda golden: golden.case.n):
         if not any(level is not None and level <= level_of(golden.flags) for level in stored):
             return Shrunk(shrunk(golden, fails), target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 
 from ..implementations.base import ARRAY_OPTIONS, matters
@@ -24,7 +25,7 @@ class Tried:
             if name in claim.passed or name in claim.settings:
                 self._values[name] = claim.values_of(name) or entry.choices.get(name, ())
         self._seen: defaultdict[str, set[object]] = defaultdict(set)
-        self._slow, self._batches = list[int](), Counter[str]()
+        self._slow, self._batches, self._largest = list[int](), Counter[str](), (0, 0)
 
     def note_skipped(self, case: Case, why: str, *, drawn: bool) -> None:
         """Note a skipped case or, if ``drawn``, a skipped random batch with the reason ``why``."""
@@ -37,6 +38,7 @@ class Tried:
 
     def note(self, case: Case) -> None:
         """Note the options of a judged case that affect its result."""
+        self._largest = max(self._largest, case.embeddings.shape, key=math.prod)
         given = {**case.arguments, **case.others, **case.keywords}
         for name in self._arrays:
             if given.get(name) is not None:
@@ -50,7 +52,8 @@ class Tried:
 
         Returns:
             Options as ``option=value``, or only the name if the values are not listed. Then the number of skipped
-            random batches by reason, and the number of cases that need ``--thorough``.
+            random batches by reason, the number of cases that need ``--thorough``, and the largest batch that was
+            judged.
         """
         found = [name for name in self._arrays if name not in self._seen]
         for name, values in self._values.items():
@@ -61,4 +64,6 @@ class Tried:
         if self._slow:
             sizes = f"{several(len(self._slow), 'case')} of up to {max(self._slow)}^2 similarities"
             found.append(f"{sizes}, whose results take long to prove for an option that the loss fixes (--thorough)")
+        if any(self._largest):
+            found.append("batches larger than {} x {} (rows x columns)".format(*self._largest))
         return found

@@ -28,11 +28,11 @@ from ..suite.catalogue import IGNORED, LOSSES, WEIGHTS
 from ..suite.golden import GoldenCase
 from ..suite.levels import Level
 from ..suite.records import Bounds, Matrix, Outcome, Truth
-from ..truth.certify import CertificationError
-from ..truth.closed import closed_form
 from ..truth.compare import compare
-from ..truth.evaluate import PROVE_UP_TO, enclosures, truth
-from ..truth.intervals import precision
+from ..truth.evaluate import PROVE_UP_TO, truth
+from ..truth.intervals import CertificationError, precision
+from ..truth.loops import enclosures
+from ..truth.matrices import has_formula
 from ..truth.tolerances import bounds, scalar_bounds, unit_roundoff
 from .fresh import draw_with
 from .options import Request
@@ -339,12 +339,12 @@ def drawn_batch(claim: Claim, kind: str) -> Case | None:
         case = replace(case, keywords={**case.keywords, "temperature": TEMPERATURE})
     if case.option("similarity") == "dot":
         case = scaled_to_logits(case) or case
-    return case if case.size <= PROVE_UP_TO or closed_form(case) else None
+    return case if case.size <= PROVE_UP_TO or has_formula(case) else None
 
 
 def _proved(case: Case, upstream: Sequence[float] | None = None) -> Truth:
     """Prove the results of a case of any size that a usage changes or that is drawn."""
-    return truth(case, upstream=upstream, form=closed_form(case) if case.size > PROVE_UP_TO else None)
+    return truth(case, upstream=upstream)
 
 
 def second_derivatives(case: Case) -> dict[str, Matrix] | None:

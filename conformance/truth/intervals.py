@@ -25,6 +25,10 @@ PRECISION = 256
 """Working precision in bits, so high that the width of a result is due only to the width of the inputs."""
 
 
+class CertificationError(ValueError):
+    """A result cannot be proved. The message names the case and the entry."""
+
+
 def precision(bits: int = PRECISION) -> AbstractContextManager[None]:
     """A context manager that sets the working precision."""
     return cast("AbstractContextManager[None]", ctx.workprec(bits))
