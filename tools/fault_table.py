@@ -21,7 +21,7 @@ import torch
 from pairproof.conformance.diagnose.explain_failure import SLIGHT, explain_failure
 from pairproof.conformance.diagnose.identify import identify
 from pairproof.conformance.faults import FAMILIES, FAULTS, Fault
-from pairproof.conformance.faults.judging import LARGEST, Verdict, judge, small_cases, target_of
+from pairproof.conformance.faults.judging import FEWEST, LARGEST, Verdict, judge, small_cases, target_of
 from pairproof.conformance.implementations.sandbox import TargetError
 from pairproof.conformance.suite.catalogue import LOSSES
 from pairproof.conformance.truth.evaluate import stored_truth
@@ -61,9 +61,8 @@ def row(fault: Fault, verdict: Verdict, named: str) -> str:
         flags.append(f"{flag} ({hits})" if hits == of else f"{flag} ({hits} of {of})")
     rest = len(verdict.ranked_flags) - len(flags)
     call = fault.call + "".join(f", {key}={value}" for key, value in fault.settings.items())
-    counted = f"**one** of {judged}" if caught == 1 else f"{caught} of {judged}"
     shown = ", ".join(flags) + (f" and {rest} more" if rest else "")
-    return line_of([f"`{fault.name}`", call, fault.words, seen_in(fault.link), counted, shown, named])
+    return line_of([f"`{fault.name}`", call, fault.words, seen_in(fault.link), f"{caught} of {judged}", shown, named])
 
 
 def seen_in(link: str) -> str:
@@ -111,6 +110,11 @@ def _explained(fault: Fault, verdict: Verdict) -> str:
     return slight
 
 
+def caught_by(row: Sequence[str]) -> int:
+    """Return the number of cases that catch a fault, from the cells of its row."""
+    return int(row[4].split()[0])
+
+
 def as_written(text: str) -> dict[str, list[str]]:
     """Return the cells of every row in the file, by the name of the fault."""
     rows = [cells(line) for line in text.splitlines() if line.startswith("| `")]
@@ -125,7 +129,6 @@ def table(rows: Mapping[str, str]) -> str:
     """
     linked = sum(bool(fault.link) for fault in FAULTS)
     listed = [fault for loss in LOSSES for fault in FAULTS if fault.loss == loss]
-    once = ", ".join(f"`{fault.name}`" for fault in listed if cells(rows[fault.name])[4].startswith("**one**"))
     named = sum(bool(cells(text)[-1]) for text in rows.values())
     text = f"""# Faults: what the suite must catch
 
@@ -134,10 +137,9 @@ This file is written by `python tools/fault_table.py`; `tests/test_faults.py` ch
 The table lists {len(FAULTS)} wrong implementations, {linked} of them seen or discussed in public. Each differs from a
 correct loss in one detail, and the correct loss passes every case with the same adapter. A fault is judged in
 float64 and float32 on the golden cases with up to {LARGEST} rows whose options it supports. A case catches the
-fault if an error is clearly beyond its bound. A *flag* of a case names a mistake that the case can reveal. After a
-flag, "2 of 5" means that 2 of the 5 judged cases with this flag catch the fault, and "2" that all 2 do.
-
-Faults that only one case catches, which may indicate a missing case: {once or "none"}.
+fault if an error is clearly beyond its bound; at least {FEWEST} cases must catch each fault. A *flag* of a case names a
+mistake that the case can reveal. After a flag, "2 of 5" means that 2 of the 5 judged cases with this flag catch the
+fault, and "2" that all 2 do.
 
 The last column has an entry for {named} faults: the result of `identify`, which is not given this list, or, if
 `identify` finds no difference, the explanation of a failed case. No test checks that the entry describes the fault.

@@ -31,6 +31,9 @@ CLEARLY = 5.0
 The rounding errors of another machine change the error by at most two bounds, so the fault is caught there too.
 """
 
+FEWEST = 3
+"""Minimum number of cases that must catch each fault, so that no fault depends on a single case."""
+
 NEAR = 8.0
 """If error / bound is between ``CLEARLY / NEAR`` and ``CLEARLY * NEAR``, other bounds may change the outcome."""
 

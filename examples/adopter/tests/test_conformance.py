@@ -5,7 +5,7 @@ import pairproof.conformance
 from mylib.losses import SupConLoss, nt_xent
 
 
-@pairproof.conformance.parametrize(SupConLoss, loss="supcon", checks=475)
+@pairproof.conformance.parametrize(SupConLoss, loss="supcon", checks=477)
 def test_supcon(check):
     check()
 
