@@ -433,13 +433,13 @@ def judge_target(
         The checks, with their levels and the commands that repeat them.
     """
     target.outcomes.clear()
-    level, selection = level_of_case(case, golden), Selection(dtypes=dtypes, device=request.device)
+    selection = Selection(dtypes=dtypes, device=request.device)
 
     def review(check: Check, true: Truth, outcome: Outcome) -> Check:
-        return reviewed(check, case, level, true, outcome, target, ordinary)
+        return reviewed(check, case, golden, true, outcome, target, ordinary)
 
     for one in judge_case(case, golden, [target], selection, review=review):
-        known = one.level or level
+        known = one.level or level_of_case(case, golden, one.dtype)
         repeat = one.repeat and request.repeat(case.id, one.dtype, known)
         yield replace(one, repeat=repeat, message=_OWN_ERROR.sub("", one.message, count=1), level=known)
 

@@ -112,8 +112,8 @@ COMMON_CLASSES = ("unbalanced", "balanced", "balanced", "views", "large")
 EQUAL = (2, 6)
 """Range of the size of equal classes."""
 
-TEMPERATURES = {"low": (0.024, 0.1), "usual": (0.1, 1.0), "high": (1.0, 8.0)}
-"""Ranges of the temperature, if the target takes one."""
+TEMPERATURES = {"lowest": (0.0125, 0.0225), "low": (0.0225, 0.1), "usual": (0.1, 1.0), "high": (1.0, 8.0)}
+"""Ranges of the temperature, if the target takes one. Learned scales of CLIP end at the lowest."""
 
 DRAWN = {
     "bias": (-12.0, 2.0),

@@ -24,7 +24,7 @@ from ..diagnose.variants import words_of
 from ..implementations.base import Deviation
 from ..implementations.callable import External
 from ..suite.cases import Case
-from ..suite.flags import first_untrue
+from ..suite.flags import first_untrue, strains_float32
 from ..suite.golden import Flag, GoldenCase, load_flags
 from ..suite.levels import Level
 from ..suite.records import Bounds, Matrix, Outcome, Truth
@@ -69,15 +69,17 @@ def level_of(flags: Iterable[str]) -> Level:
     return max((_known()[name].level for name in flags), default=Level.FORMULA)
 
 
-def level_of_case(case: Case, golden: GoldenCase | None) -> Level:
+def level_of_case(case: Case, golden: GoldenCase | None, dtype: str = "float64") -> Level:
     """Return the level of a case: the highest level of its own flags and of the computed flags that hold for it.
 
-    The computed flags are ``POLICIES`` for a golden case, and ``COMPUTED`` for another case. A batch of one row without
-    a pair, where most public code is NaN, is at least of the level range.
+    The computed flags are ``POLICIES`` for a golden case, and ``COMPUTED`` for another case. At least of the level range
+    are a batch of one row without a pair, where most public code is NaN, and in dtypes other than float64 a case whose
+    exponentials leave the range of float32.
     """
     flags, computed = (golden.flags, POLICIES) if golden else ((), COMPUTED)
     found = level_of((*flags, *(flag for flag in computed if first_untrue(case, (flag,)) is None)))
-    return max(found, Level.RANGE) if case.has_no_pair else found
+    extreme = case.has_no_pair or (dtype != "float64" and strains_float32(case))
+    return max(found, Level.RANGE) if extreme else found
 
 
 @cache
@@ -86,25 +88,34 @@ def _known() -> Mapping[str, Flag]:
 
 
 def reviewed(
-    check: Check, case: Case, level: Level, true: Truth, outcome: Outcome, target: External, probes: Iterable[Case]
+    check: Check,
+    case: Case,
+    golden: GoldenCase | None,
+    true: Truth,
+    outcome: Outcome,
+    target: External,
+    probes: Iterable[Case],
 ) -> Check:
     """Compare a result beyond the derived bounds with wider bounds, and return its check with the level.
 
     Args:
         check: the check, judged by the derived bounds.
         case: the case.
-        level: the level of the case.
+        golden: its golden entry, if it has one.
         true: the true results.
         outcome: the results of the target.
         target: the target.
         probes: cases that show whether the target computes in float32.
     """
+    level = level_of_case(case, golden, check.dtype)
     check = replace(check, level=level)
     if check.ratio is None or check.ratio <= 1:
         return check
     dtype, declared = check.dtype, [one for one in target.deviations if one.name in check.declared]
     if dtype == "float64" and _in_float32(target, outcome, probes):
         dtype = "float32"
+        level = level_of_case(case, golden, dtype)
+        check = replace(check, level=level)
         found = compare(case, true, outcome, bounds(case, true, dtype), dtype)
         check = _judged(check, found.ratio, found.first, declared)
     if (check.ratio or 0) <= 1:

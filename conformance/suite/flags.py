@@ -154,8 +154,8 @@ CONDITIONS: Mapping[str, Condition] = {
     "base-temperature": _given("base_temperature"),
     "labels-huge": ("the magnitude of a label is 2^24 or more", lambda facts: max(map(abs, facts.labels)) >= 2**24),
     "low-temperature": (
-        "e^(2/temperature) overflows float32: the temperature is below 0.02254",
-        lambda facts: 2 / facts.case.temperature > math.log(float(np.finfo(np.float32).max)),
+        "the temperature is below 0.0125, so that logits may exceed 80",
+        lambda facts: facts.case.temperature < 1 / 80,
     ),
     "similarity": _given("similarity"),
     "high-temperature": ("the temperature is 1 or more", lambda facts: facts.case.temperature >= 1),
@@ -237,6 +237,21 @@ def saturated(case: Case) -> bool:
     logits, members = _logits(case), case.member_array()
     largest = np.where(members, np.maximum(logits, 0.0), 0.0).max(axis=1, keepdims=True)
     return bool((members & case.positive_array() & (largest - logits > 53 * math.log(2))).any())
+
+
+def strains_float32(case: Case) -> bool:
+    """Return whether exponentials of the logits may leave the range of float32 at an ordinary temperature.
+
+    At temperatures below 0.02254, e^(2/temperature) overflows float32. Exponentials can still be computed without
+    subtracting a maximum if all logits are below 80, and if an anchor's logits are within 60 of its largest positive's.
+    """
+    if 2 / case.temperature <= math.log(float(np.finfo(np.float32).max)):
+        return False
+    logits, member = _logits(case), case.member_array()
+    largest = np.where(member & case.positive_array(), logits, -math.inf).max(axis=1, keepdims=True)
+    anchors = case.anchors()
+    far = member & (abs(logits - largest) > 60) & np.isfinite(largest)
+    return bool((member & (logits >= 80))[anchors].any() or far[anchors].any())
 
 
 def _repeats_a_positive(case: Case) -> bool:
