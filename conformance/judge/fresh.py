@@ -16,7 +16,8 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
+from statistics import NormalDist
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -294,6 +295,8 @@ def draw_training(claim: Claim, seed: int, number: int) -> Case:
         case = _Drawing(claim, plan, random.Random(f"training {seed} {number}")).case(name)
         return case if place % PLAIN == 0 else _with_further(case, claim, f"{seed} training {number}")
 
+    if not LOSSES[claim.loss].two_towers:  # at most as many references as rows are added to the rows
+        return drawn(number, n, d)
     for place in range(number, number + 3 * PLAIN * PLANS, 3 * PLAIN):
         if (similarities := math.prod(drawn(place, n, 1).shape)) <= most:
             return drawn(place, n, d)
@@ -541,6 +544,13 @@ class _Plans:
         return [triple for triple in found if shown in triple]
 
 
+@cache
+def _normal() -> list[float]:
+    """Quantiles of the normal distribution, equally likely."""
+    count = 4096
+    return [NormalDist().inv_cdf((k + 0.5) / count) for k in range(count)]
+
+
 class _Drawing:
     """One batch that is being drawn, with the choices ``plan`` of ``_Plans``."""
 
@@ -723,12 +733,16 @@ class _Drawing:
         return [self._row(k) for k in classes]
 
     def _row(self, k: int) -> list[float]:
-        noise = [self.chance.gauss(0.0, 1.0) for _ in range(self.dim)]
+        large = self.n > ROWS[-1][1]  # gauss is slow, and entries are rounded to 8 bits
+        noise = self.chance.choices(_normal(), k=self.dim) if large else self._gauss()
         if not self.plan["trained"]:
             return noise
         if k not in self.centres:
-            self.centres[k] = [self.chance.gauss(0.0, 1.0) for _ in range(self.dim)]
+            self.centres[k] = self._gauss()
         return [centre + SPREAD * x for centre, x in zip(self.centres[k], noise, strict=True)]
+
+    def _gauss(self) -> list[float]:
+        return [self.chance.gauss(0.0, 1.0) for _ in range(self.dim)]
 
     def _exact(self, rows: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, Matrix]:
         """Round entries to integers of 8 bits times a power of two. With cosine, the power can differ between rows."""

@@ -18,7 +18,7 @@ from .intervals import PRECISION, CertificationError, precision
 from .matrices import Enclosures
 
 PROVE_UP_TO = 40
-"""The largest ``Case.size`` that :func:`truth` proves with the loops of the reference.
+"""The largest ``Case.size``, and number of columns, that :func:`truth` proves with the loops of the reference.
 
 Larger cases are proved with matrices, if ``matrices.py`` has the formula of their loss."""
 
@@ -42,7 +42,8 @@ def truth(case: Case, bits: int | None = None, upstream: Sequence[float] | None 
     Raises:
         CertificationError: an enclosure is wide even with ``MOST_BITS`` bits. The message names the result.
     """
-    by = matrices if case.size > PROVE_UP_TO and matrices.has_formula(case) else loops
+    large = max(case.size, case.embeddings.shape[1]) > PROVE_UP_TO
+    by = matrices if large and matrices.has_formula(case) else loops
     bits = bits or (matrices.BITS if by is matrices else PRECISION)
     found = by.enclosures(case, bits, upstream=upstream)
     while wide := _first_wide(case, found):
@@ -90,6 +91,8 @@ def _first_wide(case: Case, found: Enclosures) -> str | None:
         for i, (row, norm) in enumerate(zip(rows, norms[name], strict=True)):
             # An entry is a sum of entries of rows times weights of at most scale / temperature.
             size = scale / case.temperature * (1 / (norm or 1.0) if cosine else longest)
+            if all(float(x.rad()) <= NARROW * size for x in row):  # the radius of NaN is infinite
+                continue
             size = max(size, *(abs(float(x)) for x in row))
             if any(is_wide(x, size) for x in row):
                 return f"row {i} of the gradient with respect to {name}"

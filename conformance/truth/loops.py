@@ -72,7 +72,7 @@ def enclosures(
         return Enclosures(
             values=separate.get(reduction, [total]),
             anchors=anchors,
-            gradients=pull_back(case, *normalised(case), slopes) if gradient else {},
+            gradients=pull_back(case, *normalised(case), slopes)[0] if gradient else {},
             similarity=matrix,
             temperature_gradient=moved / arb(case.temperature),
             bias_gradient=of_bias,

@@ -176,7 +176,6 @@ def enclosures(
                 for k, slope in part.slopes.items():
                     row[k] = slope * per_logit
                 moved += 0 if base is None else anchors[i] * share
-                moved -= sum((row[k] * matrix[i][k] for k in part.slopes), arb(0))
                 moved -= part.lowest * per_logit * (case.entry.lowest or 0)
                 if case.form == "weighted" and part.slopes:
                     of_weights[i] = -given.logit(given.positives[0]) * share * weight
@@ -186,14 +185,15 @@ def enclosures(
             else arb(0)
         )
         if gradient and of_weights and not case.detaches_weights:
-            _add_through_weights(case, weights or [], of_weights, slopes)
+            moved += _add_through_weights(case, weights or [], of_weights, matrix, slopes)
+        gradients, twice = pull_back(case, unit, norms, slopes) if gradient else ({}, arb(0))
         separate = {"none": [anchors[i] for i in counted], "none_pairs": of_pairs}
         return Enclosures(
             values=separate.get(reduction, [total]),
             anchors=anchors,
-            gradients=pull_back(case, unit, norms, slopes) if gradient else {},
+            gradients=gradients,
             similarity=matrix,
-            temperature_gradient=moved / temperature,
+            temperature_gradient=(moved - twice / 2) / temperature,
             bias_gradient=of_bias,
             slopes=slopes,
         )
@@ -269,8 +269,10 @@ def dot(a: Sequence[arb], b: Sequence[arb]) -> arb:
 
 def pull_back(
     case: Case, unit: Mapping[str, arb_mat], norms: Mapping[str, Sequence[arb]], slopes: Mapping[int, Sequence[arb]]
-) -> dict[str, Rows]:
+) -> tuple[dict[str, Rows], arb]:
     """The gradient of every matrix, from the derivatives w_ij of the loss with respect to the similarities.
+
+    Also returns the sum of all g . y below, which is 2 sum_ij w_ij s_ij.
 
     With s_ij = y_i . y_j, the gradient of row y_i is g = sum_j w_ij y_j. Under cosine y = x / |x|, and the gradient of
     x is (g - (g . y) y) / |x|.
@@ -294,18 +296,25 @@ def pull_back(
             found[left] += weights * unit[right]
             found[right] += weights.transpose() * unit[left]
 
-    def of_row(g: list[arb], y: list[arb], norm: arb) -> list[arb]:
-        if not cosine:
-            return g
-        if all(b == 0 for b in y):  # the gradient of a row of zeros is 0 by convention
+    def of_row(g: list[arb], y: list[arb], norm: arb, nonzero: int) -> list[arb]:
+        if cosine and nonzero == 0:  # the gradient of a row of zeros is 0 by convention
             return [arb(0)] * len(y)
         along, inverse = dot(g, y), 1 / norm
-        # The gradient is orthogonal to the row. If only one entry of the row is nonzero, the gradient of this entry is
-        # exactly 0. The formula would give a ball around 0, which takes more bits to prove.
-        axis = sum(b != 0 for b in y) == 1
-        return [arb(0) if axis and b != 0 else (a - along * b) * inverse for a, b in zip(g, y, strict=True)]
+        sums.append(along)
+        if not cosine:
+            return g
+        if nonzero == 1:
+            # The gradient is orthogonal to the row. If only one entry of the row is nonzero, the gradient of this entry
+            # is exactly 0. The formula would give a ball around 0, which takes more bits to prove.
+            return [arb(0) if b != 0 else a * inverse for a, b in zip(g, y, strict=True)]
+        return [(a - along * b) * inverse for a, b in zip(g, y, strict=True)]
 
-    return {name: list(map(of_row, found[name].tolist(), unit[name].tolist(), norms[name])) for name in unit}
+    sums = list[arb]()
+    nonzero = {name: np.count_nonzero(rows, axis=1).tolist() for name, rows in case.matrices.items()}
+    gradients = {
+        name: list(map(of_row, found[name].tolist(), unit[name].tolist(), norms[name], nonzero[name])) for name in unit
+    }
+    return gradients, sum(sums, arb(0))
 
 
 def row_divisors(case: Case) -> list[arb]:
@@ -371,9 +380,13 @@ def _anchor(case: Case, i: int, row: list[arb], e: list[arb], weights: Sequence[
 
 
 def _add_through_weights(
-    case: Case, weights: Sequence[Sequence[arb]], of_weights: Mapping[int, arb], slopes: dict[int, list[arb]]
-) -> None:
-    """Add the derivatives through the weights of ``dclw``.
+    case: Case,
+    weights: Sequence[Sequence[arb]],
+    of_weights: Mapping[int, arb],
+    matrix: Rows,
+    slopes: dict[int, list[arb]],
+) -> arb:
+    """Add the derivatives through the weights of ``dclw``. Returns the sum of their products with the similarities.
 
     The weights are w_i = 2 - R y_i, where y is the softmax of c / sigma over the R rows, and c_j is the similarity of
     row j and its positive. With g_i = dL/dw_i, the derivative with respect to c_j is -R / sigma y_j (g_j - sum_i g_i
@@ -381,10 +394,12 @@ def _add_through_weights(
     """
     count, sigma = len(weights), arb(case.option("sigma"))
     softmax = [(2 - w) / count for (w,) in weights]
-    mean = sum((g * softmax[i] for i, g in of_weights.items()), arb(0))
+    mean, total = sum((g * softmax[i] for i, g in of_weights.items()), arb(0)), arb(0)
     for j, (p,) in enumerate(case.positives()):
         row = slopes.setdefault(j, [arb(0)] * case.shape[1])
-        row[p] = row[p] - count / sigma * softmax[j] * (of_weights.get(j, arb(0)) - mean)
+        through = count / sigma * softmax[j] * (mean - of_weights.get(j, arb(0)))
+        row[p], total = row[p] + through, total + through * matrix[j][p]
+    return total
 
 
 def _mean(given: Anchor, denominator: Sequence[int]) -> Part:

@@ -5,11 +5,11 @@ import pairproof.conformance
 from mylib.losses import SupConLoss, nt_xent
 
 
-@pairproof.conformance.parametrize(SupConLoss, loss="supcon", checks=477)
+@pairproof.conformance.parametrize(SupConLoss, loss="supcon", checks=487)
 def test_supcon(check):
     check()
 
 
-@pairproof.conformance.parametrize(nt_xent, loss="nt_xent", checks=390)
+@pairproof.conformance.parametrize(nt_xent, loss="nt_xent", checks=402)
 def test_nt_xent(check):
     check()
