@@ -344,6 +344,65 @@ def test_usages_of_one_target_are_repeated_by_their_own_requests() -> None:
     assert ["--limit 40" in check.repeat for check in checks] == [False, True]
 
 
+@pytest.mark.parametrize(("added", "status"), [(0.0, Status.PASSED), (1e-3, Status.FAILED)])
+def test_temperature_without_effect_is_judged_where_its_bound_is_zero(
+    monkeypatch: pytest.MonkeyPatch, added: float, status: Status
+) -> None:
+    """All logits are 0, so the derivative with respect to the temperature is exactly 0."""
+    monkeypatch.setattr(judging, "ordinary", lambda case, claim: case.id == "golden/supcon/orthogonal-dot")
+    monkeypatch.setattr(judging, "DRAWN", {})
+    monkeypatch.setattr(judging, "scalar_bounds", lambda *_: (0.0, 0.0))
+
+    def loss(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float | torch.Tensor = 0.1) -> torch.Tensor:
+        found = fast.supcon_loss(embeddings, labels, temperature=temperature, similarity="dot")
+        if isinstance(temperature, torch.Tensor):
+            found = found + added * (temperature - temperature.detach())
+        return found
+
+    cases = ("usage/temperature-tensor", "golden/supcon/orthogonal-dot")
+    result = check_loss(loss, "supcon", settings={"similarity": "dot"}, cases=cases, dtypes=("float64",))
+    (check,) = (one for one in result.checks if one.case == "usage/temperature-tensor")
+    assert check.status is status, check.message
+
+
+@pytest.mark.parametrize("kind", judging.DRAWN)
+@pytest.mark.parametrize("loss", ["supcon", "nt_bxent", "info_nce"])
+def test_drawn_batches_are_as_large_and_as_lonely_as_they_should_be(kind: str, loss: str) -> None:
+    with closing(checking.load_target(Request(f"pairproof.fast:{loss}_loss", loss), ())) as target:
+        case = judging.drawn_batch(target.claim, kind)
+    if kind == "lonely-anchors" and loss == "info_nce":
+        assert case is None
+        return
+    assert case is not None
+    positives = [len(case.positives()[i]) for i in case.anchors()]
+    if kind == "training-size":
+        assert min(case.n, case.embeddings.shape[1]) > 32
+        assert min(positives) > 0
+    else:
+        assert min(positives) == 0 < max(positives)
+
+
+def test_second_derivatives_equal_a_difference_of_gradients() -> None:
+    (case,) = (case for case in _every_case() if case.id == "golden/supcon/two-positives")
+    found = judging.second_derivatives(case)
+    assert found is not None
+    direction, step = judging.direction_of(case.embeddings.shape).numpy(), 1e-5
+    ends = [truth(replace(case, embeddings=case.embeddings + h * direction)).gradient for h in (step, -step)]
+    np.testing.assert_allclose(found["embeddings"], (ends[0] - ends[1]) / (2 * step), rtol=1e-6, atol=1e-8)
+
+
+def test_slow_usage_is_judged_only_if_it_is_selected() -> None:
+    (check,) = (one for one in of("supcon", "usage/compiled").checks if one.case == "usage/compiled")
+    assert check.status is Status.PASSED
+    request = Request(f"{FILE}:supcon", "supcon")
+    with closing(checking.load_target(request, ())) as target:
+        judge = UsageJudge(target, (), [], lambda one: (one, None))
+        (usage,) = (one for one in USAGES if one.name == "compiled")
+        skipped = judge.check(request, usage)
+    assert skipped is not None
+    assert skipped.message == "takes seconds: --thorough, or --case usage/compiled"
+
+
 def test_usage_of_shared_memory_includes_the_hard_negatives() -> None:
     shared: list[bool] = []
 
