@@ -733,8 +733,7 @@ class _Drawing:
         return [self._row(k) for k in classes]
 
     def _row(self, k: int) -> list[float]:
-        large = self.n > ROWS[-1][1]  # gauss is slow, and entries are rounded to 8 bits
-        noise = self.chance.choices(_normal(), k=self.dim) if large else self._gauss()
+        noise = self._gauss()
         if not self.plan["trained"]:
             return noise
         if k not in self.centres:
@@ -742,6 +741,8 @@ class _Drawing:
         return [centre + SPREAD * x for centre, x in zip(self.centres[k], noise, strict=True)]
 
     def _gauss(self) -> list[float]:
+        if self.n > ROWS[-1][1]:  # gauss is slow
+            return self.chance.choices(_normal(), k=self.dim)
         return [self.chance.gauss(0.0, 1.0) for _ in range(self.dim)]
 
     def _exact(self, rows: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, Matrix]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from pairproof.reference.hard_negative import log_masses
 
-from .cases import Case, row_norms
+from .cases import Case, once, row_norms
 from .catalogue import WEIGHTS
 from .records import Matrix
 
@@ -290,6 +290,7 @@ def _is_floored(case: Case) -> bool:
     return False
 
 
+@once
 def _logits(case: Case) -> Matrix:
     rows = case.matrices
     if case.option("similarity") == "cosine":
