@@ -26,7 +26,7 @@ from .documents.load import Figure
 from .implementations import ALL
 from .judge.check import CONFORMS, CheckResult, is_above
 from .judge.levels import Level
-from .judge.ranges import sentences
+from .judge.ranges import at_the_scale_of_clip, sentences
 from .judge.results import BAD, Check, Status, counted, grouped, phrase, several, tally
 from .judge.suggest import suggested
 from .judge.verify import MOST_ROWS, Report, show_counts
@@ -467,7 +467,9 @@ def _levels(result: CheckResult) -> Iterator[Part]:
     above = grouped((check.level, check) for check in result.failures_above)
     for level, counts in result.levels.items():
         ends = ", ".join(phrase(status, counts[status]) for status in Status if counts[status]) or "no checks"
-        limits = "; ".join(sentences(result.limits)) if level is Level.RANGE else ""
+        limits = ""
+        if level is Level.RANGE:
+            limits = "; ".join(filter(None, [*sentences(result.limits), at_the_scale_of_clip(result.limits)]))
         failed = sum(counts[status] for status in BAD)
         style = "" if not failed else "yellow" if level > result.level else "bold red"
         yield Text(f"{level}: {ends}{'; ' if limits else ''}{limits}", style)

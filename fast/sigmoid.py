@@ -124,16 +124,12 @@ def sigmoid_loss(
     )
     policy = replace(policy, anchor_weights=check_weights(a, "anchor_weights", anchor_weights, validate=validate))
     batch = Batch(a, targets, rule, References(b, sizes=of_b), sizes=of_a)
-    columns = b.shape[0]
     if ranks is not None:
         policy = replace(policy, ranks=ranks)
         ranks.meet(a, b, least=1)
         (batch,) = ranks.towers(batch, "a_to_b")
-        columns = ranks.second.total
     if reduction == "none_pairs":
         return pair_values(batch, policy, backend)
-    if targets.omits:
-        return loss_of(batch, policy, backend)
-    # Each anchor's value is the sum over ``columns`` pairs.
-    loss = loss_of(batch, replace(policy, reduction=reduction.removesuffix("_pairs")), backend)
-    return loss / columns if reduction == "mean_pairs" else loss
+    if reduction == "sum_pairs":  # an anchor's value is the sum over its pairs
+        policy = replace(policy, reduction="sum")
+    return loss_of(batch, policy, backend)

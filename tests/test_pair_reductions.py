@@ -138,6 +138,15 @@ def test_sigmoid_takes_a_mask_that_is_stored_by_columns() -> None:
     assert stored.equal(plain)
 
 
+def test_mean_over_the_pairs_of_sigmoid_is_rounded_once() -> None:
+    for seed in range(20):
+        chance = torch.Generator().manual_seed(seed)
+        a, b = (torch.randn(n, 3, generator=chance) for n in (4, 5))
+        exact = fast.sigmoid_loss(a.double(), b.double(), positives=torch.eye(4, 5) > 0, reduction="mean_pairs")
+        found = fast.sigmoid_loss(a, b, positives=torch.eye(4, 5) > 0, reduction="mean_pairs", backend="exact")
+        assert found.item() == exact.float().item()
+
+
 def test_values_of_pairs_under_vmap_are_those_of_each_batch() -> None:
     batches = torch.stack([ROWS, ROWS.flip(1)])
 

@@ -72,9 +72,9 @@ def level_of(flags: Iterable[str]) -> Level:
 def level_of_case(case: Case, golden: GoldenCase | None, dtype: str = "float64") -> Level:
     """Return the level of a case: the highest level of its own flags and of the computed flags that hold for it.
 
-    The computed flags are ``POLICIES`` for a golden case, and ``COMPUTED`` for another case. At least of the level range
-    are a batch of one row without a pair, where most public code is NaN, and in dtypes other than float64 a case whose
-    exponentials leave the range of float32.
+    The computed flags are ``POLICIES`` for a golden case, and ``COMPUTED`` for another case. The level is at least
+    "range" for a batch of one row without a pair, where most public code is NaN, and, in dtypes other than float64, for
+    a case whose exponentials leave the range of float32.
     """
     flags, computed = (golden.flags, POLICIES) if golden else ((), COMPUTED)
     found = level_of((*flags, *(flag for flag in computed if first_untrue(case, (flag,)) is None)))

@@ -62,6 +62,9 @@ ORDINARY = 0.5
 COLDEST = 1e-4
 """Lowest temperature that is tried."""
 
+CLIP = 0.01
+"""The temperature at which CLIP limits its learned scale (100)."""
+
 LARGEST = 100
 """The logits grow at most by a factor of 2 to this power."""
 
@@ -122,6 +125,13 @@ def sentences(limits: Iterable[Limit]) -> list[str]:
     """Return the limits in words. Limits with the same words in several dtypes are one sentence."""
     found = grouped((limit.words, limit.dtype) for limit in limits)
     return [f"{', '.join(dtypes)}: {words}" for words, dtypes in found.items()]
+
+
+def at_the_scale_of_clip(limits: Iterable[Limit]) -> str:
+    """Return a sentence that names the dtypes in which a loss is wrong at the largest scale of CLIP; "" if none."""
+    breaks = (one for one in limits if one.quantity == "temperature" and one.at is not None and one.at > CLIP)
+    dtypes = dict.fromkeys(limit.dtype for limit in breaks)
+    return f"{', '.join(dtypes)}: wrong at CLIP's largest scale, temperature {CLIP:g}" if dtypes else ""
 
 
 class _Late(Exception):
