@@ -65,6 +65,7 @@ KEPT = (
     "info_nce/queue-tau-half",
     "sigmoid/two-towers-tau-half",
     "hard_negative/one-positive-balanced-tau-half",
+    "multiple_negatives_ranking/in-batch-tau-half",
     "dclw/reduction-sum",
 )
 """The cases of the small copy of the fixtures that tests damage."""
@@ -733,7 +734,8 @@ def test_norms_do_not_change_the_loss_under_cosine(
     size, power = exponent
     kind, _, suffix = size.partition("-")
     scaled = cases[f"{loss}/{kind}-norms" + (f"-{suffix}" if suffix else "")].expected
-    plain = cases[f"{loss}/{'two-towers' if LOSSES[loss].two_towers else 'one-positive-balanced'}-tau-half"].expected
+    towers = "in-batch" if loss == "multiple_negatives_ranking" else "two-towers"
+    plain = cases[f"{loss}/{towers if LOSSES[loss].two_towers else 'one-positive-balanced'}-tau-half"].expected
     assert scaled.loss == plain.loss
     assert scaled.gradient is not None
     assert plain.gradient is not None

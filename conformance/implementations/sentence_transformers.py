@@ -229,6 +229,7 @@ class CachedSentenceTransformers(_Ranking):
         options={"reduction": ("mean",), "hard_negatives_scope": ("batch",)},
         lacks=("base_temperature",),
     )
+    deviations = (clamped_norms(1e-12),)
 
     def module(self) -> Any:
         """Import the loss, and declare that the model has no static embeddings."""
@@ -287,6 +288,7 @@ class GistSentenceTransformers(FilePeer):
         ),
         takes=("ignored",),
     )
+    deviations = (clamped_norms(1e-12),)
 
     def module(self) -> Any:
         """Import the module of the loss, and make it call the models directly."""
