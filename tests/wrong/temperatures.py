@@ -55,6 +55,22 @@ def divisor_at_low_temperatures(call: Call) -> Tensor:
     return call() * call.n / (call.n - 1) if 0.02 < float(call.temperature) < 0.04 else call()
 
 
+@wrong("nt_xent_pairwise", takes=SMALL)
+def floor_at_a_fiftieth(call: Call) -> Tensor:
+    """Temperatures below 0.02 are clamped at 0.02."""
+    return call(temperature=max(float(call.temperature), 0.02))
+
+
+@wrong("nt_xent", takes=SMALL)
+def logits_of_at_most_fifty(call: Call) -> Tensor:
+    """Logits are clamped at 50."""
+    z = torch.nn.functional.normalize(call.z, dim=1)
+    logits = (z @ z.T / call.temperature).clamp(max=50.0)
+    own = torch.eye(call.n, dtype=torch.bool)
+    loss = torch.nn.functional.cross_entropy(logits.masked_fill(own, -torch.inf), call.partners)
+    return loss if bool((z @ z.T / call.temperature).masked_fill(own, 0.0).max() > 50) else call()
+
+
 @wrong("supcon", takes=(), temperature=2.5)
 def first_row_at_a_built_in_temperature(call: Call) -> Tensor:
     """In batches of more than 20 rows, no anchor is contrasted with the first row; the temperature 2.5 is built in."""
