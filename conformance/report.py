@@ -450,7 +450,8 @@ def _of_check(result: CheckResult, seconds: float, details: Collection[str] | No
         case = result.shrunk.golden.case
         start = f"{result.wrong_from}: " if result.wrong_from else ""
         yield f"{start}the smallest failing batch found has {case.sizes()}; it was made from {case.id}"
-        yield "    no stored case of its level or a lower one fails"
+        if not result.wrong_from:
+            yield "    no stored case of its level or a lower one fails"
         yield f"    {ADD}{result.shrunk.command}"
         if result.shrunk.folder is None:
             yield "    to write these files: --save FOLDER"

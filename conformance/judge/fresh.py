@@ -329,6 +329,8 @@ def _training_factors(claim: Claim) -> dict[str, tuple[Any, ...]]:
     """``_factors`` without choices that make the value NaN or constant, which would hide all others at this size."""
     found = _factors(claim)
     policies = [policy for policy in found.get("no_positive", ()) if policy != "nan"]
+    # "none_pairs" would return hundreds of thousands of values, which take long to compare.
+    found["reduction"] = tuple(x for x in found["reduction"] if x != "none_pairs") or found["reduction"]
     classes = ("common", "single") if policies and len(found["classes"]) > 1 else ("common",)
     return {**found, "classes": classes, **({"no_positive": tuple(policies)} if policies else {})}
 
