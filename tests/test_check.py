@@ -523,6 +523,7 @@ def test_json_report_has_all_fields(tmp_path: Path, capsys: pytest.CaptureFixtur
         "settings": {},
         "passed": [],
         "required": [],
+        "default_temperature": 0.1,
     }
     assert data["gradients_judged"] is True
     assert data["statuses"] == {

@@ -626,7 +626,9 @@ def _forward_mode(step: Step) -> Differentiated:
     gradients = gradients_of(step.total(values), step.rows)
     make_dual, unpack_dual = cast(Any, forward_ad.make_dual), cast(Any, forward_ad.unpack_dual)
     with forward_ad.dual_level():
-        dual = {name: make_dual(x.detach(), directions[name].to(x.dtype)) for name, x in step.rows.items()}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the first call imports rules of torch, which warn
+            dual = {name: make_dual(x.detach(), directions[name].to(x.dtype)) for name, x in step.rows.items()}
         tangent = unpack_dual(step.total(step.values(dual))).tangent
     slope = 0.0 if tangent is None else float(tangent.detach())
     error = slope - sum(float((gradients[name] * v).sum()) for name, v in directions.items())

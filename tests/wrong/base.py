@@ -140,8 +140,9 @@ class Call:
         counts = None if self.entry.two_towers else self.counts[rows]
         values = values * weights[rows].to(values)
         if self.no_positive == "drop":
-            kept = counts > 0
-            values, counts, rows = values[kept], counts[kept], rows[kept]
+            kept = ~self(reduction="none", no_positive="nan").isnan()
+            values, rows = values[kept], rows[kept]
+            counts = counts if counts is None else counts[kept]
         if self.reduction == "none":
             return values
         if self.reduction == "none_pairs":
