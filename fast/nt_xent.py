@@ -210,7 +210,8 @@ def nt_xent_pairwise_loss(
         reduction: "mean" or "sum" over the anchors, or "none": one value per anchor that is not dropped, in row order.
             The value of an anchor is the mean over its pairs. "mean_pairs" and "sum_pairs" are over the positive pairs
             of all anchors. "none_pairs": one value per positive pair, in the order of ``mask.nonzero()`` for a mask of
-            these pairs. The value of a pair is multiplied by its weight and by the weight of its anchor. "mean_pairs"
+            these pairs. An anchor whose ``positive_weights`` are all 0 has no positives, so its pairs have no value.
+            The value of a pair is multiplied by its weight and by the weight of its anchor. "mean_pairs"
             divides by the sum of the anchor weights over all pairs or, with ``weights_divisor="weight"``, by the sum of
             the products of both weights.
         validate: also check values on accelerators, which synchronises with the device.

@@ -166,7 +166,8 @@ def nt_xent_pairwise_loss(
         weights_divisor: the divisor of the weighted sum over the positives: "count" (their number) or "weight" (the sum
             of their weights).
         no_positive: the value of an anchor without positives: "zero", "nan" or "drop" (left out). "nan" also makes
-            "mean_pairs" and "sum_pairs" NaN. "none_pairs" has no entry for an anchor without positives.
+            "mean_pairs" and "sum_pairs" NaN. "none_pairs" has no entry for an anchor without positives, such as
+            one whose positives all have weight 0.
         reduction: "mean" or "sum" over the anchors, or "none": a list with one value per anchor that is not dropped.
             "mean_pairs", "sum_pairs" and "none_pairs" (a list, ordered by anchor, then by column) reduce over all
             positive pairs instead, so large classes weigh more. The value of each pair is multiplied by its weight and
