@@ -656,3 +656,13 @@ def test_wide_enclosure_of_a_gradient_is_found() -> None:
     rows = found.gradients["embeddings"]
     rows[2][1] = rows[2][1] + 2.0**-90 * (rows[2][1] - rows[2][1]).union(1)
     assert evaluate._first_wide(case, found) == "row 2 of the gradient with respect to embeddings"
+
+
+@pytest.mark.parametrize(("temperature", "fitted"), [(0.5, False), (0.02, True)])
+def test_random_batch_with_a_vanishing_gradient_is_of_the_level_digits(temperature: float, fitted: bool) -> None:
+    """In torch's binary cross-entropy, the derivative of a positive's term is a difference of rounded numbers."""
+    rows = np.array([[1.0, 0.0], [0.75, 0.125], [-0.75, 0.125], [-0.5, -0.125]])
+    given = {"positive_pairs": [[0, 1], [1, 0], [2, 3], [3, 2]]}
+    found = with_proof(Case("pairs", "nt_bxent", rows, given, {"temperature": temperature}))
+    assert ("fitted-pairs" in found.flags) is fitted
+    assert (level_of(found.flags) is Level.DIGITS) is fitted

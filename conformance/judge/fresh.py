@@ -23,11 +23,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..implementations.signatures import Claim
-from ..suite.cases import Case
+from ..suite.cases import Case, row_norms
 from ..suite.catalogue import LOSSES, WEIGHTS, Loss
 from ..suite.flags import saturated, true_flags
 from ..suite.golden import DTYPES, GoldenCase
-from ..suite.records import Matrix
+from ..suite.records import Expected, Matrix
 from ..truth.matrices import has_formula
 from .options import DRAWN_IDS, Request, Selection
 from .proofs import prove, scaled_to_logits
@@ -72,6 +72,9 @@ MANY_ENTRIES, MOST_ENTRIES = 150_000, 200_000
 
 MOST_SIMILARITIES, THOROUGH_SIMILARITIES = 600_000, 2048**2
 """Largest number of similarities of a batch of training size, and of a further one."""
+
+FITTED = 2.0**-8
+"""Size of a row's gradient, relative to one anchor's share of 1 / temperature, below which a batch is fitted."""
 
 PLANS = 8
 """Number of plans that are tried for a batch of training size."""
@@ -253,8 +256,25 @@ def with_proof(case: Case) -> GoldenCase:
         omitted = omitted | {"asymmetric-mask", "diagonal-true"}
     flags = [flag for flag in true_flags(case) if ONLY_WITH.get(flag, "") in given and flag not in omitted]
     flags += ["saturated"] * saturated(case)
-    dtypes = tuple(dtype for dtype in DTYPES if case.holds_in(dtype))
-    return GoldenCase(case, tuple(flags), "a random batch", dtypes, prove(case))
+    dtypes, expected = tuple(dtype for dtype in DTYPES if case.holds_in(dtype)), prove(case)
+    flags += ["fitted-pairs"] * _is_fitted(case, expected)
+    return GoldenCase(case, tuple(flags), "a random batch", dtypes, expected)
+
+
+def _is_fitted(case: Case, expected: Expected) -> bool:
+    """Whether a binary cross-entropy has a row whose gradient nearly vanishes.
+
+    torch's derivative of a positive's term is a difference, sigmoid(s) - 1, which loses as many digits as it is small.
+    """
+    if case.form not in ("binary", "sigmoid") or expected.gradient is None:
+        return False
+    gradients = {case.first: expected.gradient, **expected.other_gradients}
+    cosine, each = case.option("similarity") == "cosine", case.temperature * max(1, len(case.anchors()))
+    sizes = (
+        row_norms(gradient) * (row_norms(case.matrices[name]) if cosine else 1.0)
+        for name, gradient in gradients.items()
+    )
+    return any(bool(((size > 0) & (size * each < FITTED)).any()) for size in sizes)
 
 
 def draw(claim: Claim, seed: int, number: int) -> Case:
