@@ -73,7 +73,7 @@ def _retry(found: dict[str, Any], plan: jobs.Plan, fraction: float, console: Con
     More rounds in one process do not help: the time that a peer spends on fresh memory differs between processes. It is
     the same in all forks of one process.
     """
-    recorded = json.loads(goals.MISSED.read_text(encoding="utf-8"))
+    recorded = goals.recorded(machine()["cpu"])
     runs: dict[tuple[str, str, int], list[list[goals.Row]]] = {}
     for number in MORE_PROCESSES:
         judged = [goal for goal in goals.floors(found, fraction, recorded) if "form" in goal]
