@@ -38,6 +38,7 @@ from ..suite.catalogue import LOSSES
 from ..suite.golden import DTYPES, GoldenCase
 from ..suite.progress import Progress, tracked
 from ..suite.records import Expected, Outcome, Truth
+from ..truth.tolerances import FORMULA_TIMES
 from .deviations import deviations, project_file, read_declarations
 from .fresh import FreshBatch, fresh_batches
 from .levels import Level, level_of, level_of_case, reviewed
@@ -57,7 +58,7 @@ SHOWN = 3
 EXPLAINED = 10
 """Maximum number of failures that one pytest process explains."""
 
-ROUNDED = "the error has the size of rounding errors: it is at most twice the bound"
+ROUNDED = f"the error has the size of rounding errors: it is at most {FORMULA_TIMES:g} times the bound"
 """The explanation of a failure that is only a rounding error."""
 
 SAME = "with the claimed options, the same as another case"
