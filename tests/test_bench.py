@@ -544,7 +544,7 @@ def test_goals_and_floors_are_judged() -> None:
     assert judged["MiB beyond the inputs, forward+backward"]["met"] is False
     relaxed = {goal["what"].partition(": ")[2]: goal for goal in goals.floors(found, 0.5, {})}
     assert relaxed["times faster than best"]["met"] is True
-    assert relaxed["MiB beyond the inputs, forward+backward"]["goal"] == 24
+    assert relaxed["MiB beyond the inputs, forward+backward"]["goal"] == 15
 
 
 @pytest.mark.parametrize(
@@ -589,6 +589,7 @@ def test_the_floor_of_a_missed_goal_is_a_fraction_of_its_figure() -> None:
 
 
 def test_recorded_figures_belong_to_missed_goals() -> None:
+    recorded = json.loads(goals.MISSED.read_text())
     timings = [
         row(job["form"], n, job["regime"], name, 1e-9) | {"forward_ms": [1e9] * 3}
         for job in jobs.QUICK.timings()
@@ -596,11 +597,8 @@ def test_recorded_figures_belong_to_missed_goals() -> None:
         for name in job["names"]
     ]
     by_name = {goal["what"]: goal["goal"] for goal in goals.ratio_goals({"timings": timings})}
-    of_intel, of_amd = (goals.recorded(name) for name in ("Intel(R) Xeon(R)", "AMD EPYC"))
-    for what, figure in (*of_intel.items(), *of_amd.items()):
+    for what, figure in recorded.items():
         assert 0 < figure < by_name[what], what
-    assert of_intel == json.loads(goals.MISSED.read_text())
-    assert of_amd.keys() > of_intel.keys()
 
 
 def test_figures_of_missed_goals_are_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
