@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from pairproof import fast
-from pairproof.fast.engine import blocks, odds
+from pairproof.fast.engine import blocks, direct, odds
+from pairproof.fast.engine.plan import DENSE_UP_TO, UNSHIFTED
 
 N, D = 10, 6
 GENERATOR = torch.Generator().manual_seed(21)
@@ -212,3 +213,52 @@ def test_rows_that_were_changed_after_the_forward_pass_are_refused(
     copies[-1].detach().add_(1.0)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         found.backward()
+
+
+@pytest.mark.parametrize("temperature", [0.001, 0.01, 0.02])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("noise", [0.0, 0.1, 10.0], ids=["solved", "trained", "random"])
+def test_exponentials_out_of_range_are_shifted(
+    temperature: float, dtype: torch.dtype, noise: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At these temperatures e^(1/T) exceeds float32, at the lowest also float64."""
+    count, rows, columns = 40, 40, 40 + DENSE_UP_TO
+    generator = torch.Generator().manual_seed(3)
+    a, more = (torch.randn(n, 16, generator=generator, dtype=torch.float64) for n in (columns, columns))
+    b = (a + noise * more).to(dtype).requires_grad_()
+    a = a[:rows].to(dtype).requires_grad_()
+    scale = torch.tensor(temperature, dtype=torch.float64, requires_grad=True)
+    partners = torch.arange(count).roll(count // 2)
+    losses: dict[str, Callable[..., Tensor]] = {
+        "both": lambda x, y, **more: fast.info_nce_loss(x, y[:count], temperature=scale, direction="both", **more),
+        "one": lambda x, y, **more: fast.info_nce_loss(x, y[:count], temperature=scale, direction="a_to_b", **more),
+        "nt_xent": lambda x, y, **more: fast.nt_xent_loss(x + 0 * y[:count], partners, temperature=scale, **more),
+        "direct": lambda x, y, **more: fast.info_nce_loss(
+            x, y, partners=partners, temperature=scale, direction="a_to_b", no_positive="zero", **more
+        ),
+    }
+    shifts: list[int] = []
+    original = direct.shifted
+    monkeypatch.setattr(direct, "shifted", lambda *given: shifts.append(1) or original(*given))
+    for name, loss in losses.items():
+        shifts.clear()
+        found = loss(a, b)
+        limit = UNSHIFTED[dtype] - math.log(columns if name == "direct" else count)
+        assert bool(shifts) == (2 / temperature > limit), name
+        gradients = torch.autograd.grad(found, (a, b, scale))
+        wide = (a.detach().double().requires_grad_(), b.detach().double().requires_grad_())
+        right = loss(*wide, backend="exact")
+        bound = 4 * torch.finfo(dtype).eps / temperature
+        torch.testing.assert_close(found.double(), right, rtol=bound, atol=torch.finfo(dtype).tiny)
+        for ours, exact in zip(gradients, torch.autograd.grad(right, (*wide, scale)), strict=True):
+            atol = bound * float(exact.abs().max()) + 1e-30
+            torch.testing.assert_close(ours.double(), exact, rtol=0, atol=atol)
+        with torch.no_grad():
+            assert torch.equal(loss(a, b), found)
+
+
+def test_a_row_without_negatives_needs_no_shift() -> None:
+    rows = torch.eye(2, 3, requires_grad=True)
+    loss = fast.nt_xent_loss(rows, torch.tensor([1, 0]), temperature=0.01)
+    assert loss.item() == 0.0
+    assert torch.equal(torch.autograd.grad(loss, rows)[0], torch.zeros(2, 3))

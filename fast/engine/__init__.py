@@ -11,11 +11,10 @@ Terms:
 - *Weights* in the code are usually the derivatives dL_i/ds_ij of an anchor's value with respect to its logits.
 - *Two towers*: rows are contrasted with references, as in CLIP.
 
-A *form* is one way to evaluate a batch. With "auto", some batches with moderate logits are evaluated in a faster form
-on a CPU:
+A *form* is one way to evaluate a batch. With "auto", some batches are evaluated in a faster form on a CPU:
 
-- `small`: the plain mean or sum of a small batch.
-- `odds`, `blocks`: a small batch of a loss that combines several sums of exponentials.
+- `small`: the plain mean or sum of a small batch, with partners or with moderate logits.
+- `odds`, `blocks`: a small batch of a loss that combines several sums of exponentials; moderate logits.
 - `direct`: the plain mean or sum of a large batch of two towers in one direction.
 
 For all other batches in one process, `plan` chooses a form:

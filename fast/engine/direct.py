@@ -5,7 +5,8 @@ value depends only on the logits of its own row. Hence the weights of a panel (d
 its logits) are known as soon as its exponentials are summed. They are multiplied with the rows and the columns while
 the panel is in the cache. Only these products and the scaled rows and columns are kept, so memory is linear.
 
-Logits must be moderate. With E = e^s for the logits s without the bias, p the positive of the row, and N its negatives,
+Logits that are not moderate are shifted by the row's largest negative, as in `rowwise`; those of the sigmoid loss must
+be moderate. With E = e^s for the logits s without the bias, p the positive of the row, and N its negatives,
 
     "out"      value = log(1 + neg / pos), neg = sum over N of E, pos = E_p
                weights = (E, and -neg at p) / (neg + pos)
@@ -30,7 +31,7 @@ from torch import Tensor
 from .device import borrow, dtypes_of, give_back
 from .plan import panel_rows
 from .scaling import Saved, by_temperature, scale_both, to_embeddings
-from .spec import UNSHIFTED, AnchorValues, Batch, Gradients, Plan
+from .spec import LN2, UNSHIFTED, AnchorValues, Batch, Gradients, Plan
 from .unshifted import NONE, Products
 
 MOST_HALVED = 3
@@ -59,11 +60,10 @@ def suits(batch: Batch, largest: float) -> bool:
     rule, kind, references = batch.rule, batch.targets.kind, batch.references
     if references.embeddings is None or references.mutual or references.own is not None:
         return False
-    limit = UNSHIFTED[dtypes_of(batch.embeddings)[0]]
     if rule.terms == "sigmoid":
-        return kind in ("partners", "none") and 2 * max(largest, abs(_bias(batch))) <= limit
-    count = max(len(batch.embeddings), len(references.embeddings))
-    return kind == "partners" and rule.denominator == "all" and 2 * largest <= limit - math.log(count)
+        largest = max(largest, abs(_bias(batch)))
+        return kind in ("partners", "none") and 2 * largest <= UNSHIFTED[dtypes_of(batch.embeddings)[0]]
+    return kind == "partners" and rule.denominator == "all"
 
 
 def _bias(batch: Batch) -> float:
@@ -71,10 +71,12 @@ def _bias(batch: Batch) -> float:
     return float(bias.detach()) if isinstance(bias, Tensor) else bias
 
 
-def evaluate(batch: Batch, *, backward: bool, hardened: Hardened | None = None) -> tuple[AnchorValues, Saved]:
+def evaluate(
+    batch: Batch, *, backward: bool, moderate: bool, hardened: Hardened | None = None
+) -> tuple[AnchorValues, Saved]:
     """Return the values and, if ``backward``, the products of the weights with the rows and the columns.
 
-    The numbers of positives and negatives are left empty.
+    The numbers of positives and negatives are left empty. ``moderate``: whether exponentials need no shift.
     """
     rule, targets, references = batch.rule, batch.targets, batch.references
     scaled, columns = scale_both(batch)
@@ -95,7 +97,8 @@ def evaluate(batch: Batch, *, backward: bool, hardened: Hardened | None = None) 
             pairs.weigh(panel, here)
             torch.mm(panel, across, out=pull[here])
         else:
-            values[here], factor = _contrast(panel, partners[here], 1.0 if hardened is None else hardened.share)
+            share = 1.0 if hardened is None else hardened.share
+            values[here], factor = _contrast(panel, partners[here], share, moderate=moderate)
             if not backward:
                 continue
             torch.mm(panel, across, out=pull[here]).mul_(factor)
@@ -109,17 +112,36 @@ def evaluate(batch: Batch, *, backward: bool, hardened: Hardened | None = None) 
     return AnchorValues(values, NONE, NONE), Saved(scaled, stats, None, columns)
 
 
-def _contrast(panel: Tensor, partner: Tensor, share: float) -> tuple[Tensor, Tensor]:
+def _contrast(panel: Tensor, partner: Tensor, share: float, *, moderate: bool) -> tuple[Tensor, Tensor]:
     """Return the values ``[b]`` of a panel's rows, and the factor ``[b, 1]`` of its weights.
 
     The weights without this factor replace the logits ``panel``. ``share`` multiplies the logits of positives.
     """
+    if not moderate:
+        pos = panel.gather(1, partner).mul_(share)
+        values, missed, factor = shifted(panel.scatter_(1, partner, -math.inf), pos)
+        panel.scatter_(1, partner, -missed / torch.where(factor == 0, 1.0, factor))
+        return values.squeeze(1), factor
     pos = panel.exp_().gather(1, partner)
     if share != 1:
         pos.pow_(share)
     neg = panel.scatter_(1, partner, 0.0).sum(1, keepdim=True)
     panel.scatter_(1, partner, -neg)
     return (neg / pos).log1p_().squeeze(1), neg.add_(pos).reciprocal_()
+
+
+def shifted(logits: Tensor, pos: Tensor, dim: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the values log(1 + odds) of rows, odds / (1 + odds), and the same over the sum, ``[b, 1]`` each.
+
+    The odds are the sum over negatives of e^s, divided by e^pos. ``logits`` ``[b, M]`` are -inf for all other pairs.
+    They are replaced by e^(s - the row's largest logit), whose sum is meant. If ``dim`` is 0, anchors are columns, and
+    ``pos`` and the results are ``[1, M]``.
+    """
+    top = logits.amax(dim, keepdim=True).clamp_(min=torch.finfo(logits.dtype).min)  # finite in a row without negatives
+    neg = logits.sub_(top).mul_(1 / LN2).exp2_().sum(dim, keepdim=True).clamp_(min=1)  # base 2: see `rowwise._exp`
+    odds = top.sub_(pos).add_(neg.log())
+    missed = odds.sigmoid()
+    return -F.logsigmoid(odds.neg_()), missed, missed / neg
 
 
 class _Pairs:

@@ -32,9 +32,11 @@ TILE_COLUMNS = 512
 FIXED_COLUMNS = 1024
 """Columns of a tile of references that need no gradient."""
 PANEL_ELEMENTS = 2**18
-"""Entries of a panel: few enough to limit memory, enough for an efficient matrix product."""
-LEAST_ROWS = 128
-"""With fewer rows in a panel, a matrix product is less efficient."""
+"""Entries of a panel: few enough for a core's second-level cache, enough for an efficient matrix product."""
+LEAST_ROWS = 64
+"""Fewest rows of a panel, because products of fewer rows are slow. Memory is still linear in the number of columns."""
+ANCHORED_ROWS = 128
+"""Rows of a panel in the anchored form."""
 ACCELERATOR_FACTOR = 8
 """Tiles have this many times as many rows and columns on an accelerator, so that it is not idle."""
 KEPT_ELEMENTS = 2**22
@@ -139,7 +141,7 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True, fixed: bool
         return Plan("frozen", rows, wide, backward, reads), batch
     some = tiles and reads and batch.anchors is not None and rule.terms == "out" and rule.denominator == "all"
     if some and largest <= unshifted and _are_few(cast(Tensor, batch.anchors)):
-        rows = count if backend == "dense" else _Forced.rows or LEAST_ROWS
+        rows = count if backend == "dense" else _Forced.rows or ANCHORED_ROWS
         return Plan("anchored", rows, columns, backward, reads), batch
     if 2 * largest <= unshifted and (one or not tiles) and not (omits and rule.terms == "binary"):
         return Plan("unshifted", height, columns, backward and keep, reads), batch
@@ -174,7 +176,7 @@ def panel_rows(batch: Batch, backend: Backend) -> int:
         return count
     reads = device.may_read(embeddings) and device.may_read(batch.targets.given)
     entries = PANEL_ELEMENTS * (1 if reads else ACCELERATOR_FACTOR**2)
-    return _Forced.rows or max(1, entries // columns)
+    return _Forced.rows or max(LEAST_ROWS, entries // columns)
 
 
 def precision(rule: Rule, rows: Tensor, sizes: Sequence[Sizes | None]) -> Literal["", "float64", "exact"]:

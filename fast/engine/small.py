@@ -1,8 +1,8 @@
 """The loss of a small batch, in one panel, with few operations and Python calls, because these take most of the time.
 
-The module evaluates the mean or the sum over all anchors, in eager mode on a CPU, if the logits are moderate. For
-partners, the operations are written out here; otherwise `unshifted` or `pairs` evaluates the panel. Large batches of
-two towers are passed on to `direct`, if it supports them.
+The module evaluates the mean or the sum over all anchors, in eager mode on a CPU. For partners, the operations are
+written out here; otherwise `unshifted` or `pairs` evaluates the panel, if its logits are moderate. Large batches of two
+towers are passed on to `direct`, if it supports them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from . import direct, formulas, pairs, unshifted
 from .device import borrow, dtypes_of, give_back
 from .plan import DENSE_UP_TO, LARGEST_OF_FLOAT32, LOWEST_OF_FLOAT32, SMALL_TOWERS
 from .scaling import Saved, of_ordinary_size, pulled, scale_both
-from .spec import LN2, UNSHIFTED, AnchorValues, Batch, Gradients, Plan, Policy
+from .spec import LN2, UNSHIFTED, AnchorValues, Batch, Gradients, Plan, Policy, References, Sizes
 
 PLAIN = Policy("mean", None)
 """The mean of all values."""
@@ -29,33 +29,47 @@ def suits(batch: Batch, policy: Policy, factor: float = 1, *, large: bool = Fals
 
     If ``large``, also return True for the large batches that `evaluate` passes on to `direct`.
     """
-    rows, rule, sizes, references = batch.embeddings, batch.rule, batch.sizes, batch.references
-    others, across = references.embeddings, references.sizes
+    rows, rule, sizes = batch.embeddings, batch.rule, batch.sizes
+    others, across = batch.references.embeddings, batch.references.sizes
     if sizes is None or (others is not None and (across is None or others.dtype != rows.dtype)) or not rows.is_cpu:
         return False
     if torch._C._are_functorch_transforms_active():  # a temperature may have no value
         return False
-    count, temperature = rows.shape[0], rule.temperature
-    if isinstance(temperature, Tensor):
-        temperature = temperature.detach().item()
-    temperature /= factor
-    if others is not None:
-        count = max(count, others.shape[0])
-    dot, pairwise = rule.similarity == "dot", rule.terms == "sigmoid"
-    largest = sizes.high * (sizes if across is None else across).high / temperature if dot else 1 / temperature
+    count = rows.shape[0] if others is None else max(rows.shape[0], others.shape[0])
+    temperature, largest = _range(batch)
+    temperature, largest = temperature / factor, largest * factor
+    written_out = _written_out(batch)
     return (
         (
-            count <= (SMALL_TOWERS if others is not None and _written_out(batch) else DENSE_UP_TO)
+            count <= (SMALL_TOWERS if others is not None and written_out else DENSE_UP_TO)
             or (large and direct.suits(batch, largest))
         )
         and LOWEST_OF_FLOAT32 <= temperature <= 1 / LOWEST_OF_FLOAT32
         and rule.terms != "lse"
-        and not (dot and rows.dtype == torch.float64)  # the sizes of float64 rows are not norms
-        and 2 * largest <= (LARGEST_OF_FLOAT32 if pairwise else UNSHIFTED[dtypes_of(rows)[0]] - math.log(count))
+        and not (rule.similarity == "dot" and rows.dtype == torch.float64)  # the sizes of float64 rows are not norms
+        and 2 * largest <= LARGEST_OF_FLOAT32
+        and (written_out or rule.terms == "sigmoid" or _is_moderate(batch, factor))
         and formulas.is_plain(batch, policy)
         and not torch.is_autocast_enabled("cpu")
         and forward_ad._current_level < 0
     )
+
+
+def _is_moderate(batch: Batch, factor: float = 1) -> bool:
+    """Return whether exponentials of the logits, multiplied by ``factor``, need no shift."""
+    rows, others = batch.embeddings, batch.references.embeddings
+    count = len(rows) if others is None else max(len(rows), len(others))
+    return 2 * _range(batch)[1] * factor <= UNSHIFTED[dtypes_of(batch.embeddings)[0]] - math.log(count)
+
+
+def _range(batch: Batch) -> tuple[float, float]:
+    """Return the temperature, and an upper bound on the magnitude of the logits without the bias."""
+    rule, sizes, across = batch.rule, cast(Sizes, batch.sizes), batch.references.sizes
+    temperature = rule.temperature
+    if isinstance(temperature, Tensor):
+        temperature = temperature.detach().item()
+    dot = rule.similarity == "dot"
+    return temperature, (sizes.high * (across or sizes).high if dot else 1) / temperature
 
 
 def _written_out(batch: Batch) -> bool:
@@ -76,29 +90,56 @@ def evaluate(batch: Batch, *, backward: bool, hardened: direct.Hardened | None =
     """
     targets, references = batch.targets, batch.references
     if references.embeddings is not None and is_direct(batch):
-        return direct.evaluate(batch, backward=backward, hardened=hardened)
+        return direct.evaluate(batch, backward=backward, moderate=_is_moderate(batch), hardened=hardened)
     if not _written_out(batch):
         evaluated = pairs.evaluate if batch.rule.terms == "sigmoid" else unshifted.evaluate
         return evaluated(batch, _plan(batch, keep=backward))
-    scaled, columns = scale_both(batch, LN2)
+    moderate = _is_moderate(batch)
+    scaled, columns = scale_both(batch, LN2 if moderate else 1)
     shape = len(scaled.rows), len(columns.rows)
     buffer = borrow("kept", scaled.rows, shape[0] * shape[1])
-    exponentials = torch.mm(scaled.rows, columns.rows.T, out=buffer.as_strided(shape, (shape[1], 1))).exp2_()
-    column = targets.given.unsqueeze(1)
-    pos = exponentials.gather(1, column)
-    exponentials.scatter_(1, column, 0.0)
+    logits = torch.mm(scaled.rows, columns.rows.T, out=buffer.as_strided(shape, (shape[1], 1)))
+    column, nothing = targets.given.unsqueeze(1), -math.inf
+    if moderate:
+        logits, nothing = logits.exp2_(), 0.0
+    pos = logits.gather(1, column)
+    logits.scatter_(1, column, nothing)
     if references.embeddings is None:
-        exponentials.fill_diagonal_(0.0)
-    neg = exponentials.sum(1, keepdim=True)
-    values, across = (neg / pos).log1p_(), neg
-    if references.mutual:
-        across = exponentials.sum(0).unsqueeze(1)
-        values = torch.cat((values, (across / pos).log1p_()))
+        logits.fill_diagonal_(nothing)
+    stats: tuple[Tensor, ...] = (buffer,)
+    if moderate:
+        across = neg = logits.sum(1, keepdim=True)
+        values = (neg / pos).log1p_()
+        if references.mutual:
+            across = logits.sum(0).unsqueeze(1)
+            values = torch.cat((values, (across / pos).log1p_()))
+        stats += neg, pos, across, column
+    else:
+        values = _shifted(logits, pos, column, references, backward=backward)
     if not backward:
         give_back("kept", buffer)
-    return AnchorValues(values, unshifted.NONE, unshifted.NONE), Saved(
-        scaled, (neg, pos, across, column, buffer), exponentials, columns
-    )
+    return AnchorValues(values, unshifted.NONE, unshifted.NONE), Saved(scaled, stats, logits, columns)
+
+
+def _shifted(logits: Tensor, pos: Tensor, column: Tensor, references: References, *, backward: bool) -> Tensor:
+    """Return the values ``[N, 1]`` or ``[2N, 1]``; if ``backward``, replace the logits by the weights.
+
+    The weights are the derivatives of the sum of all values. In ``logits``, positives and self pairs are -inf. The
+    logits of positives are ``pos``.
+    """
+    across = logits.clone() if references.mutual else None
+    values, missed, share = direct.shifted(logits, pos)
+    weight = logits.mul_(share) if backward else logits
+    if across is not None:
+        more, more_missed, share = direct.shifted(across, pos.T, 0)
+        values, missed = torch.cat((values, more.T)), missed + more_missed.T
+        weight = weight.addcmul_(across, share) if backward else weight
+    elif backward and references.embeddings is None:
+        weight.copy_(weight + weight.T)
+        missed = missed + missed.gather(0, column)
+    if backward:
+        weight.scatter_(1, column, -missed)
+    return values
 
 
 def differentiate(grad: Tensor, size: float, batch: Batch, saved: Saved) -> Gradients:
@@ -113,7 +154,16 @@ def differentiate(grad: Tensor, size: float, batch: Batch, saved: Saved) -> Grad
         grad = grad if saved.valid is None else torch.where(saved.valid, grad, 0.0)
         differentiated = pairs.differentiate if batch.rule.terms == "sigmoid" else unshifted.differentiate
         return differentiated(grad, size, batch, _plan(batch, keep=True), saved)
-    neg, pos, across, column, buffer = saved.stats
+    buffer, *stats = saved.stats
+    if stats:
+        _weigh(weight, batch, *stats)
+    gradients = pulled([(slice(0, weight.shape[0]), weight)], saved, batch, size, LN2 if stats else 1)
+    give_back("kept", buffer)
+    return gradients
+
+
+def _weigh(weight: Tensor, batch: Batch, neg: Tensor, pos: Tensor, across: Tensor, column: Tensor) -> None:
+    """Replace unshifted exponentials by the derivatives of the sum of all values with respect to the logits."""
     share = (neg + pos).reciprocal_()
     level, other = share * neg, None
     if batch.references.embeddings is None:
@@ -128,9 +178,6 @@ def differentiate(grad: Tensor, size: float, batch: Batch, saved: Saved) -> Grad
         weight.mul_(torch.add(share, other.T, out=scratch.as_strided(weight.shape, weight.stride())))
         give_back("weights", scratch)
     weight.scatter_(1, column, level.neg_())
-    gradients = pulled([(slice(0, weight.shape[0]), weight)], saved, batch, size, LN2)
-    give_back("kept", buffer)
-    return gradients
 
 
 def of_each(grad: Tensor, policy: Policy | None, count: int) -> tuple[float | Tensor, Tensor]:
