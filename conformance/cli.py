@@ -497,6 +497,7 @@ def diagnose(
             --embeddings-b b.npy --value 3.2
     """
     from .maintain.add import read_training
+    from .suite.machine import described, machine
     from .training import diagnose as examine
 
     if temperature is not None:
@@ -511,7 +512,8 @@ def diagnose(
         found = examine(**read_training(batch))
     except (TypeError, ValueError) as error:
         raise UsageError(str(error)) from error
-    _print(found.lines())
+    batch_line, *more = found.lines()
+    _print([batch_line, f"  on {described(machine())}", *more])
     if batch.json is not None:
         text = json.dumps(found.as_json(), indent=1, allow_nan=False)
         _write(lambda path: path.write_text(text + "\n", encoding="utf-8"), batch.json)
