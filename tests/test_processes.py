@@ -6,6 +6,7 @@ import json
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from pairproof.conformance.implementations.ranks import blamed
 from pairproof.conformance.judge.comparisons import DIFFERS, ERRORED, NOT_APPLICABLE, PASSED, Comparison, ParityResult
 from pairproof.conformance.judge.options import CouldNotRun, UsageError
 from pairproof.conformance.judge.parity import parity
-from pairproof.conformance.judge.processes import joined
+from pairproof.conformance.judge.processes import MASK, Naming, joined
 from pairproof.conformance.suite.catalogue import LOSSES
 
 FILE = Path(__file__).parent / "targets" / "distributed.py"
@@ -141,6 +142,26 @@ def test_wrong_losses_are_named(name: str) -> None:
         if "loss" not in WRONG[name]:
             assert named(result, f"world size {world}: loss").status == PASSED
     assert {one.status for one in result.comparisons if "size 1" in one.name} == {PASSED}
+
+
+def test_the_coefficient_of_a_row_on_itself_is_no_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the gradient of gathered rows, it can have another sign than in one process."""
+    places = [(rank, 0, k) for rank in range(2) for k in range(2)]
+    given: Any = SimpleNamespace(places=places, whole=None, projection=None, parts=[None, None])
+    alone = SimpleNamespace(facts={"probed_as": "labels"}, answer_alone=lambda *_: {"rows": torch.zeros(4, 1).tolist()})
+    naming = Naming(alone, given, None, [])  # type: ignore[arg-type]
+    true = torch.tensor([[-1, -1, 1, 1], [-1, -1, 1, 1], [1, 1, -1, -1], [1, 1, -1, -1]])
+    found = true.clone().fill_diagonal_(0)
+    rows = [[torch.zeros(2, 1, dtype=torch.float64)] * 2] * 2
+
+    def named(found: torch.Tensor) -> str:
+        signs = iter([true, true, found])
+        monkeypatch.setattr(naming, "_signs", lambda *_: next(signs))
+        return naming.pairs(given, rows)
+
+    assert named(found) == ""
+    found[3, 2] = 1
+    assert named(found).startswith(MASK)
 
 
 @pytest.mark.slow

@@ -523,11 +523,11 @@ class Naming:
             found = self._signs(shared, full)
             for i in mine:
                 for j in range(len(places)):
-                    if i != j and found[i, j] < 0 <= true[i, j]:
+                    if i == j:
+                        continue
+                    if found[i, j] < 0 <= true[i, j]:
                         wrong.append((i, j))
-                    elif (i != j and places[j][0] != rank and found[i, j] != true[i, j]) or true[i, j] < 0 <= found[
-                        i, j
-                    ]:
+                    elif (places[j][0] != rank and found[i, j] != true[i, j]) or true[i, j] < 0 <= found[i, j]:
                         changed.append((i, j))
 
         def shown(i: int, j: int) -> str:
