@@ -17,6 +17,7 @@ from pairproof.conformance.implementations.callable import External
 from pairproof.conformance.implementations.forms import trial_case
 from pairproof.conformance.implementations.sandbox import NoCallFits, TargetMisused, find
 from pairproof.conformance.judge.check import CheckResult
+from pairproof.conformance.judge.levels import ROUNDS_WEIGHTS
 from pairproof.conformance.judge.options import CouldNotRun
 from pairproof.conformance.judge.parity import parity
 from pairproof.conformance.suite.cases import Case
@@ -27,7 +28,7 @@ from pairproof.conformance.truth.tolerances import bounds
 FOLDER = Path(__file__).parent / "targets"
 READINGS, WRAPPING = FOLDER / "readings.py", FOLDER / "wrapping.py"
 
-pytestmark = pytest.mark.usefixtures("in_this_process", "without_reasons")
+pytestmark = pytest.mark.usefixtures("in_this_process")
 
 EMBEDDINGS = "embeddings = embeddings [N, D]"
 
@@ -131,6 +132,7 @@ def judged(name: str, loss: str, **options: Any) -> CheckResult:
     return check_loss(f"{READINGS}:{name}", loss, cases=SOME, dtypes=("float64",), **options)
 
 
+@pytest.mark.usefixtures("without_reasons")
 @pytest.mark.parametrize("name", ASKED)
 def test_mistake_that_another_reading_excuses_is_a_question(name: str) -> None:
     loss, question = ASKED[name]
@@ -142,6 +144,7 @@ def test_mistake_that_another_reading_excuses_is_a_question(name: str) -> None:
     assert len(told.judged) == len(found.judged) > 2
 
 
+@pytest.mark.usefixtures("without_reasons")
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_loss_stays_wrong_without_a_question(name: str) -> None:
     found = judged(name, WRONG[name])
@@ -160,6 +163,7 @@ def test_readings_are_offered_only_if_the_source_supports_them() -> None:
     assert offered("multiplied_by_temp", "supcon") == ["scale"]
 
 
+@pytest.mark.usefixtures("without_reasons")
 def test_reading_and_question_are_printed_and_written(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,3 +284,44 @@ def test_wrapper_gets_facts_and_the_logarithm() -> None:
         "batch_size=len(view_a), device=view_a.device, margin=..., temperature=temperature" in _wrapped("NeverFits")[0]
     )
     assert "margin=..., batch_size=len(embeddings), temperature=temperature" in _wrapped("loss")[0]
+
+
+@pytest.mark.parametrize("weights", ["0.75,0.25", "(0.75, 0.25)", (0.75, 0.25)])
+def test_weights_of_the_directions_can_be_claimed(weights: object) -> None:
+    name = f"{READINGS}:weighted_directions"
+    cases = ("golden/info_nce/direction-weights*", "golden/info_nce/t*")
+    found = check_loss(name, "info_nce", settings={"direction_weights": weights}, cases=cases, dtypes="float64")
+    assert found.exit_code == 0
+    assert len(found.judged) > 5
+    assert found.claim.settings["direction_weights"] == ((0.75, 0.25),)
+    wrong = check_loss(name, "info_nce", settings={"direction_weights": "0.25,0.75"}, cases=cases, dtypes="float64")
+    assert wrong.exit_code == 1
+
+
+def test_random_batches_have_the_claimed_weights_of_the_directions() -> None:
+    settings = {"direction_weights": "0.75,0.25"}
+    name, chosen = f"{READINGS}:weighted_directions", [f"fresh-3-{k}" for k in range(6)]
+    found = check_loss(name, "info_nce", settings=settings, cases=chosen, fuzz=6, dtypes="float64")
+    assert found.exit_code == 0
+    assert len(found.judged) >= 3
+
+
+def test_weights_that_are_not_two_numbers_are_refused() -> None:
+    for weights in ("0.75", "a,b", "1,2,3", "-1,1"):
+        with pytest.raises(TargetMisused, match=r"direction_weights: expected two numbers such as 0\.75,0\.25"):
+            External(f"{READINGS}:weighted_directions", loss="info_nce", settings={"direction_weights": weights})
+
+
+def test_temperature_that_is_clamped_at_1_is_named() -> None:
+    found = check_loss(f"{READINGS}:clamped_at_1", "supcon", cases=SOME, dtypes="float64")
+    assert found.exit_code == 1
+    assert "temperatures below 1 are clamped" in found.summary
+
+
+@pytest.mark.usefixtures("without_reasons")
+def test_factors_rounded_to_float32_are_judged_as_float32() -> None:
+    cases = ("golden/supcon/[b-u]*",)
+    found = check_loss(f"{READINGS}:with_rounded_counts", "supcon", cases=cases, dtypes="float64")
+    assert (found.exit_code, ROUNDS_WEIGHTS in found.notes) == (0, True)
+    wrong = check_loss(f"{READINGS}:with_wrong_counts", "supcon", cases=cases, dtypes="float64")
+    assert (wrong.exit_code, ROUNDS_WEIGHTS in wrong.notes) == (1, False)

@@ -836,7 +836,7 @@ class External(Implementation):
         keywords |= {name: case.option(name) for name in passed} | changed
         passed_on = ("ref_labels", "self_rows", "anchors", *IGNORED, *WEIGHTS)
         keywords |= {name: arrays[name] for name in passed_on if name in arrays}
-        if case.option("direction_weights") is not None:
+        if case.option("direction_weights") is not None and "direction_weights" in claim.passed:
             keywords["direction_weights"] = case.option("direction_weights")
         if claim.temperature is None:
             keywords["temperature"] = case.temperature

@@ -428,6 +428,8 @@ class IsolatedLoss(External):
         self._choice = facts["choice"]
         given = facts["claim"]
         settings = {name: tuple(it) if isinstance(it, list) else it for name, it in given["settings"].items()}
+        if weights := settings.get("direction_weights"):
+            settings["direction_weights"] = (tuple(weights[0]),)
         more = {"settings": settings, **{name: frozenset(given[name]) for name in ("passed", "required", "unused")}}
         self.claim = Claim(options["loss"], normalised=bool(options.get("normalised")), **given | more)
         if self.claim.arrays == "jax" and "jax" in sys.modules:

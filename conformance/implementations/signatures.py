@@ -533,6 +533,8 @@ class Claim:
         entry = LOSSES[self.loss]
         judged = {option: self.values_of(option) for option in entry.scalars}
         options = {option: values for option, values in judged.items() if values is not None}
+        if weights := self.settings.get("direction_weights"):
+            options["direction_weights"] = weights
         if self.temperature is not None:
             options = {"temperature": (self.temperature,), **options}
         # The arrays that this call cannot pass.
@@ -546,7 +548,7 @@ class Claim:
         in_order = in_order and not self.directed_here
         without |= set() if in_order else {*IGNORED, *WEIGHTS, "direction_weights"}
         arrays = dict.fromkeys((*ARRAY_OPTIONS, *(TOWER_TARGETS if entry.two_towers else ())))
-        lacks = tuple(name for name in arrays if name in without or name not in self.passed)
+        lacks = tuple(name for name in arrays if name not in options and (name in without or name not in self.passed))
         also = [(f"has no {name}, which the target requires", _without(name)) for name in sorted(self.required)]
         if self.call == "views" and entry.targets == "labels":
             also.append(("its items do not have two views", lambda case: len(items_of(case)[0]) != 2))
@@ -697,12 +699,31 @@ def _checked_settings(claim: Claim) -> dict[str, object]:
             raise TargetMisused(f"{entry.function} has no option {name!r}; known: {known}")
         if value == EVERY:
             continue
+        if name == "direction_weights":
+            checked[name] = (_checked_weights(value),)  # one claimed value
+            continue
         if name in ARRAY_OPTIONS:
             raise TargetMisused(f"{name} is an array: claim {name}=*, which means that it is taken by keyword")
         values = value if isinstance(value, tuple) else (value,)
         found = tuple(_checked_value(name, one, entry.choices.get(name)) for one in values)
         checked[name] = found if len(found) > 1 else found[0]
     return checked
+
+
+def _checked_weights(value: object) -> tuple[float, ...]:
+    """Return the weights of the two directions from a text such as "0.75,0.25", or from two numbers."""
+    parts = (
+        value.strip("()[] ").split(",")
+        if isinstance(value, str)
+        else [*value]
+        if isinstance(value, (tuple, list))
+        else []
+    )
+    with suppress(TypeError, ValueError):
+        found = tuple(map(float, parts))
+        if len(found) == 2 and all(0 <= weight < math.inf for weight in found):
+            return found
+    raise TargetMisused(f"direction_weights: expected two numbers such as 0.75,0.25 or *, got {value!r}")
 
 
 def _checked_value(name: str, value: object, choices: tuple[object, ...] | None) -> object:

@@ -389,7 +389,9 @@ def _with_targets(case: Case, claim: Claim, chance: random.Random) -> Case:
     """
     if not case.entry.two_towers or "negatives" in case.others:
         return case
-    if "direction_weights" in claim.passed and case.option("direction") == "both" and chance.random() < 0.5:
+    if (claimed := claim.settings.get("direction_weights")) and case.option("direction") == "both":
+        case = replace(case, keywords={**case.keywords, "direction_weights": [*claimed[0]]})
+    elif "direction_weights" in claim.passed and case.option("direction") == "both" and chance.random() < 0.5:
         weights = [chance.choice((0.25, 0.5, 0.75, 1.0, 2.0)) for _ in range(2)]
         changed = replace(case, keywords={**case.keywords, "direction_weights": weights})
         case = case if claim.support.refuses(changed) else changed

@@ -161,6 +161,21 @@ def with_an_optional_queue(z_i, z_j, queue=None, temperature=0.1):
     return two_views_and_unused_labels(z_i, z_j, torch.arange(len(z_i)), temperature)
 
 
+def weighted_directions(image, text, temperature=0.1):
+    """ConVIRT: three quarters of the loss of the images, one quarter of that of the texts."""
+    logits = F.normalize(image, dim=1) @ F.normalize(text, dim=1).T / temperature
+    target = torch.arange(len(logits))
+    return 0.75 * F.cross_entropy(logits, target) + 0.25 * F.cross_entropy(logits.T, target)
+
+
+def with_rounded_counts(embeddings, labels, temperature=0.1):
+    """1/|P| is rounded to float32."""
+    logits, own = _cosines(embeddings) / temperature, torch.eye(len(labels), dtype=torch.bool)
+    mask = ((labels[:, None] == labels) & ~own).float()
+    weights = mask / mask.sum(dim=1, keepdim=True).clamp(min=1)
+    return -(weights * F.log_softmax(logits.masked_fill(own, -torch.inf), dim=1).where(~own, 0)).sum(dim=1).mean()
+
+
 # Wrong as called, and right in another reading
 
 
@@ -198,6 +213,18 @@ def without_exp_of_a_default(img, txt, logit_scale=2.6592):
 def of_rows_of_positives_without_self(e, p, tau=0.5):
     """The self pairs stay in the denominator."""
     return F.cross_entropy(_cosines(e) / tau, p)
+
+
+def clamped_at_1(embeddings, labels, temperature=0.5):
+    return _supcon(_cosines(embeddings) / max(temperature, 1.0), labels[:, None] == labels)
+
+
+def with_wrong_counts(embeddings, labels, temperature=0.1):
+    """1/|P| is rounded to bfloat16."""
+    logits, own = _cosines(embeddings) / temperature, torch.eye(len(labels), dtype=torch.bool)
+    mask = ((labels[:, None] == labels) & ~own).bfloat16()
+    weights = (mask / mask.sum(dim=1, keepdim=True).clamp(min=1)).double()
+    return -(weights * F.log_softmax(logits.masked_fill(own, -torch.inf), dim=1).where(~own, 0)).sum(dim=1).mean()
 
 
 # Targets that cannot be called, some with names that a wrapper may use
