@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 import traceback
@@ -15,7 +16,7 @@ import torch
 from pairproof.conformance import check_loss, cli, identify
 from pairproof.conformance.implementations.callable import External
 from pairproof.conformance.implementations.forms import trial_case
-from pairproof.conformance.implementations.sandbox import NoCallFits, TargetMisused, find
+from pairproof.conformance.implementations.sandbox import NoCallFits, TargetError, TargetMisused, find
 from pairproof.conformance.judge.check import CheckResult
 from pairproof.conformance.judge.levels import ROUNDS_WEIGHTS
 from pairproof.conformance.judge.options import CouldNotRun
@@ -251,39 +252,63 @@ def test_other_errors_have_a_line_each() -> None:
     assert lines[1] == "    labels: ValueError: 2 (8, 3)"
 
 
-def _wrapped(name: str) -> tuple[str, str]:
-    """Return the wrapper that a target makes the tool print, and its own name."""
-    loss = {"needs_a_gpu": "nt_xent", "NeverFits": "nt_xent", "never_fits": "info_nce"}.get(name, "supcon")
-    with pytest.raises(NoCallFits) as raised:
-        External(f"{READINGS}:{name}", loss=loss).settle()
-    _, _, code = str(raised.value).partition("check it:\n\n")
-    return "\n".join(line[4:] for line in code.splitlines()), f"adapted_{name}"
+GIVEN: dict[str, torch.Tensor] = {
+    **dict.fromkeys(("embeddings", "view_a", "view_b"), torch.rand(4, 3, dtype=torch.float64)),
+    **dict.fromkeys(("labels", "partners"), torch.tensor([0, 1, 0, 1])),
+    "features": torch.rand(4, 2, 3, dtype=torch.float64),
+    "similarities": torch.rand(4, 4, dtype=torch.float64),
+    "mask": torch.eye(4).roll(1, 0).bool(),
+    "positive_pairs": torch.tensor([[0, 1], [1, 0]]),
+}
+"""An argument for each parameter of a wrapper, except the temperature."""
 
 
-@pytest.mark.parametrize("name", ["loss", "needs_a_gpu", "never_fits", "NeverFits"])
-def test_wrapper_runs_as_pasted(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, own = _wrapped(name)
+def _wrapper(path: Path, name: str, loss: str) -> str:
+    """Return the wrapper that a target makes the tool print; "" if it can be called, or if an option is missing."""
+    try:
+        External(f"{path}:{name}", loss=loss, temperature=None).settle()
+    except NoCallFits as error:
+        return "\n".join(line[4:] for line in str(error).partition("check it:\n\n")[2].splitlines())
+    except TargetError:
+        pass
+    return ""
+
+
+@pytest.mark.parametrize("loss", ["supcon", "nt_xent", "info_nce"])
+@pytest.mark.parametrize("path", [READINGS, FOLDER / "shapes.py"], ids=lambda path: path.stem)
+def test_every_wrapper_runs_as_pasted(path: Path, loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(FOLDER)
-    path = tmp_path / f"wrapper_of_{name}.py"
-    path.write_text(code + "\n")
-    wrapper = find(f"{path}:{own}")
-    rows = torch.ones(4, 3, dtype=torch.float64)
-    given = [torch.zeros(4, dtype=torch.int64) if name == "loss" else rows]
-    with pytest.raises(Exception) as raised:  # noqa: PT011 - any error of the target
-        wrapper(rows, *given, 0.5)
-    # The error is that of the target, in its own file.
-    assert Path(traceback.extract_tb(raised.value.__traceback__)[-1].filename) == READINGS
-    assert not isinstance(raised.value, (NameError, RecursionError, TypeError))
-    sys.modules.pop("readings", None)
+    module, printed, broken = find(f"{path}:__name__"), set[str](), dict[str, Exception]()
+    for name, thing in vars(sys.modules[module]).items():
+        if not callable(thing) or name.startswith("_") or getattr(thing, "__module__", module) != module:
+            continue
+        code = _wrapper(path, name, loss)
+        if not code:
+            continue
+        names: dict[str, Any] = {}
+        exec(compile(code, f"wrapper of {name}", "exec"), names)
+        wrapper = names[f"adapted_{name}"]
+        printed.add(name)
+        given = [GIVEN[argument] for argument in [*inspect.signature(wrapper).parameters][:-1]]
+        try:
+            wrapper(*given, 0.5)
+        except Exception as error:  # that of the target
+            called = any(frame.filename == str(path) for frame in traceback.extract_tb(error.__traceback__))
+            if not called or isinstance(error, (NameError, RecursionError)):
+                broken[name] = error
+    assert not broken
+    known = {"supcon": {"loss"}, "nt_xent": {"needs_a_gpu", "NeverFits"}, "info_nce": {"never_fits", "NeverFits"}}
+    assert printed >= (known[loss] if path == READINGS else {"of_a_mapping"} if loss == "supcon" else set())
+    sys.modules.pop(path.stem, None)
 
 
 def test_wrapper_gets_facts_and_the_logarithm() -> None:
-    assert "torch.as_tensor(1 / temperature, dtype=torch.float64).log()" in _wrapped("never_fits")[0]
-    assert _wrapped("never_fits")[0].startswith("import torch\n")
-    assert (
-        "batch_size=len(view_a), device=view_a.device, margin=..., temperature=temperature" in _wrapped("NeverFits")[0]
-    )
-    assert "margin=..., batch_size=len(embeddings), temperature=temperature" in _wrapped("loss")[0]
+    with_scale = _wrapper(READINGS, "never_fits", "info_nce")
+    assert "torch.as_tensor(1 / temperature, dtype=torch.float64).log()" in with_scale
+    assert with_scale.startswith("import torch\n")
+    of_views = "batch_size=len(view_a), device=view_a.device, margin=..., temperature=temperature"
+    assert of_views in _wrapper(READINGS, "NeverFits", "nt_xent")
+    assert "margin=..., batch_size=len(embeddings), temperature=temperature" in _wrapper(READINGS, "loss", "supcon")
 
 
 @pytest.mark.parametrize("weights", ["0.75,0.25", "(0.75, 0.25)", (0.75, 0.25)])
