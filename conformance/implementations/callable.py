@@ -676,10 +676,10 @@ class External(Implementation):
         self.claim, more = complete(self._claimed, signature)
         self.notes, self.support = (*notes, *more), self.claim.support
         if self.target and signature:
-            given = [name for name in sorted(self.claim.passed) if name not in (self.claim.call, "labels")]
-            given = [name for name in given if (name, self.claim.call) != ("positives", "mask")]
+            own = {"partners": "partners", "mask": "positives"}.get(self.claim.call)
+            given = [name for name in sorted(self.claim.passed) if name != own]
             given += ["temperature"] * (self.claim.temperature is None)
-            self.notes += (reading(signature, self.target.form, given),)
+            self.notes += (reading(signature, self.target.form, given, self.claim.loss),)
             self.readings = tuple(self.target.other_readings(self.claim.loss))
 
     def refuses(self, case: Case) -> str | None:

@@ -104,6 +104,11 @@ class Form:
             yield f"arrays: {self.arrays}, {self.guess}; override with --arrays"
 
     @property
+    def several(self) -> bool:
+        """Whether several views of each item are passed, and the labels of the items by keyword."""
+        return self.call in ("features", "views")
+
+    @property
     def given(self) -> dict[str, str]:
         """The arrays that are passed, by their names in a wrapper, in words."""
         given = dict(_GIVEN[self.call])
@@ -141,6 +146,8 @@ def plausible_forms(
     Raises:
         TargetMisused: no call fits the parameters, or their names contradict the loss.
     """
+    if call == "labels" and any(p.name.lower() in PARTNERS for p in signature.places[:2]):
+        call = "partners" if "partners" in (LOSSES[loss].calls if loss in LOSSES else CALLS) else call
     calls = [(call, "")] if call else _guessed(signature, loss)
     queue = (False, True) if signature.keyword("negatives") is not None else (False,)
     of_labels = ("", "column", "one-hot")
@@ -302,15 +309,19 @@ def other_readings(signature: Signature, form: Form, loss: str) -> Iterator[Read
             yield Reading({"scale": own.name}, mistake, f"{own.name} means 1 / temperature")
 
 
-def reading(signature: Signature, form: Form, keywords: Collection[str]) -> str:
+def reading(signature: Signature, form: Form, keywords: Collection[str], loss: str = "") -> str:
     """Return what each parameter of a target gets, in one line.
 
     Args:
         signature: its parameters.
         form: how it is called.
         keywords: the names in the catalogue of the further arguments that are passed.
+        loss: the loss that it claims to compute, short name in the catalogue; "" if unknown.
     """
-    constructor, call = _passed(signature, form, form.given, {name: name for name in keywords})
+    given = {**form.given, "labels": form.given.get("labels", "class ids [items]")}
+    if loss in LOSSES and LOSSES[loss].targets != "labels":
+        given["labels"] = "one class per item [items]" if signature.requires("labels") else ""
+    constructor, call = _passed(signature, form, given if form.several else form.given, {it: it for it in keywords})
     line = ", ".join(f"{name} = {words}" for name, words in {**constructor, **call}.items())
     return f"{READING}{line}"
 
@@ -323,9 +334,8 @@ def _passed(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return what each parameter of the constructor and of the call gets, in words or as code."""
     positional, more = dict(given), dict(keywords)
-    if form.call in ("features", "views"):
-        labels = positional.pop("labels", "class ids [items]" if signature.requires("labels") else "")
-        more |= {"labels": labels} if labels and signature.keyword("labels") else {}
+    if form.several and (labels := positional.pop("labels", "")) and signature.keyword("labels"):
+        more["labels"] = labels
     values = [*positional.values()]
     if form.call == "similarities":
         if signature.keyword("temperature") is None and "temperature" in more:
@@ -348,7 +358,7 @@ def wrapper(spec: object, signature: Signature, form: Form) -> list[str]:
     module = re.sub(r"\.py$", "", place.rpartition("/")[2])
     root, _, rest = attribute.partition(".")
     names = {name: name for name in form.given}
-    if form.call == "views" and signature.keyword("labels") is not None:
+    if form.several and signature.keyword("labels") is not None:
         names["labels"] = "labels"
     first = next(iter(names))
     features = form.call == "features"

@@ -598,11 +598,11 @@ def complete(claim: Claim, signature: Signature | None) -> tuple[Claim, list[str
     claim = replace(claim, settings=settings, passed=frozenset(passed), temperature=temperature)
     if signature is not None and claim.reduced_here:
         notes.append("reduction: the target returns one value per anchor; pairproof reduces them")
-    if claim.call in ("features", "views") and LOSSES[claim.loss].targets == "labels":
+    if claim.call == "features" and LOSSES[claim.loss].targets == "labels":
         views = (
             "an item has two views if the size of every class is even, else three if every size is divisible by three"
         )
-        notes.append(f"{claim.call}: {views}, else one")
+        notes.append(f"features: {views}, else one")
     if claim.directed_here:
         notes.append("direction: the target computes one; pairproof swaps the towers as cases require")
     return claim, notes
