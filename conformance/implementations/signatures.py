@@ -516,6 +516,12 @@ class Claim:
         towers = self.call in ("views", "towers", "similarities")
         return towers and "direction" not in self.passed and one
 
+    @property
+    def direction_weights(self) -> tuple[float, ...]:
+        """The claimed weights of the directions; () if none are claimed."""
+        found: Any = self.settings.get("direction_weights", ((),))
+        return tuple(found[0])
+
     def values_of(self, option: str) -> tuple[object, ...] | None:
         """Return the values of an option that are judged; None for every value."""
         by_harness = {"direction": self.directed_here}
@@ -533,8 +539,8 @@ class Claim:
         entry = LOSSES[self.loss]
         judged = {option: self.values_of(option) for option in entry.scalars}
         options = {option: values for option, values in judged.items() if values is not None}
-        if weights := self.settings.get("direction_weights"):
-            options["direction_weights"] = weights
+        if self.direction_weights:
+            options["direction_weights"] = (self.direction_weights,)
         if self.temperature is not None:
             options = {"temperature": (self.temperature,), **options}
         # The arrays that this call cannot pass.

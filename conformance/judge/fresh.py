@@ -389,8 +389,8 @@ def _with_targets(case: Case, claim: Claim, chance: random.Random) -> Case:
     """
     if not case.entry.two_towers or "negatives" in case.others:
         return case
-    if (claimed := claim.settings.get("direction_weights")) and case.option("direction") == "both":
-        case = replace(case, keywords={**case.keywords, "direction_weights": [*claimed[0]]})
+    if claim.direction_weights and case.option("direction") == "both":
+        case = replace(case, keywords={**case.keywords, "direction_weights": claim.direction_weights})
     elif "direction_weights" in claim.passed and case.option("direction") == "both" and chance.random() < 0.5:
         weights = [chance.choice((0.25, 0.5, 0.75, 1.0, 2.0)) for _ in range(2)]
         changed = replace(case, keywords={**case.keywords, "direction_weights": weights})
