@@ -44,7 +44,7 @@ RIGHT: dict[str, tuple[str, str]] = {
     ),
     "two_views_and_unused_labels": (
         "nt_xent",
-        "z_i = first views [N, D], z_j = second views [N, D], labels = class ids",
+        "z_i = first views [N, D], z_j = second views [N, D], labels = one class per item [items], ",
     ),
     "multiplied_labels": ("supcon", f"{EMBEDDINGS}, labels = class ids [N], as a one-hot matrix, "),
     "named_one_hot": ("supcon", f"{EMBEDDINGS}, one_hot_labels = class ids [N], as a one-hot matrix, "),
@@ -56,6 +56,9 @@ RIGHT: dict[str, tuple[str, str]] = {
         "zimg = first tower [N, D], ztxt = second tower [N, D], t_prime = log(1 / temperature), b = bias",
     ),
     "of_x": ("nt_xent", "x = similarities [N, N], temperature = temperature"),
+    "of_x_and_labels": ("supcon", "x = similarities [N, N], labels = class ids [N], temperature = temperature"),
+    "of_features_with_cosines": ("nt_xent", "features = all first views, then all second views [N, D], "),
+    "anchor_and_positives": ("nt_xent", "anchor = first views [N, D], positives = second views [N, D], "),
     "of_square_x": ("info_nce", "x = similarities [N, N] / temperature"),
     "scripted": ("supcon", f"{EMBEDDINGS}, labels = class ids [N], temperature = temperature"),
     "scripted_clip": ("info_nce", "image_features = first tower [N, D], text_features = second tower [N, D], logit_"),

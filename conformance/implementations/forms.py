@@ -23,7 +23,7 @@ from .signatures import ARRAYS, CALLS, PARTNERS, Signature
 Tensor = torch.Tensor
 
 _PARTNERS = "|".join(PARTNERS)
-_MASKS = r"(?:\w+_)?masks?|positives"
+_MASKS = r"(?:\w+_)?masks?"
 _ONE_HOT = r"(?:\w+_)?(?:one_?hot|multi_?hot)(?:_\w+)?"
 _LABELS = f"labels?|classes|class_labels|y_true|y|ids|targets?|{_ONE_HOT}"
 _MATRICES = "sim|sims|similarity|similarities|similarity_matrix|sim_matrix|cos_sim|cosine_similarity|logits|scores"
@@ -54,10 +54,14 @@ _WEAK = re.compile(rf"\S \S( .*)?|\S+ (targets?|y|ids|{_MASKS})( .*)?|{_ROWS}|fe
 
 _DOCUMENTED = (
     ("interleaved", r"interleav", r"stacked"),
-    ("similarities", r"(matrix of|pairwise|cosine) similarit|similarity matri|\blogits\b.*\[n, n\]", r"embedding"),
+    (
+        "similarities",
+        r"\b(matrix of (all )?similarities|similarity matrix)\b",
+        r"embedding|feature|representation|comput",
+    ),
 )
 """Calls of a single matrix, with regular expressions that the name or the docstring of the target must match and must
-not match."""
+not match. A matrix of similarities may be followed by labels."""
 
 _ORDER = ("labels", "towers", "views", "pairs", "stacked", "features", "similarities")
 """Calls that are tried next if the number of parameters fits, whatever the names are.
@@ -176,6 +180,7 @@ def _guessed(signature: Signature, loss: str) -> list[tuple[str, str]]:
     required = [p for p in places if p.default is p.empty]
     found: dict[str, str] = {}
     strong: list[str] = []
+    labelled = len(places) == 2 and re.fullmatch(_LABELS, places[1].name.lower()) is not None
 
     def unlabelled(call: str) -> bool:
         """Whether a call passes two views without the labels that the loss needs."""
@@ -184,7 +189,8 @@ def _guessed(signature: Signature, loss: str) -> list[tuple[str, str]]:
 
     for call, shown, contrary in _DOCUMENTED:
         text = signature.documentation
-        if len(places) == 1 and call in allowed and re.search(shown, text) and not re.search(contrary, text):
+        fits = len(places) == 1 or (call == "similarities" and labelled)
+        if fits and call in allowed and re.search(shown, text) and not re.search(contrary, text):
             found[call] = "guessed from its name or docstring"
     for kept in (places, required):
         text = " ".join(p.name for p in kept).lower()

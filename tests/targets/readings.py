@@ -92,6 +92,20 @@ def of_x(x, temperature):
     return F.cross_entropy((x / temperature).fill_diagonal_(-torch.inf), torch.arange(len(x)).roll(len(x) // 2))
 
 
+def of_x_and_labels(x, labels, temperature):
+    """SupCon; x is the [N, N] similarity matrix."""
+    return _supcon(x / temperature, labels[:, None] == labels)
+
+
+def of_features_with_cosines(features, temperature):
+    """NT-Xent of stacked views: computes the similarity matrix of cosines."""
+    return _nt_xent(features, torch.arange(len(features)).roll(len(features) // 2), temperature)
+
+
+def anchor_and_positives(anchor, positives, temperature):
+    return two_views_and_unused_labels(anchor, positives, torch.arange(len(anchor)), temperature)
+
+
 def of_square_x(x):
     if x.shape[0] != x.shape[1]:
         raise ValueError("x must be square")
