@@ -422,7 +422,7 @@ def test_a_target_that_no_call_fits_is_one_error_at_collection(runs: Runs) -> No
     result.stdout.fnmatch_lines(
         [
             "*pairproof: *<lambda> as supcon: called with labels on a small batch, it fails: *",
-            "    def loss(embeddings, labels, temperature):",
+            "    def adapted_target(embeddings, labels, temperature):",
         ]
     )
 

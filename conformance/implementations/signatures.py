@@ -7,6 +7,7 @@ parameters, and every guess is reported.
 from __future__ import annotations
 
 import ast
+import importlib.util
 import inspect
 import math
 import re
@@ -432,7 +433,8 @@ def guess_arrays(thing: Any) -> tuple[tuple[str, ...], str]:
 
     Returns:
         The kinds of arrays (``ARRAYS``) to try in turn, and what they were guessed from. There is only one if the class
-        or annotations show it. Otherwise, torch comes first, then what the module imports.
+        or annotations show it. Otherwise, torch comes first, then jax if the module imports it. If jax is not
+        installed, it is left out.
     """
     if is_module(thing):
         return ("torch",), "its class, a torch module"
@@ -444,7 +446,8 @@ def guess_arrays(thing: Any) -> tuple[tuple[str, ...], str]:
     values = getattr(called, "__globals__", {}).values()
     names = [v.__name__ if inspect.ismodule(v) else getattr(v, "__module__", "") if callable(v) else "" for v in values]
     packages = {str(name).partition(".")[0] for name in names}
-    return tuple(sorted(ARRAYS, key=lambda it: (it != "torch", it == "numpy" and "jax" in packages))), ""
+    kinds = [it for it in ARRAYS if it != "jax" or importlib.util.find_spec("jax")]
+    return tuple(sorted(kinds, key=lambda it: (it != "torch", it == "numpy" and "jax" in packages))), ""
 
 
 def _check_name(what: str, given: str, known: Collection[str]) -> None:
