@@ -123,6 +123,13 @@ def test_signature_is_read_as_it_is_meant(name: str) -> None:
     assert ratio(found, replace(case, keywords={**case.keywords, "temperature": 0.2})) <= 1
 
 
+def test_mask_is_not_passed_beside_labels_without_a_default() -> None:
+    name = f"{READINGS}:of_required_labels_or_a_mask"
+    found = check_loss(name, "supcon", cases=("golden/supcon/*mask*", "golden/supcon/t*"), dtypes="float64")
+    assert found.exit_code == 0
+    assert "has no parameter positives" in found.left_out
+
+
 def test_features_without_a_default_for_labels_get_the_labels_of_the_case() -> None:
     cases = ("golden/supcon/labels-unsorted", "golden/supcon/two-views-of-classes")
     result = check_loss(f"{READINGS}:of_required_labels", "supcon", cases=cases)
@@ -153,6 +160,27 @@ def test_mistake_that_another_reading_excuses_is_a_question(name: str) -> None:
 def test_wrong_loss_stays_wrong_without_a_question(name: str) -> None:
     found = judged(name, WRONG[name])
     assert (found.exit_code, found.question) == (1, "")
+
+
+def test_partners_by_name_are_passed_with_the_call_labels() -> None:
+    found = External(f"{FOLDER / 'shapes.py'}:by_positive_index", loss="nt_xent", call="labels")
+    found.settle()
+    assert found.claim.call == "partners"
+    assert ratio(found, trial_case("nt_xent", {"temperature": 0.5})) <= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "loss", "words"),
+    [
+        ("of_a_mask", "supcon", "mask = mask of positives [N, N]"),
+        ("multiplied_labels", "supcon", "labels = class ids [N], as a one-hot matrix"),
+        ("two_views_and_labels", "nt_xent", "labels = one class per item [items]"),
+    ],
+)
+def test_identify_reads_signatures_alike(name: str, loss: str, words: str) -> None:
+    found = identify(f"{READINGS}:{name}")
+    assert (found.verdict, found.loss) == ("match", loss)
+    assert any(note.startswith("reading: ") and words in note for note in found.notes)
 
 
 def test_readings_are_offered_only_if_the_source_supports_them() -> None:

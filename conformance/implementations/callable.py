@@ -7,6 +7,7 @@ a command in any language (``subprocess.py``).
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -492,12 +493,15 @@ class _NoTransposedVector(TorchFunctionMode):
                 raise _TransposedVector("a vector of labels is transposed")
             if function in (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm) and columns:
                 raise _TransposedVector("labels are multiplied by their transpose")
-        found = function(*args, **(kwargs or {}))
+        getter = function in (Tensor.t, torch.t, Tensor.T.__get__)  # type: ignore[attr-defined]
+        with warnings.catch_warnings() if getter else nullcontext():
+            if getter:
+                warnings.simplefilter("ignore")  # torch warns that a vector is transposed
+            found = function(*args, **(kwargs or {}))
         first = args[0] if args and isinstance(args[0], Tensor) else None
         if first is not None and isinstance(found, Tensor):
             integers = not first.is_floating_point() or any(first is x for x in self._integers)
-            getters = (Tensor.t, torch.t, Tensor.T.__get__)  # type: ignore[attr-defined]
-            if integers and function in getters:
+            if integers and getter:
                 self._transposed.append(found)
             elif integers and function in (Tensor.float, Tensor.double, Tensor.to):
                 self._integers.append(found)

@@ -325,7 +325,8 @@ def reading(signature: Signature, form: Form, keywords: Collection[str], loss: s
         loss: the loss that it claims to compute, short name in the catalogue; "" if unknown.
     """
     given = {**form.given, "labels": form.given.get("labels", "class ids [items]")}
-    if loss in LOSSES and LOSSES[loss].targets != "labels":
+    one_each = LOSSES[loss].targets != "labels" if loss in LOSSES else form.call == "views"
+    if one_each:
         given["labels"] = "one class per item [items]" if signature.requires("labels") else ""
     constructor, call = _passed(signature, form, given if form.several else form.given, {it: it for it in keywords})
     line = ", ".join(f"{name} = {words}" for name, words in {**constructor, **call}.items())

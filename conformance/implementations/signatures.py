@@ -651,7 +651,8 @@ def _keywords(claim: Claim, claimed: set[str], signature: Signature, notes: list
             passed.add(name)
             if found.name != name:
                 notes.append(f"{name}: passed as {found.name}")
-    if claim.call == "features" and signature.keyword("mask") is not None and "positives" in entry.keywords:
+    masked = claim.call == "features" and signature.keyword("mask") is not None and "positives" in entry.keywords
+    if masked and not signature.requires("labels"):  # a mask and labels contradict each other
         passed.add("positives")
     passed |= {"partners": {"partners"}, "mask": {"positives"} & {*entry.keywords}}.get(claim.call, set())
     if passed:

@@ -48,6 +48,12 @@ def of_required_labels(features, labels, temperature):
     return _supcon(_cosines(rows) / temperature, labels[:, None] == labels)
 
 
+def of_required_labels_or_a_mask(features, labels, temperature, mask=None):
+    if labels is not None and mask is not None:
+        raise ValueError("labels and mask contradict each other")
+    return of_required_labels(features, labels, temperature)
+
+
 def two_views_and_labels(z_i, z_j, labels, temperature=0.1):
     labels = torch.cat([labels, labels])
     return _supcon(_cosines(torch.cat([z_i, z_j])) / temperature, labels[:, None] == labels)
