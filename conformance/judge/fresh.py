@@ -468,8 +468,11 @@ def _factors(claim: Claim) -> dict[str, tuple[Any, ...]]:
     references = ["none"]
     if takes("ref_embeddings") and (entry.targets != "labels" or takes("ref_labels")):
         references += ["others", "own"] if takes("self_rows") else ["others"]
+    classes = CLASSES if entry.positives_by in ("labels", "pairs") else ("common",)
+    if claim.call == "views" and entry.targets == "labels":
+        classes = ("views",)  # every item has two views
     return {
-        "classes": CLASSES if entry.positives_by in ("labels", "pairs") else ("common",),
+        "classes": classes,
         "directed": (False, True) if entry.positives_by == "pairs" else (False,),
         "anchors": (False, True) if takes("anchors") else (False,),
         "mask": (False, True) if takes("positives") and not entry.two_towers else (False,),
