@@ -24,6 +24,7 @@ from rich.text import Text
 from .documents.figures import Judgement
 from .documents.load import Figure
 from .implementations import ALL
+from .implementations.forms import READING
 from .judge.check import CONFORMS, CheckResult, is_above
 from .judge.levels import Level
 from .judge.ranges import at_the_scale_of_clip, sentences
@@ -457,9 +458,12 @@ def _of_check(result: CheckResult, seconds: float, details: Collection[str] | No
             yield "    to write these files: --save FOLDER"
     yield from (Text(words, "bold red") for words in result.unused)
     yield from (Text(f"advice: {words}", "yellow") for words in result.advice)
+    if result.question:
+        yield Text(f"question: {result.question}", "yellow")
     if declared := suggested(result):
         yield "if this is intended, declare it in pyproject.toml:"
         yield from map(Verbatim, declared)
+    yield from filter(None, [result.reading])
     yield Text(f"{result.summary} in {seconds:.1f} s", _style(result.verdict == CONFORMS))
 
 
@@ -485,7 +489,7 @@ def _target(result: CheckResult) -> Iterator[Part]:
     yield f"  pairproof {header['pairproof']}; {_versions(header)}"
     yield f"  on {described(result.report.machine)}"
     yield from (f"  target: {version}" for version in result.report.versions.values() if version != request.name)
-    yield from (f"  {note}" for note in result.notes)
+    yield from (f"  {note}" for note in result.notes if note != result.reading)
     if request.temperature is not None:
         proved = "the cases are proved again with it" + ("" if request.thorough else ", except slow ones (--thorough)")
         yield f"  temperature: {request.temperature:g} built in; {proved}"
@@ -579,9 +583,12 @@ def as_json(found: Report | CheckResult) -> dict[str, Any]:
                 "settings": dict(found.claim.settings),
                 "passed": sorted(found.claim.passed),
                 "required": sorted(found.claim.required),
+                "unused": sorted(found.claim.unused),
             },
             "notes": found.notes,
             "diagnosis": found.diagnosis.as_data(),
+            "reading": found.reading.removeprefix(READING),
+            "question": found.question,
             "advice": found.advice,
             "declared": [{"place": one.name, "reason": one.reason, "link": one.link} for one in found.declared],
             "unused": found.unused,

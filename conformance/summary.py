@@ -69,7 +69,9 @@ def _of_check(found: CheckResult) -> Iterator[str]:
     levels = grouped((str(check.level), check) for check in found.judged if check.level is not None)
     yield from _of_checks("level", {str(level): levels.get(str(level), []) for level in found.levels})
     yield from _failures(found.failures_required)
-    yield from (f"- {_plain(words)}" for words in (*found.unused, *found.advice))
+    yield from (
+        f"- {_plain(words)}" for words in (found.question, *found.unused, *found.advice, found.reading) if words
+    )
 
 
 def _of_run(report: Report) -> Iterator[str]:

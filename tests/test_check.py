@@ -101,7 +101,7 @@ def test_right_loss_conforms(chosen: list[str], capsys: pytest.CaptureFixture[st
     text = capsys.readouterr().out
     assert f"{LOSSES}:supcon as supcon_loss" in text
     assert "call: labels, guessed from the parameters (embeddings, labels, temperature); override with --call" in text
-    assert "arrays: torch, guessed from what its module imports (torch); override with --arrays" in text
+    assert "arrays: torch, the first kind that raises no error; override with --arrays" in text
     assert "rows: not normalised before the call" in text
     assert "skipped: needs similarity=dot" in text
     assert "other reasons: --all shows them" in text
@@ -523,6 +523,7 @@ def test_json_report_has_all_fields(tmp_path: Path, capsys: pytest.CaptureFixtur
         "settings": {},
         "passed": [],
         "required": [],
+        "unused": [],
         "default_temperature": 0.1,
     }
     assert data["gradients_judged"] is True

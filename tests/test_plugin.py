@@ -106,6 +106,7 @@ def test_a_right_loss_passes_and_is_counted(runs: Runs) -> None:
             "pairproof *: losses:supcon as supcon, * checks",
             f"losses:supcon as supcon: {judged} of * checks judged: {judged} passed*",
             "*call: labels, guessed from the parameters (embeddings, labels, temperature, factor)*",
+            "  reading: embeddings = embeddings [[]N, D], labels = class ids [[]N], temperature = temperature",
         ]
     )
     assert result.ret == 0
@@ -421,7 +422,7 @@ def test_a_target_that_no_call_fits_is_one_error_at_collection(runs: Runs) -> No
     result.stdout.fnmatch_lines(
         [
             "*pairproof: *<lambda> as supcon: called with labels on a small batch, it fails: *",
-            "    def loss(embeddings, labels, temperature):",
+            "    def adapted_target(embeddings, labels, temperature):",
         ]
     )
 

@@ -69,7 +69,7 @@ RUN: dict[str, tuple[str, dict[str, Any], str]] = {
     "learned_scale": ("info_nce", {}, "temperature: passed as logit_scale, with the value log(1/temperature)"),
     "limited_scale": ("info_nce", {}, "temperature: passed as logit_scale, with the value log(1/temperature)"),
     "limited_then_exponentiated": ("info_nce", {}, "temperature: passed as scale, with the value log(1/temperature)"),
-    "by_positive_index": ("nt_xent", {}, "call: labels, guessed from the parameters (embeddings, positive_index,"),
+    "by_positive_index": ("nt_xent", {}, "call: partners, guessed from the parameters (embeddings, positive_index,"),
     "LogScale": ("info_nce", {}, "temperature: passed as log_scale, with the value log(1/temperature)"),
     "required_queue": ("info_nce", A_TO_B, "negatives: passed as [D, K], because [K, D] raises an error"),
     "OfAMapping": ("info_nce", {}, "arguments: passed as one mapping with image_embed, text_embed, logit_scale"),
@@ -202,28 +202,30 @@ def test_no_fitting_call_gives_one_error_with_a_wrapper() -> None:
         check_loss(f"{SHAPES}:of_a_mapping", "supcon")
     lines = str(raised.value).splitlines()
     assert lines[0].startswith("called with labels on a small batch, it fails: ")
-    assert "other calls fail too: features" in lines[0]
-    assert lines[3:] == [
+    start = lines.index(
+        "To call it in another way, pass --call or --init. Or copy this wrapper, fill in each ..., and check it:"
+    )
+    assert lines[start + 2 :] == [
         "    from shapes import of_a_mapping",
         "",
         "",
-        "    def loss(embeddings, labels, temperature):",
+        "    def adapted_of_a_mapping(embeddings, labels, temperature):",
         "        return of_a_mapping(outputs=embeddings, epoch=labels, temperature=temperature)"
         "  # return only the loss, as a tensor",
     ]
-    compile("\n".join(line[4:] for line in lines[3:]), "wrapper", "exec")
+    compile("\n".join(line[4:] for line in lines[start + 2 :]), "wrapper", "exec")
 
 
-@pytest.mark.parametrize("call", forms._OWN)
+@pytest.mark.parametrize("call", forms._GIVEN)
 def test_wrapper_of_every_call_can_be_compiled(call: str) -> None:
     def fails(*arrays: object, **others: object) -> None: ...
 
-    lines = forms.wrapper("mine.py:fails", Signature(fails), call)
+    lines = forms.wrapper("mine.py:fails", Signature(fails), forms.Form(call))
     names: dict[str, Any] = {}
     exec(compile("\n".join(lines[1:]), "wrapper", "exec"), names)
-    given = inspect.signature(names["loss"]).parameters
+    given = inspect.signature(names["adapted_fails"]).parameters
     assert given["temperature"].default is inspect.Parameter.empty
-    assert ("labels" in given) == (call in ("labels", "features"))
+    assert ("labels" in given) == (call in ("labels", "features", "similarities"))
 
 
 def test_class_in_a_wrapper_gets_its_constructor() -> None:
@@ -233,7 +235,9 @@ def test_class_in_a_wrapper_gets_its_constructor() -> None:
 
         def __call__(self, embeddings, labels): ...
 
-    with pytest.raises(TargetError, match=re.escape("target(margin=..., batch_size=..., temperature=temperature)(")):
+    with pytest.raises(
+        TargetError, match=re.escape("target(margin=..., batch_size=len(embeddings), temperature=temperature)(")
+    ):
         load_loss(Odd, loss="supcon")
     with pytest.raises(TargetError, match=r"target = \.\.\.  # a local function has no name to import"):
         load_loss(lambda embeddings, labels, temperature: labels.missing, loss="supcon")

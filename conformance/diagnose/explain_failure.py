@@ -615,8 +615,15 @@ NARROWED: Mapping[str, Callable[[int], object]] = {
 """Conversions of labels to narrower types, by a description of the type and of the labels that become equal."""
 
 
+CLAMPED_TEMPERATURES = (1.0, 2.0, 5.0, 10.0)
+"""Lowest temperatures of public losses that clamp ordinary ones."""
+
+
 def _batch_settings(found: Failure) -> Iterator[Suspect]:
     case, suspect, right, n = found.case, found.right, found.right.setting, found.case.n
+    for least in (it for it in CLAMPED_TEMPERATURES if it > found.temperature):
+        words = f"the temperature is {least:g}, not {found.temperature:g}"
+        yield replace(suspect, temperature=least, words=words, general=f"temperatures below {least:g} are clamped")
     labels = {name: case.arguments[name] for name in ("labels", "ref_labels") if name in case.arguments}
     for words, narrow in NARROWED.items() if labels else ():
         with np.errstate(over="ignore"):

@@ -141,6 +141,8 @@ class Support:
 
 def _takes(case: Case, option: str, values: Collection[object]) -> bool:
     value = case.option(option)
+    if option == "direction_weights":
+        return value is not None and tuple(value) in values
     if option == "base_temperature":
         # A base temperature of None means the temperature.
         return (value or case.temperature) in {it or case.temperature for it in values}

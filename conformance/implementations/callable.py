@@ -7,6 +7,7 @@ a command in any language (``subprocess.py``).
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -36,7 +37,7 @@ from .base import (
     targets_of,
     unusable,
 )
-from .forms import Form, cannot_be_called, plausible_forms, trial_case
+from .forms import Form, Reading, cannot_be_called, other_readings, plausible_forms, reading, trial_case
 from .returned import choose, note, parts_of, take
 from .sandbox import (
     NoCallFits,
@@ -56,7 +57,7 @@ from .usages import BY_NAME, NotApplicable, NotJudged, Use
 
 Tensor = torch.Tensor
 
-PROBED_AS = {"stacked": "views", "interleaved": "views", "towers": "views"}
+PROBED_AS = {"stacked": "views", "interleaved": "views", "towers": "views", "mask": "labels"}
 """``Target.probed_as`` by call; ``Target.call_as`` handles the other calls."""
 
 REQUIRED: Mapping[str, tuple[str, str]] = {
@@ -121,17 +122,25 @@ class Batch:
         if call == "pairs":
             return [rows, integers(self.positive_pairs or ()).reshape(-1, 2)], keywords
         labels, items = None if self.labels is None else integers(self.labels), len(rows) // self.n_views
+        if call == "mask":
+            positives = keywords.pop("positives", None)
+            if positives is None and labels is not None:
+                positives = (labels[:, None] == labels).fill_diagonal_(False)
+            return [rows, positives], keywords
         # A target may change slices in place, but not the outputs of torch.chunk.
         views = [rows[k * items : (k + 1) * items] for k in range(self.n_views)]
         if self.first is not None:
             return [rows[: self.first], rows[self.first :]], keywords
+        if call in ("features", "views") and labels is not None:
+            keywords["labels"] = labels
         if call == "features":
-            return [torch.stack(views, dim=1)], keywords | ({} if labels is None else {"labels": labels})
+            return [torch.stack(views, dim=1)], keywords
         if call == "similarities":
             matrix = views[0] @ views[-1].T
             labels = torch.arange(len(matrix), device=rows.device) if labels is None else labels
             return [matrix, labels], keywords
-        positional: dict[str, list[Any]] = {"labels": [rows, labels], "stacked": [rows]}
+        positional: dict[str, list[Any]] = {name: [rows, labels] for name in ("labels", "partners")}
+        positional["stacked"] = [rows]
         positional |= {"views": [*views], "towers": [*views], "interleaved": [torch.stack(views, 1).flatten(0, 1)]}
         return positional[call], keywords
 
@@ -193,6 +202,7 @@ class Target:
         init: Mapping[str, Any] = MappingProxyType({}),
         result: str | None = None,
         spec: object = None,
+        scale: str | None = None,
     ) -> None:
         """Read the signature; guess the call and the arrays if they are None.
 
@@ -205,21 +215,22 @@ class Target:
             init: values of parameters of the constructor or of the function, by name.
             result: the name of the loss among several results; guessed if None.
             spec: the target as the user named it.
+            scale: the parameter that gets 1 / temperature, if its name does not show it.
 
         Raises:
             TargetError: it cannot be called, or jax is needed and not installed.
-            TargetMisused: the call cannot be guessed or is unknown, or ``init`` names an unknown parameter.
+            TargetMisused: the call cannot be guessed or is unknown, or ``init`` or ``scale`` names an unknown
+                parameter.
         """
         check_call(call, arrays)
-        self.thing, self.signature, self.spec = thing, Signature(thing, init), thing if spec is None else spec
+        self.signature = Signature(thing, init, scale or "")
+        self.thing, self.spec = thing, thing if spec is None else spec
         self.constructs = self.signature.constructs
         self.__name__ = str(getattr(thing, "__name__", type(thing).__name__))
-        self.forms = plausible_forms(self.signature, call, loss)
-        self._arrays_note = ""
-        if arrays is None:
-            arrays, words = guess_arrays(thing)
-            self._arrays_note = f"arrays: {arrays}, guessed from {words}; override with --arrays"
-        self.arrays, self.strict, self._result = arrays, strict and arrays == "torch", result
+        kinds, words = ((arrays,), "") if arrays else guess_arrays(thing)
+        guess = "" if arrays else f"guessed from {words}" if words else "the first kind that raises no error"
+        self.forms = plausible_forms(self.signature, call, loss, kinds, guess)
+        self._open, self._strict, self._result = len(kinds) > 1, strict, result
         self.call_as(0)
         if arrays == "jax":
             import_jax()
@@ -232,13 +243,12 @@ class Target:
             result: the name of the loss among several results, if an earlier call found it.
         """
         self.form: Form = self.forms[form]
-        self.call, self.result = self.form.call, result or self._result
+        self.call, self.result, self.arrays = self.form.call, result or self._result, self.form.arrays
+        self.strict = self._strict and self.arrays == "torch"
         self._result_note, self._changed, self._failed, self.use = "", False, "", Use()
         self.probed_as = PROBED_AS.get(self.call, self.call)
         if self.call == "similarities":
             self.probed_as = "labels" if len(self.signature.places) > 1 else "views"
-        elif self.call == "labels" and self.signature.takes_partners:
-            self.probed_as = "partners"
         elif self.probed_as == "views" and self.signature.requires("negatives"):
             self.probed_as = "queue"
         elif self.probed_as == "views" and self.signature.requires("hard_negatives"):
@@ -258,9 +268,7 @@ class Target:
         changed = "arguments: the target changes them in place; it gets copies" if self._changed else ""
         keys = self.signature.keys
         packed = f"arguments: passed as one mapping with {', '.join(keys)}" if keys else ""
-        return tuple(
-            filter(None, (*self.form.notes, packed, self._failed, self._arrays_note, self._result_note, changed))
-        )
+        return tuple(filter(None, (*self.form.notes, packed, self._failed, self._result_note, changed)))
 
     @property
     def choice(self) -> tuple[int, str | None]:
@@ -291,8 +299,10 @@ class Target:
             index = self.forms.index(form)
             self.call_as(index)
             try:
+                self.strict |= self._open and self.arrays == "torch"
                 with _NoTransposedVector():
                     values = attempt(index) if attempt else self._try(limit)
+                self.strict = self._strict and self.arrays == "torch"
                 trial = trial_case("supcon", {})
                 # One value, one per anchor, or one per pair (pairwise NT-Xent, sigmoid).
                 pairs = {"labels": len(trial.pairs()), "views": (trial.n // 2) ** 2}.get(self.probed_as)
@@ -305,17 +315,24 @@ class Target:
             except Exception as error:  # external code may raise any exception
                 failures.append((form, described(error)))
                 if isinstance(error, _TransposedVector):
-                    waiting.sort(key=lambda other: (other.call != form.call, other.labels != "column"))
+                    shapes = ("one-hot",) if "multiplied" in str(error) else ("column", "one-hot")
+                    waiting.sort(key=partial(_is_later, form, shapes))
             else:
-                if failures and failures[0][0].call != form.call:
-                    self._failed = f"call: not {failures[0][0].call}, because that fails: {failures[0][1]}"
+                self._failed = _why_not(failures, form)
                 self.notes = self._notes()
+                if attempt is None:
+                    named = ["temperature"] * self.takes_temperature + [*self.trial_keywords]
+                    self.notes += (reading(self.signature, form, named),)
                 return
         flat = next((k for k, (_, error) in enumerate(failures) if error.startswith(_TransposedVector.__name__)), None)
         self.call_as(0 if flat is None else self.forms.index(failures[flat][0]))
         if flat is not None:
             return
         raise NoCallFits("\n".join(cannot_be_called(self.spec, self.signature, failures)))
+
+    def other_readings(self, loss: str) -> list[Reading]:
+        """Return the other readings of the signature that the source supports, for the loss that it should compute."""
+        return [*other_readings(self.signature, self.form, loss)]
 
     def _try(self, limit: float | None) -> Tensor:
         """Return the values for a small batch that fits the call."""
@@ -393,7 +410,8 @@ class Target:
         copies = {name: x.clone() if isinstance(x, Tensor) else x for name, x in batch.keywords.items()}
         batch = replace(batch, embeddings=batch.embeddings.clone(), keywords=copies)
         labelled = batch.labels is not None or "labels" in batch.keywords
-        if self.call == "features" and not labelled and self.signature.requires("labels"):
+        several = self.call == "features" or (self.call == "views" and batch.first is None)
+        if several and not labelled and self.signature.requires("labels"):
             # One class per item means the same as no labels.
             batch = replace(batch, labels=range(len(batch.embeddings) // batch.n_views))
         positional, keywords = self.use.arguments(*batch.arguments(self.call))
@@ -401,8 +419,9 @@ class Target:
             if self.signature.keyword("temperature") is None and "temperature" in keywords:
                 positional[0] = positional[0] / keywords.pop("temperature")
             positional = positional[: max(len(self.signature.places), 1)]
-        if self.call in ("labels", "similarities"):
-            positional[1:] = [self.form.shaped("labels", value) for value in positional[1:]]
+        if self.call in ("labels", "partners", "mask", "similarities"):
+            name = "mask" if self.call == "mask" else "labels"
+            positional[1:] = [self.form.shaped(name, value) for value in positional[1:]]
             if self.signature.labels_first:
                 positional.reverse()
         return positional, {name: self.form.shaped(name, value) for name, value in keywords.items()}
@@ -425,6 +444,8 @@ class Target:
         return int(getattr(value, "size", 1))
 
     def _values(self, returned: Any) -> Tensor:
+        if self._open and self.arrays == "numpy" and type(returned).__module__.startswith("jax"):
+            raise TargetError("returned an array of jax for arrays of numpy")
         if not self.strict:
             with suppress(TypeError, ValueError, RuntimeError):
                 numbers = np.asarray(returned)
@@ -434,27 +455,56 @@ class Target:
         raise TargetError(f"returned {kind_of(returned)} where {expected} is expected")
 
 
+def _is_later(failed: Form, shapes: Sequence[str], other: Form) -> tuple[bool, bool]:
+    """Return the key by which forms are sorted, so that the failed form with another shape of labels comes first."""
+    return (other.call, other.arrays) != (failed.call, failed.arrays), other.labels not in shapes
+
+
+def _why_not(failures: Sequence[tuple[Form, str]], form: Form) -> str:
+    """Return the note on the first guess, which fails, if another call or other arrays are used; "" otherwise."""
+    if not failures:
+        return ""
+    (first, error), *_ = failures
+    if first.arrays != form.arrays:
+        return f"arrays: not {first.arrays}, because that fails: {error}"
+    return f"call: not {first.call}, because that fails: {error}" if first.call != form.call else ""
+
+
 class _TransposedVector(Exception):
-    """The target compares labels [N] with their transpose, so it expects labels [N, 1]."""
+    """The target combines labels with their transpose, so it expects labels [N, 1] or one-hot labels [N, C]."""
 
 
 class _NoTransposedVector(TorchFunctionMode):
-    """Raise ``_TransposedVector`` if the body compares a vector of integers with its transpose."""
+    """Raise ``_TransposedVector`` if the body compares a vector of integers with its transpose, or multiplies them.
+
+    A column of integers that is multiplied by its transpose raises the same error: only one-hot labels fit.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self._integers: list[Tensor] = []
         self._transposed: list[Tensor] = []
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        compared = function in (torch.eq, Tensor.eq, Tensor.__eq__) and any(
-            x is y for x in args for y in self._transposed
-        )
-        if compared and all(isinstance(x, Tensor) and x.dim() == 1 for x in args):
-            raise _TransposedVector("a vector of labels is transposed")
-        found = function(*args, **(kwargs or {}))
-        getters = (Tensor.t, torch.t, Tensor.T.__get__)  # type: ignore[attr-defined]
-        if function in getters and args[0].dim() == 1 and not args[0].is_floating_point():
-            self._transposed.append(found)
+        vectors = all(isinstance(x, Tensor) and x.dim() == 1 for x in args)
+        columns = vectors or all(isinstance(x, Tensor) and x.dim() == 2 and 1 in x.shape for x in args)
+        if any(x is y for x in args for y in self._transposed):
+            if function in (torch.eq, Tensor.eq, Tensor.__eq__) and vectors:
+                raise _TransposedVector("a vector of labels is transposed")
+            if function in (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm) and columns:
+                raise _TransposedVector("labels are multiplied by their transpose")
+        getter = function in (Tensor.t, torch.t, Tensor.T.__get__)  # type: ignore[attr-defined]
+        with warnings.catch_warnings() if getter else nullcontext():
+            if getter:
+                warnings.simplefilter("ignore")  # torch warns that a vector is transposed
+            found = function(*args, **(kwargs or {}))
+        first = args[0] if args and isinstance(args[0], Tensor) else None
+        if first is not None and isinstance(found, Tensor):
+            integers = not first.is_floating_point() or any(first is x for x in self._integers)
+            if integers and getter:
+                self._transposed.append(found)
+            elif integers and function in (Tensor.float, Tensor.double, Tensor.to):
+                self._integers.append(found)
         return found
 
 
@@ -542,11 +592,13 @@ class External(Implementation):
         gradients_judged: whether it returns gradients; None until a command has answered.
         outcomes: what it returned, by case and dtype, until the caller clears it.
         in_float32: why results for float64 inputs are judged as float32; "" if they are not, None if not yet known.
+        readings: other readings of the signature that the source supports.
     """
 
     name: ClassVar[str] = "target"
     title: ClassVar[str] = "the target"
     in_float32: str | None = None
+    readings: tuple[Reading, ...] = ()
 
     def __init__(
         self,
@@ -560,6 +612,7 @@ class External(Implementation):
         settings: Mapping[str, object] = MappingProxyType({}),
         init: Mapping[str, Any] = MappingProxyType({}),
         result: str | None = None,
+        scale: str | None = None,
         limit: float | None = 60.0,
         device: str = "cpu",
         dtypes: tuple[str, ...] = Implementation.dtypes,
@@ -578,6 +631,7 @@ class External(Implementation):
             settings: the claimed options, by name; "*" means that the target takes the option by keyword.
             init: values of parameters of the constructor or of the function, by name.
             result: the name of the loss among several results; guessed if None.
+            scale: the parameter that gets 1 / temperature, if its name does not show it.
             limit: time limit of a case in seconds; None for no limit.
             device: torch device.
             dtypes: the dtypes in which it is judged.
@@ -598,11 +652,10 @@ class External(Implementation):
         self.outcomes: dict[tuple[str, str], Outcome] = {}
         if call != "command":
             thing = find(spec) if isinstance(spec, str) else spec
-            self.target = Target(thing, call, arrays, strict=True, loss=loss, init=init, result=result, spec=spec)
+            more: dict[str, Any] = {"init": init, "result": result, "spec": spec, "scale": scale}
+            self.target = Target(thing, call, arrays, strict=True, loss=loss, **more)
             self._version = copy_of(thing) or self._version
             call, arrays = self.target.call, self.target.arrays
-            if "bfloat16" in dtypes and arrays == "numpy":
-                raise TargetMisused("numpy has no bfloat16")
         elif isinstance(spec, str):
             self.command, arrays = Lines(spec), "numpy"
         else:
@@ -611,18 +664,27 @@ class External(Implementation):
         if halves and normalised:
             raise TargetMisused(f"rows of norm 1 are not exactly representable in {halves[0]}: use --raw or float32")
         self._claimed = Claim(loss, call, arrays, temperature, bool(normalised), settings)
+        self.gradients_judged: bool | None = None
         self._complete()
-        self.gradients_judged: bool | None = None if self.command else arrays != "numpy"
 
     def _complete(self) -> None:
         """Complete the claim from the signature, for the current form."""
         signature: Signature | None = None
         notes: tuple[str, ...] = ("call: command, one JSON object per line",)
         if self.target:
-            self._claimed = replace(self._claimed, call=self.target.call)
+            self._claimed = replace(self._claimed, call=self.target.call, arrays=self.target.arrays)
             signature, notes = self.target.signature, self.target.notes
+            if "bfloat16" in self.dtypes and self.target.arrays == "numpy":
+                raise TargetMisused("numpy has no bfloat16")
+            self.gradients_judged = self.target.arrays != "numpy"
         self.claim, more = complete(self._claimed, signature)
         self.notes, self.support = (*notes, *more), self.claim.support
+        if self.target and signature:
+            own = {"partners": "partners", "mask": "positives"}.get(self.claim.call)
+            given = [name for name in sorted(self.claim.passed) if name != own]
+            given += ["temperature"] * (self.claim.temperature is None)
+            self.notes += (reading(signature, self.target.form, given, self.claim.loss),)
+            self.readings = tuple(self.target.other_readings(self.claim.loss))
 
     def refuses(self, case: Case) -> str | None:
         """Return the reason to skip a case, or None. A case is also skipped if too many calls of its kind were late."""
@@ -778,7 +840,7 @@ class External(Implementation):
         keywords |= {name: case.option(name) for name in passed} | changed
         passed_on = ("ref_labels", "self_rows", "anchors", *IGNORED, *WEIGHTS)
         keywords |= {name: arrays[name] for name in passed_on if name in arrays}
-        if case.option("direction_weights") is not None:
+        if case.option("direction_weights") is not None and "direction_weights" in claim.passed:
             keywords["direction_weights"] = case.option("direction_weights")
         if claim.temperature is None:
             keywords["temperature"] = case.temperature
@@ -790,7 +852,8 @@ class External(Implementation):
             step = -1 if claim.directed_here and claim.settings["direction"] == "b_to_a" else 1
             pairs = directed(case, towers) if claim.directed_here else [towers]
             return [replace(batch, embeddings=torch.cat(pair[::step]), n_views=2) for pair in pairs], []
-        if claim.call != "labels" and (case.entry.targets == "partners" or claim.call == "features"):
+        by_items = case.entry.targets == "partners" or claim.call in ("features", "views")
+        if by_items and claim.call not in ("labels", "partners", "mask"):
             items = items_of(case)
             order, targets = [*chain(*zip(*items, strict=True))], targets_of(case, items, rows)
             n_views = 1 if claim.call == "similarities" else len(items[0])

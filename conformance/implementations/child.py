@@ -41,6 +41,7 @@ import torch
 from ..suite.cases import Case
 from ..suite.records import Outcome
 from .callable import Answer, Batch, External, Target
+from .forms import Reading
 from .sandbox import NoCallFits, Overtime, TargetError, TargetMisused, described, find
 from .signatures import Claim
 from .subprocess import BRIEFLY, LONGEST_LINE, PATIENCE
@@ -407,9 +408,10 @@ class IsolatedLoss(External):
                 claim = {n: getattr(target.claim, n) for n in ("call", "arrays", "settings", "default_temperature")}
                 # None if the temperature is passed in each call.
                 at = None if target.claim.temperature is None else float(target.claim.temperature)
-                claim |= {name: sorted(getattr(target.claim, name)) for name in ("passed", "required")}
+                claim |= {name: sorted(getattr(target.claim, name)) for name in ("passed", "required", "unused")}
                 found: dict[str, Any] = {"claim": claim | {"temperature": at}, "notes": target.notes}
                 more = {"version": target.version(), "gradients_judged": target.gradients_judged}
+                found["readings"] = [vars(one) for one in target.readings]
                 return found | more | {"choice": target.target.choice if target.target else None}
 
             def serve(choice: tuple[int, str | None] | None, *request: Any) -> Any:
@@ -426,7 +428,9 @@ class IsolatedLoss(External):
         self._choice = facts["choice"]
         given = facts["claim"]
         settings = {name: tuple(it) if isinstance(it, list) else it for name, it in given["settings"].items()}
-        more = {"settings": settings, **{name: frozenset(given[name]) for name in ("passed", "required")}}
+        if weights := settings.get("direction_weights"):
+            settings["direction_weights"] = (tuple(weights[0]),)
+        more = {"settings": settings, **{name: frozenset(given[name]) for name in ("passed", "required", "unused")}}
         self.claim = Claim(options["loss"], normalised=bool(options.get("normalised")), **given | more)
         if self.claim.arrays == "jax" and "jax" in sys.modules:
             self.child.close()
@@ -435,6 +439,7 @@ class IsolatedLoss(External):
         self.spec, self.target, self.command, self.support = spec, None, None, self.claim.support
         self.notes, self._version = tuple(map(_line, facts["notes"])), _line(facts["version"])
         self.gradients_judged = facts["gradients_judged"]
+        self.readings = tuple(Reading(**one) for one in facts["readings"])
         self.outcomes: dict[tuple[str, str], Outcome] = {}
 
     def close(self) -> None:

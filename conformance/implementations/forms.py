@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,14 @@ import torch
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from .sandbox import TargetMisused, describe
-from .signatures import CALLS, FACTS, PARTNERS, Signature
+from .signatures import ARRAYS, CALLS, PARTNERS, Signature
 
 Tensor = torch.Tensor
 
-_LABELS = "|".join(("labels?|classes|class_labels|y_true|y|ids|targets?", *PARTNERS))
+_PARTNERS = "|".join(PARTNERS)
+_MASKS = r"(?:\w+_)?masks?"
+_ONE_HOT = r"(?:\w+_)?(?:one_?hot|multi_?hot)(?:_\w+)?"
+_LABELS = f"labels?|classes|class_labels|y_true|y|ids|targets?|{_ONE_HOT}"
 _MATRICES = "sim|sims|similarity|similarities|similarity_matrix|sim_matrix|cos_sim|cosine_similarity|logits|scores"
 _ROWS = "embeddings?|z|reps|representations?|projections?|outputs?|hidden|embs?|x"
 
@@ -30,6 +33,8 @@ _WORDS = (
     ("features", r"\S+(?=.* labels\b)(?=.* mask\b).*"),
     ("similarities", rf"({_MATRICES}|logits_per_(image|text))( .*)?"),
     ("views", r"(online|source) target( .*)?"),
+    ("partners", rf"(\S+ ({_PARTNERS})|({_PARTNERS}) \S+)( .*)?"),
+    ("mask", rf"\S+ ({_MASKS})( .*)?"),
     ("labels", rf"(\S+ ({_LABELS})|({_LABELS}) (?!({_LABELS})\b)\S+)( .*)?"),
     ("pairs", r"\S+ (positive_pairs|pos_pairs|pairs|pos_indices|positive_indices)( .*)?"),
     ("views", r"(query|queries) (positive_)?keys?( .*)?|q k( .*)?|anchors? positives?( .*)?|embeddings ref_emb( .*)?"),
@@ -44,15 +49,26 @@ _WORDS = (
 
 First the names of all positional parameters are matched, then those of the required ones."""
 
-_WEAK = re.compile(rf"\S \S( .*)?|\S+ (targets?|y|ids)( .*)?|{_ROWS}|features?")
+_WEAK = re.compile(rf"\S \S( .*)?|\S+ (targets?|y|ids|{_MASKS})( .*)?|{_ROWS}|features?")
 """Names that are too general: if they do not fit the loss, no error is raised."""
 
-_ORDER = ("labels", "towers", "views", "pairs", "stacked", "features")
+_DOCUMENTED = (
+    ("interleaved", r"interleav", r"stacked"),
+    (
+        "similarities",
+        r"\b(matrix of (all )?similarities|similarity matrix)\b",
+        r"embedding|feature|representation|comput",
+    ),
+)
+"""Calls of a single matrix, with regular expressions that the name or the docstring of the target must match and must
+not match. A matrix of similarities may be followed by labels."""
+
+_ORDER = ("labels", "towers", "views", "pairs", "stacked", "features", "similarities")
 """Calls that are tried next if the number of parameters fits, whatever the names are.
 
-``similarities`` is tried only if the names indicate it, ``interleaved`` only if the user passes it."""
+Other calls are tried only if the names or the docstring indicate them, or if the user passes them."""
 
-_NUMBER = {"stacked": (1, 1), "features": (1, 2)}
+_NUMBER = {"stacked": (1, 1), "features": (1, 2), "similarities": (1, 1)}
 """Smallest and largest number of arrays that a call passes; (2, 2) for the other calls."""
 
 
@@ -63,34 +79,64 @@ class Form:
     Attributes:
         call: one of ``CALLS``.
         words: what the call was guessed from; "" if the user gave it.
-        labels: how labels are passed: "" for [N], "column" for [N, 1], "one-hot" for [N, C].
+        labels: how labels are passed: "" for [N], "column" for [N, 1], "one-hot" for [N, C]. How a mask is passed: ""
+            for bool, "float" for numbers.
         transposed: whether the queue is passed as [D, K].
+        arrays: the arrays that are passed, one of ``ARRAYS``.
+        guess: what the arrays were guessed from; "" if the user gave them.
     """
 
     call: str
     words: str = ""
     labels: str = ""
     transposed: bool = False
+    arrays: str = "torch"
+    guess: str = ""
 
     @property
     def notes(self) -> Iterator[str]:
         """What was guessed, in words."""
         if self.words:
             yield f"call: {self.call}, {self.words}; override with --call"
-        if self.labels:
+        if self.labels == "float":
+            yield "mask: passed as numbers, because a mask of bool raises an error"
+        elif self.labels:
             yield f"labels: passed as a {self.labels} matrix, because a vector does not fit"
         if self.transposed:
             yield "negatives: passed as [D, K], because [K, D] raises an error"
+        if self.guess:
+            yield f"arrays: {self.arrays}, {self.guess}; override with --arrays"
+
+    @property
+    def several(self) -> bool:
+        """Whether several views of each item are passed, and the labels of the items by keyword."""
+        return self.call in ("features", "views")
+
+    @property
+    def given(self) -> dict[str, str]:
+        """The arrays that are passed, by their names in a wrapper, in words."""
+        given = dict(_GIVEN[self.call])
+        if self.labels in ("column", "one-hot") and "labels" in given:
+            given["labels"] += f", as a {self.labels} matrix"
+        return given
 
     def shaped(self, name: str, value: Any) -> Any:
         """Return an argument in the shape of this form."""
         if name == "labels" and self.labels and isinstance(value, Tensor):
             classes = torch.searchsorted(torch.tensor(sorted({*value.tolist()}), device=value.device), value)
             return value[:, None] if self.labels == "column" else torch.nn.functional.one_hot(classes)
+        if name == "mask" and self.labels == "float" and isinstance(value, Tensor):
+            return value.float()
         return value.T if name == "negatives" and self.transposed and isinstance(value, Tensor) else value
 
 
-def plausible_forms(signature: Signature, call: str | None = None, loss: str = "") -> list[Form]:
+def plausible_forms(
+    signature: Signature,
+    call: str | None = None,
+    loss: str = "",
+    arrays: Sequence[str] = ARRAYS[:1],
+    guess: str = "",
+) -> list[Form]:
     """Return the ways to call a target, the best guess first.
 
     Args:
@@ -98,20 +144,32 @@ def plausible_forms(signature: Signature, call: str | None = None, loss: str = "
         call: the call that the user gives; guessed if None.
         loss: the loss that it should compute, short name in the catalogue; "" if unknown. Only calls that can express
             the loss are returned.
+        arrays: the kinds of arrays to try in turn.
+        guess: what the arrays were guessed from.
 
     Raises:
         TargetMisused: no call fits the parameters, or their names contradict the loss.
     """
+    if call == "labels" and any(p.name.lower() in PARTNERS for p in signature.places[:2]):
+        call = "partners" if "partners" in (LOSSES[loss].calls if loss in LOSSES else CALLS) else call
     calls = [(call, "")] if call else _guessed(signature, loss)
-    queue = signature.keyword("negatives") is not None
+    queue = (False, True) if signature.keyword("negatives") is not None else (False,)
+    of_labels = ("", "column", "one-hot")
+    shapes: dict[str, tuple[str, ...]] = dict.fromkeys(("labels", "features", "similarities"), of_labels)
+    shapes["mask"] = ("", "float")
+    if any(re.fullmatch(_ONE_HOT, p.name.lower()) for p in signature.places):
+        shapes["labels"] = ("one-hot",)
     forms = [
-        Form(call, words, labels, transposed)
-        for call, words in calls
-        for labels in (("", "column", "one-hot") if call in ("labels", "features", "similarities") else ("",))
-        for transposed in ((False, True) if queue else (False,))
+        Form(call, words, labels, transposed, kind, guess)
+        for kind, (call, words), transposed in product(arrays, calls, queue)
+        for labels in shapes.get(call, ("",))
     ]
-    # Try all calls before reshaping labels or the queue.
-    return sorted(forms, key=lambda form: (bool(form.labels), form.transposed))
+    # Try all calls before reshaping labels or the queue, and all of these before other arrays.
+    plain = {call: shapes.get(call, ("",))[0] for call, _ in calls}
+    return sorted(
+        forms,
+        key=lambda form: (arrays.index(form.arrays), form.labels not in (plain[form.call], "float"), form.transposed),
+    )
 
 
 def _guessed(signature: Signature, loss: str) -> list[tuple[str, str]]:
@@ -122,13 +180,25 @@ def _guessed(signature: Signature, loss: str) -> list[tuple[str, str]]:
     required = [p for p in places if p.default is p.empty]
     found: dict[str, str] = {}
     strong: list[str] = []
+    labelled = len(places) == 2 and re.fullmatch(_LABELS, places[1].name.lower()) is not None
+
+    def unlabelled(call: str) -> bool:
+        """Whether a call passes two views without the labels that the loss needs."""
+        needed, found = loss in LOSSES and LOSSES[loss].targets == "labels", signature.keyword("labels")
+        return call == "views" and needed and (found is None or any(found is p for p in places[:2]))
+
+    for call, shown, contrary in _DOCUMENTED:
+        text = signature.documentation
+        fits = len(places) == 1 or (call == "similarities" and labelled)
+        if fits and call in allowed and re.search(shown, text) and not re.search(contrary, text):
+            found[call] = "guessed from its name or docstring"
     for kept in (places, required):
         text = " ".join(p.name for p in kept).lower()
         for call, pattern in _WORDS:
             if re.fullmatch(pattern, text):
                 named = "towers" if call == "views" and "towers" in allowed else call
                 strong += [] if _WEAK.fullmatch(text) else [named]
-                if named in allowed:
+                if named in allowed and not unlabelled(named):
                     found.setdefault(named, f"guessed from {words}")
     if loss and not found and strong:
         what = f"{loss} cannot be computed by a target that is called with {strong[0]}"
@@ -139,7 +209,7 @@ def _guessed(signature: Signature, loss: str) -> list[tuple[str, str]]:
         for call in _ORDER:
             least, most = _NUMBER.get(call, (2, 2))
             fits = len(required) <= most and len(places) >= least
-            if call in allowed and fits and call not in found:
+            if call in allowed and fits and call not in found and not unlabelled(call):
                 why = f"the loss {loss} and {words}" if loss else f"the number of {words.removeprefix('the ')}"
                 found[call] = f"guessed from {why}"
     if not found:
@@ -176,78 +246,192 @@ def trial_case(loss: str, options: Mapping[str, Any], matrices: Collection[str] 
     return Case("trial", loss, rows[:half] if entry.two_towers else rows, own, dict(options), others=others)
 
 
-_OWN = {
-    "labels": "embeddings, labels",
-    "features": "features, labels",
-    "views": "view_a, view_b",
-    "towers": "view_a, view_b",
-    "stacked": "embeddings",
-    "interleaved": "embeddings",
-    "similarities": "similarities",
-    "pairs": "embeddings, positive_pairs",
+_ROWS_IN_WORDS = {"embeddings": "embeddings [N, D]"}
+_VIEWS_IN_WORDS = {"view_a": "first views [N, D]", "view_b": "second views [N, D]"}
+_GIVEN: Mapping[str, Mapping[str, str]] = {
+    "labels": {**_ROWS_IN_WORDS, "labels": "class ids [N]"},
+    "partners": {**_ROWS_IN_WORDS, "partners": "row of each row's positive [N]"},
+    "mask": {**_ROWS_IN_WORDS, "mask": "mask of positives [N, N], without the diagonal"},
+    "features": {"features": "features [items, views, D]", "labels": "class ids [items]"},
+    "views": _VIEWS_IN_WORDS,
+    "towers": {"view_a": "first tower [N, D]", "view_b": "second tower [N, D]"},
+    "stacked": {"embeddings": "all first views, then all second views [N, D]"},
+    "interleaved": {"embeddings": "views of each item in neighbouring rows [N, D]"},
+    "similarities": {"similarities": "similarities [N, N]", "labels": "class ids [N]"},
+    "pairs": {**_ROWS_IN_WORDS, "positive_pairs": "row numbers of positive pairs [P, 2]"},
 }
+"""The arrays of each call, by their names in a wrapper, in words."""
 
 
-def wrapper(spec: object, signature: Signature, call: str) -> list[str]:
+@dataclass(frozen=True)
+class Reading:
+    """Another reading of a signature: what would be a mistake as the target was called is right in this reading.
+
+    Attributes:
+        options: the options of ``pairproof check`` that choose this reading.
+        mistake: the mistake, if the target was called rightly.
+        meaning: what the signature means, if it was not.
+    """
+
+    options: Mapping[str, str]
+    mistake: str
+    meaning: str
+
+    @property
+    def question(self) -> str:
+        """The question to the user."""
+        option = " ".join(f"--{name} {value}" for name, value in self.options.items())
+        return f"either {self.mistake}, or {self.meaning}: then {option}"
+
+
+_INDEX = re.compile(r"p|t|j|idx|(\w+_)?(partners?|pos|positives?|pairs?|targets?|match(es)?|ind(ex|ices)|idx)(_\w+)?")
+_NEIGHBOURS = re.compile(r"interleav|adjacent|neighbou?r|consecutive|\^ ?1\b|bitwise_xor|\[\d?::2|// ?2\b")
+_SCALED = r"(\b(scale|inverse|1 ?/ ?(temperature|tau|t))\b|multipl)"
+
+
+def other_readings(signature: Signature, form: Form, loss: str) -> Iterator[Reading]:
+    """Yield the other readings of a signature that the source supports, at most three.
+
+    Args:
+        signature: the parameters.
+        form: how the target is called.
+        loss: the loss that it claims to compute, short name in the catalogue.
+    """
+    calls, places, text = LOSSES[loss].calls, signature.places, signature.documentation
+    if form.call == "labels" and "partners" in calls and len(places) > 1:
+        name = places[0 if signature.labels_first else 1].name
+        if _INDEX.fullmatch(name.lower()) or re.search(r"\bpartner|(row|index|indices) of", text):
+            mistake = "class ids are used as row numbers"
+            yield Reading({"call": "partners"}, mistake, f"{name} means the row of each row's positive")
+    if form.call == "stacked" and form.words and _NEIGHBOURS.search(text + signature.source):
+        mistake = "neighbouring rows are positives although the views are stacked"
+        yield Reading({"call": "interleaved"}, mistake, f"the views of {places[0].name} are interleaved")
+    own = signature.keyword("temperature")
+    if own is not None and not signature.inverted(own.name):
+        default = own.default if isinstance(own.default, (int, float)) else 0
+        named = default > 1 and own.name not in ("temperature", "tau", "T")
+        if named or re.search(rf"\b{own.name.lower()}\b[^.]*{_SCALED}", text):
+            mistake = f"similarities are multiplied by {own.name} instead of divided"
+            yield Reading({"scale": own.name}, mistake, f"{own.name} means 1 / temperature")
+
+
+def reading(signature: Signature, form: Form, keywords: Collection[str], loss: str = "") -> str:
+    """Return what each parameter of a target gets, in one line.
+
+    Args:
+        signature: its parameters.
+        form: how it is called.
+        keywords: the names in the catalogue of the further arguments that are passed.
+        loss: the loss that it claims to compute, short name in the catalogue; "" if unknown.
+    """
+    given = {**form.given, "labels": form.given.get("labels", "class ids [items]")}
+    one_each = LOSSES[loss].targets != "labels" if loss in LOSSES else form.call == "views"
+    if one_each:
+        given["labels"] = "one class per item [items]" if signature.requires("labels") else ""
+    constructor, call = _passed(signature, form, given if form.several else form.given, {it: it for it in keywords})
+    line = ", ".join(f"{name} = {words}" for name, words in {**constructor, **call}.items())
+    return f"{READING}{line}"
+
+
+READING = "reading: "
+
+
+def _passed(
+    signature: Signature, form: Form, given: Mapping[str, str], keywords: Mapping[str, str], **facts: Any
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return what each parameter of the constructor and of the call gets, in words or as code."""
+    positional, more = dict(given), dict(keywords)
+    if form.several and (labels := positional.pop("labels", "")) and signature.keyword("labels"):
+        more["labels"] = labels
+    values = [*positional.values()]
+    if form.call == "similarities":
+        if signature.keyword("temperature") is None and "temperature" in more:
+            values[0] += f" / {more.pop('temperature')}"
+        values = values[: max(len(signature.places), 1)]
+    if signature.labels_first and form.call in ("labels", "partners", "mask", "similarities"):
+        values.reverse()
+    return signature.arguments(values, more, **facts)
+
+
+def wrapper(spec: object, signature: Signature, form: Form) -> list[str]:
     """Return the lines of a function that calls a target, with ``...`` for unknown arguments.
 
     Args:
         spec: the target, or the text that names it.
         signature: its parameters.
-        call: one of ``CALLS``: how the wrapper is called.
+        form: how the wrapper is called.
     """
     place, _, attribute = describe(spec).rpartition(":")
     module = re.sub(r"\.py$", "", place.rpartition("/")[2])
     root, _, rest = attribute.partition(".")
-    own = _OWN[call]
-    values = iter(re.findall(r"\w+(?=,|=|$)", own.replace("=None", "")))
-    signature_text = partial(_arguments, signature=signature)
+    names = {name: name for name in form.given}
+    if form.several and signature.keyword("labels") is not None:
+        names["labels"] = "labels"
+    first = next(iter(names))
+    features = form.call == "features"
+    facts = {
+        "batch_size": f"len({first})",
+        "n_views": f"{first}.shape[1]" if features else "2" if form.call == "views" else "1",
+        **{"device": f"{first}.device", "dim": f"{first}.shape[-1]", "world_size": "1", "rank": "0"},
+    }
+    constructor, call = _passed(signature, form, names, {"temperature": "temperature"}, facts=facts)
     importable = "<" not in attribute and bool(root)
     start = f"from {module} import {root}" if importable else "target = ...  # a local function has no name to import"
-    lines = [start, "", "", f"def loss({own}, temperature):"]
     thing = (f"{root}.{rest}" if rest else root) if importable else "target"
+    own = f"adapted_{re.sub(chr(92) + 'W', '_', attribute) if importable else 'target'}"
     if signature.constructs:
-        thing = f"{thing}({', '.join(signature_text(signature.constructor.values(), iter(())))})"
+        thing = f"{thing}({', '.join(_code(signature, signature.constructor, constructor))})"
         thing += "" if any("__call__" in vars(kind) for kind in signature.thing.__mro__) else ".forward"
-    given = ", ".join(signature_text(signature.named, values))
+    given = ", ".join(_code(signature, signature.call, call))
     if signature.keys:
         given = "{" + re.sub(r"(\w+)=", r'"\1": ', given) + "}"
+    imports = ["import torch", ""] if "torch." in thing + given else []
+    lines = [*imports, start, "", "", f"def {own}({', '.join(names)}, temperature):"]
     return [*lines, f"    return {thing}({given})  # return only the loss, as a tensor"]
 
 
-def _arguments(parameters: Any, values: Iterator[str], signature: Signature) -> Iterator[str]:
-    temperature = signature.keyword("temperature")
-    places = {p.name for p in signature.places}
-    for p in parameters:
+def _code(signature: Signature, parameters: Mapping[str, Any], values: Mapping[str, str]) -> Iterator[str]:
+    """Yield the arguments of a call as code."""
+    for p in parameters.values():
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
             continue
-        fact = next((fact for fact, names in FACTS.items() if p.name in names), "")
-        known = {"batch_size": "...", "device": '"cpu"', "world_size": "1", "rank": "0"}.get(fact, "...")
-        if temperature is not None and p.name == temperature.name:
-            inverse = p.name not in ("temperature", "tau", "temp", "T", "t")
-            yield f"{p.name}={'1 / temperature' if inverse else 'temperature'}"
-        elif p.name in signature.init:
-            yield f"{p.name}={signature.init[p.name]!r}"
-        elif p.name in places and (value := next(values, None)):
-            yield f"{p.name}={value}" if p.kind is not p.POSITIONAL_ONLY else value
-        elif p.default is p.empty:
-            yield f"{p.name}={known}"
+        value = repr(signature.init[p.name]) if p.name in signature.init else values.get(p.name)
+        if value is None and p.default is p.empty:
+            value = "..."
+        if value is not None:
+            value = re.sub(r"\Alog\((.*)\)\Z", r"torch.as_tensor(\1, dtype=torch.float64).log()", value)
+            yield value if p.kind is p.POSITIONAL_ONLY else f"{p.name}={value}"
 
 
 def cannot_be_called(spec: object, signature: Signature, failures: Sequence[tuple[Form, str]]) -> list[str]:
     """Return the lines of the error for a target that no form fits.
+
+    The error of the most plausible form comes first: an error of the machine, such as a missing GPU, or else that of
+    the first form.
 
     Args:
         spec: the target, or the text that names it.
         signature: its parameters.
         failures: the forms that were tried, and the errors.
     """
-    (first, error), *others = failures
-    calls = dict.fromkeys(form.call for form, _ in others if form.call != first.call)
-    also = f"; other calls fail too: {', '.join(calls)}" if calls else ""
+    form, error = next((one for one in failures if _OF_MACHINE.search(one[1])), failures[0])
+    several = len({it.arrays for it, _ in failures}) > 1
+    others: dict[str, str] = {}
+    for it, words in failures:
+        if _line(words) not in (_line(error), *others.values()):
+            others.setdefault(f"{it.call}{f', {it.arrays} arrays' if several else ''}", _line(words))
     return [
-        f"called with {first.call} on a small batch, it fails: {error}{also}",
+        f"called with {form.call} on a small batch, it fails: {error}",
+        *(f"    {name}: {words}" for name, words in others.items()),
         "To call it in another way, pass --call or --init. Or copy this wrapper, fill in each ..., and check it:",
         "",
-        *(f"    {line}".rstrip() for line in wrapper(spec, signature, first.call)),
+        *(f"    {line}".rstrip() for line in wrapper(spec, signature, replace(form, labels=""))),
     ]
+
+
+_OF_MACHINE = re.compile(r"cuda|nvidia|\bgpu\b|No module named", re.IGNORECASE)
+
+
+def _line(error: str) -> str:
+    first, _, rest = error.partition("\n")
+    return f"{first[:160]}{'...' if rest or len(first) > 160 else ''}"

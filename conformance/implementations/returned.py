@@ -20,14 +20,14 @@ LOGITS = "logits and labels"
 
 def parts_of(returned: Any) -> dict[str, Any] | None:
     """Return the results of a tuple, a list, a mapping or a dataclass by name or position; None for anything else."""
+    fields = dataclasses.fields(returned) if dataclasses.is_dataclass(returned) else ()
+    attributes = {} if isinstance(returned, type) else {one.name: getattr(returned, one.name) for one in fields}
     if isinstance(returned, Mapping):
-        return {str(name): value for name, value in returned.items()}
+        return {str(name): value for name, value in returned.items()} or attributes
     if isinstance(returned, (tuple, list)):
         names = getattr(returned, "_fields", range(len(returned)))
         return {str(name): value for name, value in zip(names, returned, strict=True)}
-    if dataclasses.is_dataclass(returned) and not isinstance(returned, type):
-        return {one.name: getattr(returned, one.name) for one in dataclasses.fields(returned)}
-    return None
+    return attributes or None
 
 
 def choose(parts: Mapping[str, Any], size: Callable[[Any], int | None]) -> str:

@@ -7,6 +7,7 @@ parameters, and every guess is reported.
 from __future__ import annotations
 
 import ast
+import importlib.util
 import inspect
 import math
 import re
@@ -24,10 +25,13 @@ import torch
 
 from ..suite.cases import Case
 from ..suite.catalogue import CHOICES, IGNORED, LOSSES, NUMBERS, TOWER_TARGETS, WEIGHTS, choice_of
-from .base import ARRAY_OPTIONS, OPT_IN, Support
+from .base import ARRAY_OPTIONS, OPT_IN, Support, items_of
 from .sandbox import TargetError, TargetMisused
 
-CALLS = ("labels", "features", "views", "towers", "stacked", "interleaved", "similarities", "pairs", "command")
+CALLS = (
+    *("labels", "partners", "mask", "features", "views", "towers", "stacked", "interleaved", "similarities"),
+    *("pairs", "command"),
+)
 ARRAYS = ("torch", "numpy", "jax")
 EVERY = "*"
 """The claimed value of an option that the target takes by keyword."""
@@ -35,8 +39,11 @@ EVERY = "*"
 TEMPERATURES = ("temperature", "tau", "temp", "T", "t")
 INVERSES = ("logit_scale", "scale", "inv_temperature", "inverse_temperature", "inv_temp", "inv_tau")
 """Names of 1 / temperature."""
-LOGARITHMS = ("log_temperature", "log_temp", "log_tau", *(f"log_{name}" for name in INVERSES))
-"""Names of log(temperature) or, for ``log_scale`` and the like, of log(1 / temperature)."""
+LOGARITHMS = ("log_temperature", "log_temp", "log_tau", "t_prime", *(f"log_{name}" for name in INVERSES))
+"""Names of log(temperature) or, for ``log_scale``, ``t_prime`` and the like, of log(1 / temperature)."""
+
+LOG_DEFAULTS = (math.log(1 / 0.07), math.log(10))
+"""Defaults that show that a scale is given by its logarithm: those of CLIP and of the sigmoid loss."""
 
 PARTNERS = (
     *("partners", "partner", "positive_index", "positive_idx", "pos_index", "pos_idx"),
@@ -47,7 +54,7 @@ PARTNERS = (
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "temperature": (*TEMPERATURES, *INVERSES, *LOGARITHMS),
     "base_temperature": ("base_temperature", "base_temp"),
-    "bias": ("bias", "logit_bias"),
+    "bias": ("bias", "logit_bias", "b"),
     "labels": ("labels", "label", "targets", "target", "y", "classes", "class_labels", "y_true", "ids"),
     "hard_negatives": (
         *("hard_negatives", "hard_negs", "hard_negative_embeddings", "hard_negatives_embeddings"),
@@ -73,7 +80,7 @@ FACTS: Mapping[str, tuple[str, ...]] = {
 ONLY_REQUIRED = ("dim", "world_size", "rank")
 """Facts that are passed only to parameters without a default."""
 
-_DOUBTFUL = ("t", "scale", "similarity")
+_DOUBTFUL = ("t", "scale", "similarity", "b")
 """Names of options that may be arrays if they are the first or second parameter."""
 
 _MARKS = {"torch": ("torch", "Tensor"), "jax": ("jax", "jnp"), "numpy": ("numpy", "np.", "npt.")}
@@ -81,6 +88,11 @@ _MARKS = {"torch": ("torch", "Tensor"), "jax": ("jax", "jnp"), "numpy": ("numpy"
 
 
 Bound = tuple[dict[str, Any], list[Any], dict[str, Any]]
+
+FACTS_IN_WORDS = {
+    **{"batch_size": "batch size", "n_views": "number of views", "device": "device", "dim": "D"},
+    **{"world_size": "1", "rank": "0"},
+}
 
 
 class Signature:
@@ -95,18 +107,19 @@ class Signature:
         named: the parameters of the call, without ``*args`` and ``**keywords``.
         keys: if the call takes a single mapping: the keys that it reads. In ``call``, they replace the mapping.
         takes_anything: whether the call or the constructor has ``**keywords``.
+        scale: the parameter that gets 1 / temperature although its name does not show it; "" if there is none.
     """
 
-    def __init__(self, thing: Any, init: Mapping[str, Any] = MappingProxyType({})) -> None:
+    def __init__(self, thing: Any, init: Mapping[str, Any] = MappingProxyType({}), scale: str = "") -> None:
         """Read the signatures.
 
         Raises:
             TargetError: it cannot be called.
-            TargetMisused: ``init`` names an unknown parameter.
+            TargetMisused: ``init`` or ``scale`` names an unknown parameter.
         """
         if not callable(thing):
             raise TargetError(f"it is {kind_of(thing)}, which cannot be called")
-        self.thing, self.init, self.constructs = thing, dict(init), isinstance(thing, type)
+        self.thing, self.init, self.constructs, self.scale = thing, dict(init), isinstance(thing, type), scale
         self.call = _parameters(_called(thing))
         self.constructor = _parameters(thing) if self.constructs else {}
         if self.constructs:
@@ -115,18 +128,19 @@ class Signature:
         self.named = [p for p in self.call.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
         self.takes_anything = _takes_anything(self.call) or _takes_anything(self.constructor)
         known = [name for name in (*self.constructor, *self.call) if name not in ("args", "kwargs")]
-        for name in self.init:
-            if name not in known and not self.takes_anything:
-                raise TargetMisused(f"--init {name}: the target has no such parameter; it has {', '.join(known)}")
+        for option, names in (("init", [*self.init]), ("scale", [scale] * bool(scale))):
+            for name in names:
+                if name not in known and not (option == "init" and self.takes_anything):
+                    raise TargetMisused(
+                        f"--{option} {name}: the target has no such parameter; it has {', '.join(known)}"
+                    )
 
     def _read_keys(self) -> list[str]:
         """Replace a single required mapping by the keys that the source reads from it; return these keys."""
         required = [p for p in self.call.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
         if len(required) != 1 or required[0] is not next(iter(self.call.values())):
             return []
-        source = ""
-        with suppress(OSError, TypeError):
-            source = inspect.getsource(inspect.unwrap(_called(getattr(self.thing, "func", self.thing))))
+        source = _source_of(_called(getattr(self.thing, "func", self.thing)))
         keys = [*dict.fromkeys(re.findall(rf"""\b{required[0].name}\[["'](\w+)["']\]""", source))]
         if keys:
             _, *others = self.call.items()
@@ -137,6 +151,8 @@ class Signature:
     def keyword(self, name: str) -> inspect.Parameter | None:
         """Return the parameter for an option of the catalogue; None if there is none or the user gives its value."""
         words = ALIASES.get(name, (name,))
+        if name == "temperature" and self.scale:
+            words = (self.scale,)
         found = (own[word] for own, word in product((self.constructor, self.call), words) if word in own)
         usable = (p for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
         return next((p for p in usable if p.name not in self.init and not self._doubtful(p)), None)
@@ -160,10 +176,16 @@ class Signature:
         named = [p.name.lower() in (*ALIASES["labels"], *PARTNERS) for p in self.places[:2]]
         return named == [True, False]
 
-    @property
-    def takes_partners(self) -> bool:
-        """Whether the names show that the first or second array is the row of each row's positive."""
-        return any(p.name.lower() in PARTNERS for p in self.places[:2])
+    @cached_property
+    def documentation(self) -> str:
+        """The name and the docstrings of the target, in lower case."""
+        plain = inspect.unwrap(getattr(self.thing, "func", self.thing))
+        kind = plain if isinstance(plain, type) or inspect.isroutine(plain) else type(plain)
+        called = _called(kind) if isinstance(kind, type) and not inspect.isroutine(plain) else None
+        texts = (getattr(one, name, None) for one in (kind, called) for name in ("__name__", "__doc__"))
+        # A class without a docstring may inherit that of a library.
+        inherited = {text for base in getattr(kind, "__mro__", ())[1:] if (text := base.__doc__)}
+        return " ".join(text for text in texts if isinstance(text, str) and text not in inherited).lower()
 
     def requires(self, name: str) -> bool:
         """Whether the target has a required parameter for an option of the catalogue."""
@@ -223,9 +245,23 @@ class Signature:
             given = [mapping | {key: call.pop(key) for key in self.keys if key in call}]
         return constructor, given, call
 
+    def arguments(
+        self, positional: Sequence[str], keywords: Mapping[str, str], facts: Mapping[str, str] = FACTS_IN_WORDS
+    ) -> tuple[dict[str, str], dict[str, str]]:
+        """Return what ``bind`` passes to each parameter of the constructor and of the call, in words or as code."""
+        constructor, given, call = self.bind(positional, keywords, facts)
+        for k, value in enumerate(given):
+            own = value if isinstance(value, dict) else {self.named[k].name if k < len(self.named) else f"*{k}": value}
+            call = {**own, **call}
+        ordered = {name: call[name] for name in self.call if name in call}
+        return constructor, {**ordered, **call}
+
     def _temperature(self, word: str, temperature: Any) -> Any:
-        """Convert the temperature to the value of a parameter, such as a logarithm or an inverse."""
+        """Convert the temperature to the value of a parameter, such as a logarithm or an inverse; also in words."""
         logarithm = self.is_logarithm(word)
+        if isinstance(temperature, str):
+            value = f"1 / {temperature}" if self.inverted(word) else temperature
+            return f"log({value})" if logarithm else value
         value = 1 / temperature if self.inverted(word) else temperature
         return torch.as_tensor(value, dtype=torch.float64).log() if logarithm else value
 
@@ -250,23 +286,28 @@ class Signature:
 
     def inverted(self, word: str) -> bool:
         """Whether a parameter is 1 / temperature or log(1 / temperature)."""
-        return word.removeprefix("log_") not in TEMPERATURES or (word == "t" and self.is_logarithm(word))
+        outside = word.removeprefix("log_") not in TEMPERATURES or (word == "t" and self.is_logarithm(word))
+        return outside or word == self.scale
 
     def is_logarithm(self, word: str) -> bool:
-        """Whether a parameter is a logarithm of the temperature or its inverse, by its name or by exp in the source."""
+        """Whether a parameter is a logarithm of the temperature or its inverse.
+
+        The name, the default or exp in the source show it.
+        """
         if word in LOGARITHMS:
             return True
-        if word not in (*INVERSES, "t"):
+        if word not in (*INVERSES, "t", self.scale):
             return False
-        return _is_exponentiated(word, self._source)
+        default = getattr({**self.call, **self.constructor}.get(word), "default", None)
+        known = isinstance(default, float) and any(abs(default - it) < 1e-3 for it in LOG_DEFAULTS)
+        return known or _is_exponentiated(word, self.source, getattr(_function_of(self.thing), "__globals__", {}))
 
     @cached_property
-    def _source(self) -> str:
+    def source(self) -> str:
         """The source of the function or the class; "" if it cannot be read."""
         plain = inspect.unwrap(getattr(self.thing, "func", self.thing))
-        with suppress(OSError, TypeError):
-            return inspect.getsource(plain if inspect.isroutine(plain) or isinstance(plain, type) else type(plain))
-        return ""
+        scripted = hasattr(plain, "code") and hasattr(plain, "graph")
+        return _source_of(plain if inspect.isroutine(plain) or isinstance(plain, type) or scripted else type(plain))
 
 
 SCALARS = (*NUMBERS, *CHOICES)
@@ -289,28 +330,58 @@ _COPIES = {"float", "double", "to", "type_as", "squeeze", "view", "reshape", "it
 """Functions and methods whose result is still a logarithm if their first operand is one."""
 
 
-def _is_exponentiated(word: str, source: str) -> bool:
-    """Return whether a source takes the exponential of a variable or an attribute, possibly after limiting it."""
+def _is_exponentiated(word: str, source: str, known: Mapping[str, Any], depth: int = 3) -> bool:
+    """Return whether a source takes the exponential of a variable or an attribute, possibly after limiting it.
+
+    Args:
+        word: the name of the variable.
+        source: the source of a function or a class.
+        known: the names in the module of the source. Functions among them are followed ``depth`` times.
+        depth: see ``known``.
+    """
     try:
         nodes = [*ast.walk(ast.parse(textwrap.dedent(source)))]
     except SyntaxError:  # for example a lambda that ends in the middle of a line
         return re.search(rf"\bexp\(\s*(self\.)?{word}\s*[),]|\b{word}\.exp\(", source) is not None
     names = {word}
+    own = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef)}
 
     def operands(call: ast.Call) -> list[ast.expr]:
         of_method = [call.func.value] if isinstance(call.func, ast.Attribute) else []
-        return [*of_method, *call.args]
+        return [*of_method, *call.args, *(it.value for it in call.keywords)]
 
     def is_one(node: ast.expr) -> bool:
+        if isinstance(node, ast.UnaryOp):
+            return is_one(node.operand)
         if isinstance(node, ast.Call):
             return _name(node.func) in _LIMITS | _COPIES and any(map(is_one, operands(node)))
         return _name(node) in names
 
+    def in_helper(call: ast.Call) -> bool:
+        """Return whether a function takes the exponential of its argument, which is the variable."""
+        name = _name(call.func)
+        if not depth or name in _LIMITS | _COPIES or not any(map(is_one, operands(call))):
+            return False
+        text = ast.unparse(own[name]) if name in own else _source_of(known.get(name))
+        parameters = [*own[name].args.args] if name in own else []
+        listed = [it.arg for it in parameters if it.arg != "self"] or [*_parameters(known.get(name))]
+        pairs = [*zip(listed, call.args, strict=False), *((it.arg, it.value) for it in call.keywords)]
+        given = [parameter for parameter, value in pairs if parameter and is_one(value)]
+        return any(_is_exponentiated(it, text, known, depth - 1) for it in given)
+
     for node in nodes:
         if isinstance(node, ast.Assign) and is_one(node.value):
             names |= {_name(target) for target in node.targets}
-    calls = (node for node in nodes if isinstance(node, ast.Call) and _name(node.func) == "exp")
-    return any(is_one(one) for call in calls for one in operands(call))
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    direct = (one for call in calls if _name(call.func) in ("exp", "exp_") for one in operands(call))
+    return any(map(is_one, direct)) or any(map(in_helper, calls))
+
+
+def _source_of(thing: Any) -> str:
+    """Return the source of a function, a class or a TorchScript function; "" if it cannot be read."""
+    with suppress(OSError, TypeError, RuntimeError):
+        return str(thing.code) if hasattr(thing, "graph") else inspect.getsource(inspect.unwrap(thing))
+    return ""
 
 
 def _name(node: ast.expr) -> str:
@@ -331,6 +402,14 @@ def _called(thing: Any) -> Any:
 
 
 def _parameters(called: Any) -> dict[str, inspect.Parameter]:
+    if arguments := getattr(getattr(called, "schema", None), "arguments", None):  # TorchScript
+        kind, empty = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty
+        given = [one for one in arguments if one.name != "self"]
+        defaults = {one.name: one.default_value if one.has_default_value() else empty for one in given}
+        return {
+            one.name: inspect.Parameter(one.name, kind, default=defaults[one.name], annotation=str(one.type))
+            for one in given
+        }
     with suppress(TypeError, ValueError):
         return dict(inspect.signature(called).parameters)
     return {}
@@ -340,34 +419,35 @@ def _takes_anything(parameters: Mapping[str, inspect.Parameter]) -> bool:
     return any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
-def guess_arrays(thing: Any) -> tuple[str, str]:
-    """Guess which arrays a target takes, from its annotations or else from the imports of its module.
-
-    Returns:
-        One of ``ARRAYS``, and what it was guessed from.
-
-    Raises:
-        TargetMisused: its module imports both torch and jax.
-    """
-    if is_module(thing):
-        return "torch", "its class, a torch module"
+def _function_of(thing: Any) -> Any:
+    """Return the Python function that runs when a target is called."""
     plain = inspect.unwrap(getattr(thing, "func", thing))
     called = getattr(plain, "__func__", plain)
-    if not inspect.isfunction(called):
-        called = _called(plain if isinstance(plain, type) else type(plain))
+    if inspect.isfunction(called) or hasattr(called, "schema"):
+        return called
+    return _called(plain if isinstance(plain, type) else type(plain))
+
+
+def guess_arrays(thing: Any) -> tuple[tuple[str, ...], str]:
+    """Guess which arrays a target takes.
+
+    Returns:
+        The kinds of arrays (``ARRAYS``) to try in turn, and what they were guessed from. There is only one if the class
+        or annotations show it. Otherwise, torch comes first, then jax if the module imports it. If jax is not
+        installed, it is left out.
+    """
+    if is_module(thing):
+        return ("torch",), "its class, a torch module"
+    called = _function_of(thing)
     annotations = " ".join(map(str, getattr(called, "__annotations__", {}).values()))
     shown = [arrays for arrays, marks in _MARKS.items() if any(mark in annotations for mark in marks)]
     if shown:
-        return shown[0], "its annotations"
+        return (shown[0],), "its annotations"
     values = getattr(called, "__globals__", {}).values()
     names = [v.__name__ if inspect.ismodule(v) else getattr(v, "__module__", "") if callable(v) else "" for v in values]
     packages = {str(name).partition(".")[0] for name in names}
-    if {"torch", "jax"} <= packages:
-        raise TargetMisused("its module imports both torch and jax: choose one with --arrays")
-    for arrays in _MARKS:
-        if arrays in packages:
-            return arrays, f"what its module imports ({arrays})"
-    return "numpy", "its module, which imports neither torch nor jax"
+    kinds = [it for it in ARRAYS if it != "jax" or importlib.util.find_spec("jax")]
+    return tuple(sorted(kinds, key=lambda it: (it != "torch", it == "numpy" and "jax" in packages))), ""
 
 
 def _check_name(what: str, given: str, known: Collection[str]) -> None:
@@ -400,6 +480,7 @@ class Claim:
         passed: the keywords of the catalogue that are passed. All their values are judged.
         required: the passed arrays that the target requires. Only cases with these arrays are judged.
         default_temperature: the temperature that the target uses if none is passed; None if it has no such default.
+        unused: optional parameters for further negatives, which the loss does not have and which are never passed.
     """
 
     loss: str
@@ -411,6 +492,7 @@ class Claim:
     passed: frozenset[str] = frozenset()
     required: frozenset[str] = frozenset()
     default_temperature: float | None = None
+    unused: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         """Check that the claim does not contradict itself.
@@ -437,6 +519,12 @@ class Claim:
         towers = self.call in ("views", "towers", "similarities")
         return towers and "direction" not in self.passed and one
 
+    @property
+    def direction_weights(self) -> tuple[float, ...]:
+        """The claimed weights of the directions; () if none are claimed."""
+        found: Any = self.settings.get("direction_weights", ((),))
+        return tuple(found[0])
+
     def values_of(self, option: str) -> tuple[object, ...] | None:
         """Return the values of an option that are judged; None for every value."""
         by_harness = {"direction": self.directed_here}
@@ -454,20 +542,26 @@ class Claim:
         entry = LOSSES[self.loss]
         judged = {option: self.values_of(option) for option in entry.scalars}
         options = {option: values for option, values in judged.items() if values is not None}
+        if self.direction_weights:
+            options["direction_weights"] = (self.direction_weights,)
         if self.temperature is not None:
             options = {"temperature": (self.temperature,), **options}
         # The arrays that this call cannot pass.
-        by_partners = entry.targets == "partners" and "partners" not in self.passed and self.call != "command"
-        without = {"ref_embeddings"} if by_partners or self.call == "features" else set()
-        without |= {"anchors"} if by_partners and self.call != "labels" else set()
+        by_partners = entry.targets == "partners" and self.call not in ("partners", "command")
+        one_matrix = self.call in ("mask", "features") or (self.call == "views" and not entry.two_towers)
+        without = {"ref_embeddings"} if by_partners or one_matrix else set()
+        without |= {"anchors"} if by_partners and self.call not in ("labels", "mask") else set()
         # For other calls, pairproof reorders the rows or swaps the towers, so weights and ignored pairs would not fit.
-        in_order = self.call in ("labels", "pairs", "towers", "command") or (self.call == "views" and entry.two_towers)
+        in_order = self.call in ("labels", "partners", "mask", "pairs", "towers", "command")
+        in_order = in_order or (self.call == "views" and entry.two_towers)
         in_order = in_order and not self.directed_here
         without |= set() if in_order else {*IGNORED, *WEIGHTS, "direction_weights"}
         arrays = dict.fromkeys((*ARRAY_OPTIONS, *(TOWER_TARGETS if entry.two_towers else ())))
-        lacks = tuple(name for name in arrays if name in without or name not in self.passed)
-        also = tuple((f"has no {name}, which the target requires", _without(name)) for name in sorted(self.required))
-        return Support((self.loss,), options, lacks, also, tuple(self.passed & {*OPT_IN, *TOWER_TARGETS}))
+        lacks = tuple(name for name in arrays if name not in options and (name in without or name not in self.passed))
+        also = [(f"has no {name}, which the target requires", _without(name)) for name in sorted(self.required)]
+        if self.call == "views" and entry.targets == "labels":
+            also.append(("its items do not have two views", lambda case: len(items_of(case)[0]) != 2))
+        return Support((self.loss,), options, lacks, tuple(also), tuple(self.passed & {*OPT_IN, *TOWER_TARGETS}))
 
 
 def _without(name: str) -> Callable[[Case], bool]:
@@ -506,7 +600,10 @@ def complete(claim: Claim, signature: Signature | None) -> tuple[Claim, list[str
         if "negatives" in required and "direction" not in {*settings, *passed}:
             settings["direction"] = LOSSES[claim.loss].default("direction", required)
             notes.append("direction: a_to_b is claimed, the default with negatives, which the target requires")
-        claim = replace(claim, required=frozenset(required), default_temperature=signature.default_temperature)
+        queues = [signature.keyword(name) for name in ("negatives", "hard_negatives") if name not in passed]
+        unused = frozenset(queue.name for queue in queues if queue is not None)
+        at = signature.default_temperature
+        claim = replace(claim, required=frozenset(required), default_temperature=at, unused=unused)
     claim = replace(claim, settings=settings, passed=frozenset(passed), temperature=temperature)
     if signature is not None and claim.reduced_here:
         notes.append("reduction: the target returns one value per anchor; pairproof reduces them")
@@ -554,10 +651,10 @@ def _keywords(claim: Claim, claimed: set[str], signature: Signature, notes: list
             passed.add(name)
             if found.name != name:
                 notes.append(f"{name}: passed as {found.name}")
-    if claim.call == "features" and signature.keyword("mask") is not None and "positives" in entry.keywords:
+    masked = claim.call == "features" and signature.keyword("mask") is not None and "positives" in entry.keywords
+    if masked and not signature.requires("labels"):  # a mask and labels contradict each other
         passed.add("positives")
-    if claim.call == "labels" and entry.targets == "partners" and signature.takes_partners:
-        passed.add("partners")
+    passed |= {"partners": {"partners"}, "mask": {"positives"} & {*entry.keywords}}.get(claim.call, set())
     if passed:
         notes.append(f"passed by keyword, and judged for all values: {', '.join(sorted(passed))}")
     return passed
@@ -589,7 +686,9 @@ def _temperature(claim: Claim, signature: Signature, notes: list[str]) -> float 
         found = found.item()
     if isinstance(found, bool) or not isinstance(found, (int, float)):
         missing = "the target takes no argument temperature (or tau, or logit_scale)"
-        raise TargetMisused(f"{missing}: pass the temperature that is built in with --temperature")
+        known = [p.name for p in (*signature.constructor.values(), *signature.named) if isinstance(p.default, float)]
+        scale = f", or name the parameter that is 1/temperature with --scale {'|'.join(known)}" if known else ""
+        raise TargetMisused(f"{missing}: pass the temperature that is built in with --temperature{scale}")
     found = float(found)
     notes.append(f"temperature: {found!r} is built in, an attribute of the instance; override with --temperature")
     decimal = float(str(np.float32(found)))
@@ -610,12 +709,31 @@ def _checked_settings(claim: Claim) -> dict[str, object]:
             raise TargetMisused(f"{entry.function} has no option {name!r}; known: {known}")
         if value == EVERY:
             continue
+        if name == "direction_weights":
+            checked[name] = (_checked_weights(value),)  # one claimed value
+            continue
         if name in ARRAY_OPTIONS:
             raise TargetMisused(f"{name} is an array: claim {name}=*, which means that it is taken by keyword")
         values = value if isinstance(value, tuple) else (value,)
         found = tuple(_checked_value(name, one, entry.choices.get(name)) for one in values)
         checked[name] = found if len(found) > 1 else found[0]
     return checked
+
+
+def _checked_weights(value: object) -> tuple[float, ...]:
+    """Return the weights of the two directions from a text such as "0.75,0.25", or from two numbers."""
+    parts = (
+        value.strip("()[] ").split(",")
+        if isinstance(value, str)
+        else [*value]
+        if isinstance(value, (tuple, list))
+        else []
+    )
+    with suppress(TypeError, ValueError):
+        found = tuple(map(float, parts))
+        if len(found) == 2 and all(0 <= weight < math.inf for weight in found):
+            return found
+    raise TargetMisused(f"direction_weights: expected two numbers such as 0.75,0.25 or *, got {value!r}")
 
 
 def _checked_value(name: str, value: object, choices: tuple[object, ...] | None) -> object:

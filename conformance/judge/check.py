@@ -15,7 +15,7 @@ import re
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -31,6 +31,7 @@ from ..documents.load import load_worked
 from ..implementations.base import Deviation, one_thread
 from ..implementations.callable import External
 from ..implementations.child import load_loss
+from ..implementations.forms import READING
 from ..implementations.sandbox import NoCallFits, TargetError, TargetMisused
 from ..implementations.signatures import Claim
 from ..suite.cases import Case
@@ -113,6 +114,8 @@ class CheckResult:
             ``thorough``.
         shrunk: the smallest failing random batch that was found. Set only if no stored case of its level or a lower one
             fails.
+        question: a question about another reading of the signature (``forms.Reading``), in which all judged cases pass;
+            "" if there is none.
         wrong_from: the number of rows and of columns from which the target fails, if it fails only on random batches
             of training size and cases above the required level; else "".
     """
@@ -137,7 +140,13 @@ class CheckResult:
     limits: list[Limit] = field(default_factory=list)
     untried: list[str] = field(default_factory=list)
     shrunk: Shrunk | None = None
+    question: str = ""
     wrong_from: str = ""
+
+    @property
+    def reading(self) -> str:
+        """What each parameter of the target gets; "" for a command."""
+        return next((note for note in self.notes if note.startswith(READING)), "")
 
     @property
     def level(self) -> Level:
@@ -317,6 +326,7 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
         collected = joint.Collector(options, target.claim.call)
         every: list[Case | FreshBatch] = [*cases, *fresh]
         training: dict[str, tuple[Case, list[str], Outcome, Truth | Expected, bool]] = {}
+        judged: list[tuple[Case, GoldenCase | None]] = []
         for chosen in tracked("cases", every, len(every), progress):
             if chosen.id in same:
                 result.left_out[SAME] += 1
@@ -327,6 +337,7 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
             watch.note()
             if any(one.status is not Status.SKIPPED for one in checks):
                 tried.note(case)
+                judged.append((case, golden))
             else:
                 why = " and ".join(dict.fromkeys(one.message for one in checks))
                 tried.note_skipped(case, why, drawn=isinstance(chosen, FreshBatch))
@@ -383,6 +394,8 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
         if not request.cases:
             result.limits = find_limits(target, target.claim, dtypes)
         result.notes = target.notes
+        if result.failures_required:
+            result.question = _question(request, target, known, stored, judged, dtypes)
     result.untried = tried.missing()
     report.cases_chosen = len(cases) - result.left_out.total()
     result.gradients_judged = bool(target.gradients_judged)
@@ -394,6 +407,33 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
     if result.verdict == COULD_NOT:
         report.problems.append(result.summary)
     return result
+
+
+def _question(
+    request: Request,
+    target: External,
+    declared: Sequence[Deviation],
+    stored: Mapping[Case, GoldenCase | None],
+    judged: Sequence[tuple[Case, GoldenCase | None]],
+    dtypes: Sequence[str],
+) -> str:
+    """Return the question about another reading of the signature in which every judged case passes; "" if none is.
+
+    The smallest cases are tried first, and the first failure ends the trial. The verdict does not change.
+    """
+
+    def passes(target: External, case: Case, golden: GoldenCase | None) -> bool:
+        ordinary = probes(stored, target.claim)
+        checks = judge_target(request, target, case, golden, dtypes, ordinary)
+        return all(one.status in (Status.PASSED, Status.DEVIATES) or is_above(one, request.required) for one in checks)
+
+    in_turn = sorted(judged, key=lambda one: one[0].size)
+    for reading in target.readings:
+        options: dict[str, Any] = {**reading.options}
+        with suppress(UsageError, CouldNotRun), closing(load_target(replace(request, **options), declared)) as other:
+            if in_turn and all(passes(other, *one) for one in in_turn):
+                return reading.question
+    return ""
 
 
 def inputs_of(
@@ -481,7 +521,8 @@ def load_target(request: Request, declared: Sequence[Deviation]) -> External:
         UsageError: an option is wrong or missing.
         CouldNotRun: the target cannot be loaded, or the device cannot be used.
     """
-    same = ("loss", "call", "arrays", "temperature", "normalised", "settings", "init", "result", "limit", "device")
+    same = ["loss", "call", "arrays", "temperature", "scale", "normalised", "settings", "init", "result", "limit"]
+    same.append("device")
     options = {name: getattr(request, name) for name in same}
     dtypes = tuple(dtype for dtype in DTYPES if dtype in (request.dtypes or External.dtypes))
     concerning = tuple(one for one in declared if one.concerns(request.loss, request.name))

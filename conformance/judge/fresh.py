@@ -389,7 +389,9 @@ def _with_targets(case: Case, claim: Claim, chance: random.Random) -> Case:
     """
     if not case.entry.two_towers or "negatives" in case.others:
         return case
-    if "direction_weights" in claim.passed and case.option("direction") == "both" and chance.random() < 0.5:
+    if claim.direction_weights and case.option("direction") == "both":
+        case = replace(case, keywords={**case.keywords, "direction_weights": claim.direction_weights})
+    elif "direction_weights" in claim.passed and case.option("direction") == "both" and chance.random() < 0.5:
         weights = [chance.choice((0.25, 0.5, 0.75, 1.0, 2.0)) for _ in range(2)]
         changed = replace(case, keywords={**case.keywords, "direction_weights": weights})
         case = case if claim.support.refuses(changed) else changed
@@ -466,8 +468,11 @@ def _factors(claim: Claim) -> dict[str, tuple[Any, ...]]:
     references = ["none"]
     if takes("ref_embeddings") and (entry.targets != "labels" or takes("ref_labels")):
         references += ["others", "own"] if takes("self_rows") else ["others"]
+    classes = CLASSES if entry.positives_by in ("labels", "pairs") else ("common",)
+    if claim.call == "views" and entry.targets == "labels":
+        classes = ("views",)  # every item has two views
     return {
-        "classes": CLASSES if entry.positives_by in ("labels", "pairs") else ("common",),
+        "classes": classes,
         "directed": (False, True) if entry.positives_by == "pairs" else (False,),
         "anchors": (False, True) if takes("anchors") else (False,),
         "mask": (False, True) if takes("positives") and not entry.two_towers else (False,),

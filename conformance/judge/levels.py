@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 import torch
@@ -24,12 +24,14 @@ from ..diagnose.variants import words_of
 from ..implementations.base import Deviation
 from ..implementations.callable import External
 from ..suite.cases import Case
+from ..suite.catalogue import WEIGHTS
 from ..suite.flags import first_untrue, strains_float32
 from ..suite.golden import Flag, GoldenCase, load_flags
 from ..suite.levels import Level
 from ..suite.records import Bounds, Matrix, Outcome, Truth
 from ..truth.baseline import plain_outcome
 from ..truth.compare import compare
+from ..truth.evaluate import truth
 from ..truth.tolerances import bounds, formula_bounds, unit_roundoff
 from .deviations import verdict
 from .results import Check
@@ -39,6 +41,11 @@ __all__ = ["IN_FLOAT32", "Level", "level_of", "level_of_case", "reviewed"]
 IN_FLOAT32 = "float64 inputs: the target computes in float32, so its results are judged by the bounds of float32"
 ROUNDS_TEMPERATURE = (
     "float64 inputs: the target rounds the temperature to float32, so its results are judged by the bounds of float32"
+)
+
+ROUNDS_WEIGHTS = (
+    "float64 inputs: the target rounds 1/|P| or the weights to float32, so its results are judged by the bounds of "
+    "float32"
 )
 
 POLICIES = ("lonely-anchors", "rows-without-negatives")
@@ -161,16 +168,19 @@ def _in_float32(target: External, outcome: Outcome, probes: Iterable[Case]) -> b
     """
     if target.in_float32 is None:
         kept = dict(target.outcomes)
-        chosen = [*islice((one for one in probes if not target.refuses(one)), TRIED)]
+        ordinary = (one for one in probes if not target.refuses(one))
+        chosen = [*islice(ordinary, TRIED)]
         target.in_float32 = IN_FLOAT32 if _computes_in_float32(target, chosen) else ""
         rounds = _rounds_temperature if target.claim.temperature is None else _rounds_built_in
         if not target.in_float32 and rounds(target, chosen):
             target.in_float32 = ROUNDS_TEMPERATURE
+        if not target.in_float32 and _rounds_weights(target, chain(chosen, ordinary)):
+            target.in_float32 = ROUNDS_WEIGHTS
         target.outcomes.clear()
         target.outcomes.update(kept)
         target.notes = (*target.notes, *filter(None, [target.in_float32]))
     fits = target.in_float32 == IN_FLOAT32 and _fits_float32(target, outcome)
-    return fits or target.in_float32 == ROUNDS_TEMPERATURE
+    return fits or target.in_float32 in (ROUNDS_TEMPERATURE, ROUNDS_WEIGHTS)
 
 
 def _computes_in_float32(target: External, probes: Iterable[Case]) -> bool:
@@ -238,6 +248,48 @@ def _rounds_built_in(target: External, probes: Iterable[Case]) -> bool:
         if found == PROBES:
             return True
     return False
+
+
+def _rounds_weights(target: External, probes: Iterable[Case]) -> bool:
+    """Return whether weights rounded to float32 explain the results of cases of ``PROBES`` sizes to float64 bounds.
+
+    A case counts if its number of rows is not a power of two and rounding changes its weights.
+    """
+    sizes = set[int]()
+    for case in probes:
+        rounded = _with_rounded_weights(case) if case.n & (case.n - 1) and case.n not in sizes else None
+        if rounded is None or (outcome := _evaluated(target, case)) is None:
+            continue
+        true = truth(rounded)
+        if compare(rounded, true, outcome, bounds(rounded, true, "float64"), "float64").ratio > 1:
+            return False
+        sizes.add(case.n)
+        if len(sizes) == PROBES:
+            return True
+    return False
+
+
+def _with_rounded_weights(case: Case) -> Case | None:
+    """Return a case whose weights, or the factors 1/|P| of its positives, are rounded to float32; None if none changes.
+
+    Factors are rounded as weights of positives, which are divided by their number.
+    """
+    given = {name: np.array(case.arguments[name], dtype=np.float64) for name in WEIGHTS if name in case.arguments}
+    rounded = {name: weights.astype(np.float32).astype(np.float64) for name, weights in given.items()}
+    if (
+        not given
+        and "weights_divisor" in case.entry.keywords
+        and not case.others
+        and case.arguments.keys() == {"labels"}
+    ):
+        positives = case.positives()
+        given["positive_weights"] = np.ones((case.n, case.n))
+        counts = np.array([max(len(positives[i]), 1) for i in range(case.n)], dtype=np.float64)[:, None]
+        factors = (1 / counts).astype(np.float32).astype(np.float64)
+        rounded["positive_weights"] = np.broadcast_to(factors * counts, (case.n, case.n))
+    if all((rounded[name] == weights).all() for name, weights in given.items()):
+        return None
+    return replace(case, arguments={**case.arguments, **{name: one.tolist() for name, one in rounded.items()}})
 
 
 def _plain(case: Case, temperature: float) -> Matrix:

@@ -373,18 +373,22 @@ class Request:
             which is constructed with the options that its constructor takes. With --call command, a shell command line.
         loss: The loss that the target should compute; see: pairproof list.
         call: The arguments of the target. By default, they are inferred from the parameter names, tried on a small
-            batch, and reported. labels: (embeddings, labels), or (embeddings, partners). features: (features,
-            labels=None, mask=None), with features of shape [items, views, dim]; there are two views if all classes have
-            even sizes, else three if all sizes are divisible by three, else one. views: (view_a, view_b). towers: the
-            same, for two encoders. stacked: (embeddings), all first views, then all second views. interleaved:
-            (embeddings), the views of an item in neighbouring rows. similarities: (matrix) or (matrix, labels), a
-            matrix of all similarities. pairs: (embeddings, positive_pairs). A queue is passed to a parameter named
-            negatives or queue. With --call command, the target is a program that reads and writes JSON lines.
-        arrays: Kind of arrays passed to the target: torch, numpy or jax. By default inferred from the imports of the
-            target, and reported.
+            batch, and reported. labels: (embeddings, labels). partners: (embeddings, partners), the row of each row's
+            positive. mask: (embeddings, mask), with a mask of positives [N, N]. features: (features, labels=None,
+            mask=None), with features of shape [items, views, dim]; there are two views if all classes have even sizes,
+            else three if all sizes are divisible by three, else one. views: (view_a, view_b), or (view_a, view_b,
+            labels) with the labels of the items. towers: the same, for two encoders. stacked: (embeddings), all first
+            views, then all second views. interleaved: (embeddings), the views of an item in neighbouring
+            rows. similarities: (matrix) or (matrix, labels), a matrix of all similarities. pairs:
+            (embeddings, positive_pairs). A queue is passed to a parameter named negatives or queue. With
+            --call command, the target is a program that reads and writes JSON lines.
+        arrays: Kind of arrays passed to the target: torch, numpy or jax. By default the first kind that raises no
+            error, and reported.
         temperature: The temperature that is built into the target, if no parameter takes it. Parameters named
             temperature, tau, temp and T get the temperature. scale and logit_scale get 1/temperature, or
             log(1/temperature) if the target applies exp to it. log_scale gets log(1/temperature).
+        scale: The parameter that gets 1/temperature, or log(1/temperature) if the target applies exp to it, although
+            its name does not show that.
         normalised: In cases with cosine similarity, pass rows of norm 1, for a target that does not normalise. Default:
             raw.
         settings: An option of the loss that is built into the target, such as no_positive=drop (repeatable). KEY=*
@@ -423,6 +427,7 @@ class Request:
     call: str | None = option(None, "--call", metavar="HOW")
     arrays: str | None = option(None, "--arrays", metavar="KIND")
     temperature: float | None = option(None, "--temperature", metavar="T")
+    scale: str | None = option(None, "--scale", metavar="NAME")
     normalised: bool | None = option(None, "--normalised/--raw")
     settings: Mapping[str, object] = option({}, "--set", metavar=KEY_VALUE, read=read_settings)
     init: Mapping[str, Any] = option({}, "--init", metavar=KEY_VALUE, read=read_literals)

@@ -91,6 +91,11 @@ def case_as_claimed(case: Case, claim: Claim, *, thorough: bool = False) -> Case
     both = case, replace(case, keywords={**case.keywords, **fixed})
     relevant = {name for name in fixed if any(matters(one, name) for one in both)}
     changed = {name: value for name, value in fixed.items() if name in claimed & relevant}
+    if "direction_weights" in changed:
+        if case.option("direction") != "both":
+            return case
+        if tuple(case.option("direction_weights") or ()) == changed["direction_weights"]:
+            del changed["direction_weights"]
     if claim.directed_here and case.option("direction") == "both":
         # The mean of both directions would not show that they are exchanged.
         changed["direction"] = claim.settings["direction"]

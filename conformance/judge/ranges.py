@@ -189,6 +189,8 @@ def _case(claim: Claim, similarity: str) -> Case:
         values = claim.values_of(option)
         if values and loss.keywords[option] not in values:
             keywords[option] = values[0]
+    if claim.direction_weights:
+        keywords["direction_weights"] = claim.direction_weights
     if claim.directed_here:
         keywords["direction"] = claim.settings["direction"]
     keywords |= {"similarity": similarity, "temperature": claim.temperature or ORDINARY}

@@ -55,7 +55,8 @@ class Tried:
             random batches by reason, the number of cases that need ``--thorough``, and the largest batch that was
             judged.
         """
-        found = [name for name in self._arrays if name not in self._seen]
+        found = [f"{name}, which is never passed" for name in sorted(self._claim.unused)]
+        found += [name for name in self._arrays if name not in self._seen]
         for name, values in self._values.items():
             found += [f"{name}={value}" for value in values if value is not None and value not in self._seen[name]]
             if not values and not self._seen[name]:

@@ -203,7 +203,7 @@ def data_of(found: Report | CheckResult) -> dict[str, Any]:
             "good": found.verdict == CONFORMS,
             "verdict": found.summary,
             "levels": levels,
-            "diagnosis": list(found.diagnosis.sentences()),
+            "diagnosis": [*found.diagnosis.sentences(), *filter(None, (found.question, found.reading))],
             "documents": [],
             "deviations": [],
             "public": [],

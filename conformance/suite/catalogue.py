@@ -49,10 +49,13 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
 """The allowed values of each option."""
 
 POSITIVES_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "labels": ("labels", ("labels", "features", "similarities", "command")),
+    "labels": ("labels", ("labels", "mask", "features", "views", "similarities", "command")),
     "partners": (
         "partners",
-        ("labels", "features", "views", "stacked", "interleaved", "similarities", "command"),
+        (
+            *("labels", "partners", "mask", "features", "views", "stacked", "interleaved", "similarities"),
+            "command",
+        ),
     ),
     "pairs": ("positive_pairs", ("pairs", "command")),
     "towers": ("", ("towers", "views", "similarities", "command")),

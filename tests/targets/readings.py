@@ -1,0 +1,272 @@
+"""Losses whose signatures have several readings, for the tests of how a target is called."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+
+def _cosines(rows):
+    rows = F.normalize(rows, dim=1)
+    return rows @ rows.T
+
+
+def _supcon(logits, positive):
+    own = torch.eye(len(logits), dtype=torch.bool)
+    positive = positive.bool() & ~own
+    logs = F.log_softmax(logits.masked_fill(own, -torch.inf), dim=1)
+    return (-logs.where(positive, 0).sum(dim=1) / positive.sum(dim=1).clamp(min=1)).mean()
+
+
+def _clip(first, second, scale):
+    logits = scale * F.normalize(first, dim=1) @ F.normalize(second, dim=1).T
+    target = torch.arange(len(logits))
+    return (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
+
+
+def _nt_xent(rows, partners, temperature):
+    return F.cross_entropy((_cosines(rows) / temperature).fill_diagonal_(-torch.inf), partners)
+
+
+def _scripted(function):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TorchScript is deprecated
+        return torch.jit.script(function)
+
+
+# Right as called
+
+
+def of_required_labels(features, labels, temperature):
+    views = features.shape[1]
+    rows, labels = features.transpose(0, 1).flatten(0, 1), labels.repeat(views)
+    return _supcon(_cosines(rows) / temperature, labels[:, None] == labels)
+
+
+def of_required_labels_or_a_mask(features, labels, temperature, mask=None):
+    if labels is not None and mask is not None:
+        raise ValueError("labels and mask contradict each other")
+    return of_required_labels(features, labels, temperature)
+
+
+def two_views_and_labels(z_i, z_j, labels, temperature=0.1):
+    labels = torch.cat([labels, labels])
+    return _supcon(_cosines(torch.cat([z_i, z_j])) / temperature, labels[:, None] == labels)
+
+
+def two_views_and_unused_labels(z_i, z_j, labels, temperature=0.1):
+    n = len(z_i)
+    assert len(labels) == n
+    return _nt_xent(torch.cat([z_i, z_j]), torch.arange(2 * n).roll(n), temperature)
+
+
+def multiplied_labels(embeddings, labels, temperature):
+    """The labels are one-hot."""
+    labels = labels.float()
+    return _supcon(_cosines(embeddings) / temperature, labels @ labels.T > 0)
+
+
+def named_one_hot(embeddings, one_hot_labels, temperature):
+    return _supcon(_cosines(embeddings) / temperature, torch.einsum("ic,jc->ij", one_hot_labels, one_hot_labels))
+
+
+def of_a_mask(embeddings, mask, temperature):
+    return _supcon(_cosines(embeddings) / temperature, mask)
+
+
+def of_a_mask_of_numbers(embeddings, mask, temperature):
+    return _supcon(_cosines(embeddings) / temperature, 1 - (1 - mask))
+
+
+def nt_xent_of_interleaved(x, temperature):
+    return _nt_xent(x, torch.arange(len(x)) ^ 1, temperature)
+
+
+def sigmoid(zimg, ztxt, t_prime, b):
+    first, second = F.normalize(zimg, dim=1), F.normalize(ztxt, dim=1)
+    logits = first @ second.T * t_prime.exp() + b
+    return -F.logsigmoid((2 * torch.eye(len(logits)) - 1) * logits).sum() / len(logits)
+
+
+def of_x(x, temperature):
+    """NT-Xent of a matrix of similarities, all first views before all second views."""
+    return F.cross_entropy((x / temperature).fill_diagonal_(-torch.inf), torch.arange(len(x)).roll(len(x) // 2))
+
+
+def of_x_and_labels(x, labels, temperature):
+    """SupCon; x is the [N, N] similarity matrix."""
+    return _supcon(x / temperature, labels[:, None] == labels)
+
+
+def of_features_with_cosines(features, temperature):
+    """NT-Xent of stacked views: computes the similarity matrix of cosines."""
+    return _nt_xent(features, torch.arange(len(features)).roll(len(features) // 2), temperature)
+
+
+def anchor_and_positives(anchor, positives, temperature):
+    return two_views_and_unused_labels(anchor, positives, torch.arange(len(anchor)), temperature)
+
+
+def of_square_x(x):
+    if x.shape[0] != x.shape[1]:
+        raise ValueError("x must be square")
+    target = torch.arange(len(x))
+    return (F.cross_entropy(x, target) + F.cross_entropy(x.T, target)) / 2
+
+
+@_scripted
+def scripted(embeddings, labels, temperature: float):
+    rows = torch.nn.functional.normalize(embeddings, dim=1)
+    logits = torch.matmul(rows, rows.t()) / temperature
+    own = torch.eye(rows.size(0), dtype=torch.bool)
+    positive = (labels.unsqueeze(1) == labels.unsqueeze(0)) & ~own
+    logs = torch.log_softmax(logits.masked_fill(own, -float("inf")), dim=1)
+    return (-logs.masked_fill(~positive, 0.0).sum(dim=1) / positive.sum(dim=1).clamp(min=1)).mean()
+
+
+@_scripted
+def scripted_clip(image_features, text_features, logit_scale):
+    image = torch.nn.functional.normalize(image_features, dim=1)
+    text = torch.nn.functional.normalize(text_features, dim=1)
+    logits = torch.exp(logit_scale) * torch.matmul(image, text.t())
+    target = torch.arange(image.size(0))
+    one = torch.nn.functional.cross_entropy(logits, target)
+    return (one + torch.nn.functional.cross_entropy(logits.t(), target)) / 2
+
+
+@dataclass
+class Output(dict[str, Any]):
+    logits: torch.Tensor
+    loss: torch.Tensor
+
+
+def returns_a_mapping_that_is_a_dataclass(embeddings, labels, temperature):
+    logits = _cosines(embeddings) / temperature
+    return Output(logits, _supcon(logits, labels[:, None] == labels))
+
+
+def _limited(log_scale):
+    return torch.exp(torch.clamp(log_scale, max=math.log(1e6)))
+
+
+def limited_in_a_helper(img, txt, logit_scale):
+    return _clip(img, txt, _limited(logit_scale))
+
+
+class LimitedInAMethod(torch.nn.Module):
+    def __init__(self, logit_scale=2.6592):
+        super().__init__()
+        self.logit_scale = torch.nn.Parameter(torch.as_tensor(logit_scale, dtype=torch.float64))
+
+    def _limit(self, value):
+        return value.clamp(max=math.log(1e6))
+
+    def _scaled(self, value):
+        return self._limit(value).exp()
+
+    def forward(self, image, text):
+        return _clip(image, text, self._scaled(self.logit_scale))
+
+
+def by_a_named_scale(img, txt, alpha=20.0):
+    return _clip(img, txt, alpha)
+
+
+def with_an_optional_queue(z_i, z_j, queue=None, temperature=0.1):
+    return two_views_and_unused_labels(z_i, z_j, torch.arange(len(z_i)), temperature)
+
+
+def weighted_directions(image, text, temperature=0.1):
+    """ConVIRT: three quarters of the loss of the images, one quarter of that of the texts."""
+    logits = F.normalize(image, dim=1) @ F.normalize(text, dim=1).T / temperature
+    target = torch.arange(len(logits))
+    return 0.75 * F.cross_entropy(logits, target) + 0.25 * F.cross_entropy(logits.T, target)
+
+
+def with_rounded_counts(embeddings, labels, temperature=0.1):
+    """1/|P| is rounded to float32."""
+    logits, own = _cosines(embeddings) / temperature, torch.eye(len(labels), dtype=torch.bool)
+    mask = ((labels[:, None] == labels) & ~own).float()
+    weights = mask / mask.sum(dim=1, keepdim=True).clamp(min=1)
+    return -(weights * F.log_softmax(logits.masked_fill(own, -torch.inf), dim=1).where(~own, 0)).sum(dim=1).mean()
+
+
+# Wrong as called, and right in another reading
+
+
+def of_rows_of_positives(e, p, tau=0.5):
+    return _nt_xent(e, p, tau)
+
+
+def of_neighbours(x, tau=0.5):
+    return _nt_xent(x, torch.arange(len(x)) ^ 1, tau)
+
+
+def multiplied_by_temp(embeddings, labels, temp=20.0):
+    return _supcon(_cosines(embeddings) * temp, labels[:, None] == labels)
+
+
+# Wrong in every reading that the source supports
+
+
+def class_ids_as_rows(embeddings, labels, tau=0.5):
+    return _nt_xent(embeddings, labels % len(embeddings), tau)
+
+
+def multiplied_by_tau(embeddings, labels, tau=0.5):
+    return _supcon(_cosines(embeddings) * tau, labels[:, None] == labels)
+
+
+def without_exp(img, txt, log_scale):
+    return _clip(img, txt, log_scale)
+
+
+def without_exp_of_a_default(img, txt, logit_scale=2.6592):
+    return _clip(img, txt, logit_scale)
+
+
+def of_rows_of_positives_without_self(e, p, tau=0.5):
+    """The self pairs stay in the denominator."""
+    return F.cross_entropy(_cosines(e) / tau, p)
+
+
+def clamped_at_1(embeddings, labels, temperature=0.5):
+    return _supcon(_cosines(embeddings) / max(temperature, 1.0), labels[:, None] == labels)
+
+
+def with_wrong_counts(embeddings, labels, temperature=0.1):
+    """1/|P| is rounded to bfloat16."""
+    logits, own = _cosines(embeddings) / temperature, torch.eye(len(labels), dtype=torch.bool)
+    mask = ((labels[:, None] == labels) & ~own).bfloat16()
+    weights = (mask / mask.sum(dim=1, keepdim=True).clamp(min=1)).double()
+    return -(weights * F.log_softmax(logits.masked_fill(own, -torch.inf), dim=1).where(~own, 0)).sum(dim=1).mean()
+
+
+# Targets that cannot be called, some with names that a wrapper may use
+
+
+def loss(embeddings, labels, margin, batch_size, temperature=0.1):
+    assert margin is not ..., "margin"
+    return embeddings.sum() * batch_size * temperature
+
+
+def needs_a_gpu(z_i, z_j, temperature):
+    raise RuntimeError("Found no NVIDIA driver on your system")
+
+
+def never_fits(image_features, text_features, logit_scale, extra):
+    raise ValueError(f"{tuple(image_features.shape)}, {torch.exp(logit_scale).shape}")
+
+
+class NeverFits(torch.nn.Module):
+    def __init__(self, batch_size, device, margin, temperature=0.1):
+        super().__init__()
+        self.facts = batch_size, device, margin, temperature
+
+    def forward(self, zis, zjs):
+        raise ValueError(str(self.facts))

@@ -1,0 +1,383 @@
+"""How a signature is read: what each parameter gets, other readings, and wrappers."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pairproof.conformance import check_loss, cli, identify
+from pairproof.conformance.implementations.callable import External
+from pairproof.conformance.implementations.forms import trial_case
+from pairproof.conformance.implementations.sandbox import NoCallFits, TargetError, TargetMisused, find
+from pairproof.conformance.judge.check import CheckResult
+from pairproof.conformance.judge.levels import ROUNDS_WEIGHTS
+from pairproof.conformance.judge.options import CouldNotRun
+from pairproof.conformance.judge.parity import parity
+from pairproof.conformance.suite.cases import Case
+from pairproof.conformance.truth.compare import compare
+from pairproof.conformance.truth.evaluate import truth
+from pairproof.conformance.truth.tolerances import bounds
+
+FOLDER = Path(__file__).parent / "targets"
+READINGS, WRAPPING = FOLDER / "readings.py", FOLDER / "wrapping.py"
+
+pytestmark = pytest.mark.usefixtures("in_this_process")
+
+EMBEDDINGS = "embeddings = embeddings [N, D]"
+
+RIGHT: dict[str, tuple[str, str]] = {
+    "of_required_labels": (
+        "supcon",
+        "features = features [items, views, D], labels = class ids [items], temperature = temperature",
+    ),
+    "two_views_and_labels": (
+        "supcon",
+        "z_i = first views [N, D], z_j = second views [N, D], labels = class ids [items], temperature = temperature",
+    ),
+    "two_views_and_unused_labels": (
+        "nt_xent",
+        "z_i = first views [N, D], z_j = second views [N, D], labels = one class per item [items], ",
+    ),
+    "multiplied_labels": ("supcon", f"{EMBEDDINGS}, labels = class ids [N], as a one-hot matrix, "),
+    "named_one_hot": ("supcon", f"{EMBEDDINGS}, one_hot_labels = class ids [N], as a one-hot matrix, "),
+    "of_a_mask": ("supcon", f"{EMBEDDINGS}, mask = mask of positives [N, N], without the diagonal, "),
+    "of_a_mask_of_numbers": ("supcon", f"{EMBEDDINGS}, mask = mask of positives [N, N], without the diagonal, "),
+    "nt_xent_of_interleaved": ("nt_xent", "x = views of each item in neighbouring rows [N, D], "),
+    "sigmoid": (
+        "sigmoid",
+        "zimg = first tower [N, D], ztxt = second tower [N, D], t_prime = log(1 / temperature), b = bias",
+    ),
+    "of_x": ("nt_xent", "x = similarities [N, N], temperature = temperature"),
+    "of_x_and_labels": ("supcon", "x = similarities [N, N], labels = class ids [N], temperature = temperature"),
+    "of_features_with_cosines": ("nt_xent", "features = all first views, then all second views [N, D], "),
+    "anchor_and_positives": ("nt_xent", "anchor = first views [N, D], positives = second views [N, D], "),
+    "of_square_x": ("info_nce", "x = similarities [N, N] / temperature"),
+    "scripted": ("supcon", f"{EMBEDDINGS}, labels = class ids [N], temperature = temperature"),
+    "scripted_clip": ("info_nce", "image_features = first tower [N, D], text_features = second tower [N, D], logit_"),
+    "returns_a_mapping_that_is_a_dataclass": ("supcon", f"{EMBEDDINGS}, "),
+    "limited_in_a_helper": (
+        "info_nce",
+        "img = first tower [N, D], txt = second tower [N, D], logit_scale = log(1 / te",
+    ),
+    "LimitedInAMethod": ("info_nce", "logit_scale = log(1 / temperature), image = first tower [N, D], text = second"),
+    "with_an_optional_queue": ("nt_xent", "z_i = first views [N, D], z_j = second views [N, D], temperature = temp"),
+}
+"""The loss of each right target, and the start of what its parameters get."""
+
+ASKED: dict[str, tuple[str, str]] = {
+    "of_rows_of_positives": (
+        "nt_xent",
+        "either class ids are used as row numbers, or p means the row of each row's positive: then --call partners",
+    ),
+    "of_neighbours": (
+        "nt_xent",
+        "either neighbouring rows are positives although the views are stacked, or the views of x are interleaved: "
+        "then --call interleaved",
+    ),
+    "multiplied_by_temp": (
+        "supcon",
+        "either similarities are multiplied by temp instead of divided, or temp means 1 / temperature: then "
+        "--scale temp",
+    ),
+}
+"""The loss of each target that is wrong as called and right in another reading, and the question."""
+
+WRONG = {
+    "class_ids_as_rows": "nt_xent",
+    "multiplied_by_tau": "supcon",
+    "without_exp": "info_nce",
+    "without_exp_of_a_default": "info_nce",
+    "of_rows_of_positives_without_self": "nt_xent",
+}
+"""The loss of each target that is wrong in every reading that the source supports."""
+
+SOME = ("golden/*/t*",)
+
+
+def ratio(external: External, case: Case, dtype: str = "float64") -> float:
+    assert external.refuses(case) is None
+    true = truth(case)
+    return compare(case, true, external.evaluate(case, dtype), bounds(case, true, dtype), dtype).ratio
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_signature_is_read_as_it_is_meant(name: str) -> None:
+    loss, words = RIGHT[name]
+    found = External(f"{READINGS}:{name}", loss=loss)
+    found.settle()
+    reading = found.notes[-1]
+    assert reading.startswith(f"reading: {words}"), found.notes
+    case = trial_case(loss, {"temperature": 0.5})
+    if name in ("of_required_labels", "two_views_and_labels"):
+        case = replace(case, arguments={"labels": [2, 0, 2, 0, 0, 1, 1, 0]})
+    for dtype in ("float64", "float32"):
+        assert ratio(found, case, dtype) <= 1
+    assert ratio(found, replace(case, keywords={**case.keywords, "temperature": 0.2})) <= 1
+
+
+def test_mask_is_not_passed_beside_labels_without_a_default() -> None:
+    name = f"{READINGS}:of_required_labels_or_a_mask"
+    found = check_loss(name, "supcon", cases=("golden/supcon/*mask*", "golden/supcon/t*"), dtypes="float64")
+    assert found.exit_code == 0
+    assert "has no parameter positives" in found.left_out
+
+
+def test_features_without_a_default_for_labels_get_the_labels_of_the_case() -> None:
+    cases = ("golden/supcon/labels-unsorted", "golden/supcon/two-views-of-classes")
+    result = check_loss(f"{READINGS}:of_required_labels", "supcon", cases=cases)
+    assert {(check.case, check.status.value) for check in result.judged} == {(case, "passed") for case in cases}
+    assert result.claim.call == "features"
+    found = identify(f"{READINGS}:of_required_labels")
+    assert (found.verdict, found.loss, found.call) == ("match", "supcon", "features")
+
+
+def judged(name: str, loss: str, **options: Any) -> CheckResult:
+    return check_loss(f"{READINGS}:{name}", loss, cases=SOME, dtypes=("float64",), **options)
+
+
+@pytest.mark.usefixtures("without_reasons")
+@pytest.mark.parametrize("name", ASKED)
+def test_mistake_that_another_reading_excuses_is_a_question(name: str) -> None:
+    loss, question = ASKED[name]
+    found = judged(name, loss)
+    assert (found.exit_code, found.question) == (1, question)
+    option, value = question.rpartition("--")[2].split()
+    told = judged(name, loss, **{option: value})
+    assert (told.exit_code, told.question) == (0, "")
+    assert len(told.judged) == len(found.judged) > 2
+
+
+@pytest.mark.usefixtures("without_reasons")
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_loss_stays_wrong_without_a_question(name: str) -> None:
+    found = judged(name, WRONG[name])
+    assert (found.exit_code, found.question) == (1, "")
+
+
+def test_partners_by_name_are_passed_with_the_call_labels() -> None:
+    found = External(f"{FOLDER / 'shapes.py'}:by_positive_index", loss="nt_xent", call="labels")
+    found.settle()
+    assert found.claim.call == "partners"
+    assert ratio(found, trial_case("nt_xent", {"temperature": 0.5})) <= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "loss", "words"),
+    [
+        ("of_a_mask", "supcon", "mask = mask of positives [N, N]"),
+        ("multiplied_labels", "supcon", "labels = class ids [N], as a one-hot matrix"),
+        ("two_views_and_labels", "nt_xent", "labels = one class per item [items]"),
+    ],
+)
+def test_identify_reads_signatures_alike(name: str, loss: str, words: str) -> None:
+    found = identify(f"{READINGS}:{name}")
+    assert (found.verdict, found.loss) == ("match", loss)
+    assert any(note.startswith("reading: ") and words in note for note in found.notes)
+
+
+def test_readings_are_offered_only_if_the_source_supports_them() -> None:
+    def offered(name: str, loss: str) -> list[str]:
+        found = External(f"{READINGS}:{name}", loss=loss)
+        found.settle()
+        return [next(iter(one.options)) for one in found.readings]
+
+    assert offered("of_rows_of_positives", "nt_xent") == ["call"]
+    assert offered("class_ids_as_rows", "nt_xent") == []
+    assert offered("multiplied_by_tau", "supcon") == []
+    assert offered("multiplied_by_temp", "supcon") == ["scale"]
+
+
+@pytest.mark.usefixtures("without_reasons")
+def test_reading_and_question_are_printed_and_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    words, question = "e = embeddings [N, D], p = class ids [N], tau = temperature", ASKED["of_rows_of_positives"][1]
+    given = f"check {READINGS}:of_rows_of_positives --loss nt_xent --case {SOME[0]} --dtype float64".split()
+    for more in ((), ("--quiet",)):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*given, *more, "--json", str(tmp_path / "found.json")])
+        assert ended.value.code == 1
+        lines = capsys.readouterr().out.splitlines()
+        assert lines.count(f"reading: {words}") == 1
+        assert f"question: {question}" in lines
+    data = json.loads((tmp_path / "found.json").read_text())
+    assert (data["reading"], data["question"]) == (words, question)
+
+
+def test_parameter_of_another_name_gets_the_inverse_of_the_temperature() -> None:
+    with pytest.raises(TargetMisused, match="--scale"):
+        External(f"{READINGS}:by_a_named_scale", loss="info_nce")
+    found = External(f"{READINGS}:by_a_named_scale", loss="info_nce", scale="alpha")
+    found.settle()
+    assert found.notes[-1].endswith("alpha = 1 / temperature")
+    assert ratio(found, trial_case("info_nce", {"temperature": 0.5})) <= 1
+    with pytest.raises(TargetMisused, match="--scale beta: the target has no such parameter; it has img, txt, alpha"):
+        External(f"{READINGS}:by_a_named_scale", loss="info_nce", scale="beta")
+
+
+def test_optional_queue_that_is_never_passed_is_reported() -> None:
+    found = judged("with_an_optional_queue", "nt_xent")
+    assert found.exit_code == 0
+    assert "queue, which is never passed" in found.not_tried
+
+
+@pytest.mark.parametrize(("name", "arrays"), [("supcon", "torch"), ("supcon_of_numpy", "numpy")])
+def test_arrays_are_tried_whatever_the_module_imports(name: str, arrays: str) -> None:
+    found = External(f"{WRAPPING}:{name}", loss="supcon")
+    found.settle()
+    assert (found.claim.arrays, found.gradients_judged) == (arrays, arrays == "torch")
+    assert ratio(found, trial_case("supcon", {"temperature": 0.5})) <= 1
+    assert f"arrays: {arrays}, the first kind that raises no error; override with --arrays" in found.notes
+    assert any(note.startswith("arrays: not torch, because that fails: ") for note in found.notes) == (name != "supcon")
+    identified = identify(f"{WRAPPING}:{name}")
+    assert (identified.verdict, identified.loss) == ("match", "supcon")
+
+
+def test_parity_tries_the_arrays_in_turn() -> None:
+    found = parity(f"{WRAPPING}:supcon", only=("repetition",), seed=0)
+    assert "arrays: torch, the first kind that raises no error; override with --arrays" in found.notes
+
+
+def test_function_of_jax_gets_arrays_of_jax(tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    (tmp_path / "of_jax.py").write_text(
+        "import jax.numpy as jnp\n"
+        "def clip(a, b, temperature):\n"
+        "    a, b = (x / jnp.linalg.norm(x, axis=1, keepdims=True) for x in (a, b))\n"
+        "    logits = a @ b.T / temperature\n"
+        "    rows = jnp.log(jnp.exp(logits).sum(axis=1)) + jnp.log(jnp.exp(logits).sum(axis=0))\n"
+        "    return (rows - 2 * jnp.diagonal(logits)).mean() / 2\n"
+    )
+    found = External(f"{tmp_path / 'of_jax.py'}:clip", loss="info_nce")
+    found.settle()
+    assert found.claim.arrays == "jax"
+    assert ratio(found, trial_case("info_nce", {"temperature": 0.5})) <= 1
+
+
+def test_error_of_the_most_plausible_call_comes_first() -> None:
+    with pytest.raises(CouldNotRun) as raised:
+        check_loss(f"{READINGS}:needs_a_gpu", "nt_xent")
+    first, *others = str(raised.value).splitlines()
+    assert first.startswith("called with views on a small batch, it fails: RuntimeError: Found no NVIDIA driver")
+    assert not any("NVIDIA" in line for line in others)
+
+
+def test_other_errors_have_a_line_each() -> None:
+    def strict(a: torch.Tensor, b: torch.Tensor, temperature: float) -> None:
+        raise ValueError(f"{a.ndim} {tuple(a.shape)}")
+
+    found = External(strict, loss="nt_xent")
+    with pytest.raises(NoCallFits) as raised:
+        found.settle()
+    lines = str(raised.value).splitlines()
+    assert lines[0] == "called with views on a small batch, it fails: ValueError: 2 (4, 3)"
+    assert lines[1] == "    labels: ValueError: 2 (8, 3)"
+
+
+GIVEN: dict[str, torch.Tensor] = {
+    **dict.fromkeys(("embeddings", "view_a", "view_b"), torch.rand(4, 3, dtype=torch.float64)),
+    **dict.fromkeys(("labels", "partners"), torch.tensor([0, 1, 0, 1])),
+    "features": torch.rand(4, 2, 3, dtype=torch.float64),
+    "similarities": torch.rand(4, 4, dtype=torch.float64),
+    "mask": torch.eye(4).roll(1, 0).bool(),
+    "positive_pairs": torch.tensor([[0, 1], [1, 0]]),
+}
+"""An argument for each parameter of a wrapper, except the temperature."""
+
+
+def _wrapper(path: Path, name: str, loss: str) -> str:
+    """Return the wrapper that a target makes the tool print; "" if it can be called, or if an option is missing."""
+    try:
+        External(f"{path}:{name}", loss=loss, temperature=None).settle()
+    except NoCallFits as error:
+        return "\n".join(line[4:] for line in str(error).partition("check it:\n\n")[2].splitlines())
+    except TargetError:
+        pass
+    return ""
+
+
+@pytest.mark.parametrize("loss", ["supcon", "nt_xent", "info_nce"])
+@pytest.mark.parametrize("path", [READINGS, FOLDER / "shapes.py"], ids=lambda path: path.stem)
+def test_every_wrapper_runs_as_pasted(path: Path, loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    module, printed, broken = find(f"{path}:__name__"), set[str](), dict[str, Exception]()
+    for name, thing in vars(sys.modules[module]).items():
+        if not callable(thing) or name.startswith("_") or getattr(thing, "__module__", module) != module:
+            continue
+        code = _wrapper(path, name, loss)
+        if not code:
+            continue
+        names: dict[str, Any] = {}
+        exec(compile(code, f"wrapper of {name}", "exec"), names)
+        wrapper = names[f"adapted_{name}"]
+        printed.add(name)
+        given = [GIVEN[argument] for argument in [*inspect.signature(wrapper).parameters][:-1]]
+        try:
+            wrapper(*given, 0.5)
+        except Exception as error:  # that of the target
+            called = any(frame.filename == str(path) for frame in traceback.extract_tb(error.__traceback__))
+            if not called or isinstance(error, (NameError, RecursionError)):
+                broken[name] = error
+    assert not broken
+    known = {"supcon": {"loss"}, "nt_xent": {"needs_a_gpu", "NeverFits"}, "info_nce": {"never_fits", "NeverFits"}}
+    assert printed >= (known[loss] if path == READINGS else {"of_a_mapping"} if loss == "supcon" else set())
+    sys.modules.pop(path.stem, None)
+
+
+def test_wrapper_gets_facts_and_the_logarithm() -> None:
+    with_scale = _wrapper(READINGS, "never_fits", "info_nce")
+    assert "torch.as_tensor(1 / temperature, dtype=torch.float64).log()" in with_scale
+    assert with_scale.startswith("import torch\n")
+    of_views = "batch_size=len(view_a), device=view_a.device, margin=..., temperature=temperature"
+    assert of_views in _wrapper(READINGS, "NeverFits", "nt_xent")
+    assert "margin=..., batch_size=len(embeddings), temperature=temperature" in _wrapper(READINGS, "loss", "supcon")
+
+
+@pytest.mark.parametrize("weights", ["0.75,0.25", "(0.75, 0.25)", (0.75, 0.25)])
+def test_weights_of_the_directions_can_be_claimed(weights: object) -> None:
+    name = f"{READINGS}:weighted_directions"
+    cases = ("golden/info_nce/direction-weights*", "golden/info_nce/t*")
+    found = check_loss(name, "info_nce", settings={"direction_weights": weights}, cases=cases, dtypes="float64")
+    assert found.exit_code == 0
+    assert len(found.judged) > 5
+    assert found.claim.settings["direction_weights"] == ((0.75, 0.25),)
+    wrong = check_loss(name, "info_nce", settings={"direction_weights": "0.25,0.75"}, cases=cases, dtypes="float64")
+    assert wrong.exit_code == 1
+
+
+def test_random_batches_have_the_claimed_weights_of_the_directions() -> None:
+    settings = {"direction_weights": "0.75,0.25"}
+    name, chosen = f"{READINGS}:weighted_directions", [f"fresh-3-{k}" for k in range(6)]
+    found = check_loss(name, "info_nce", settings=settings, cases=chosen, fuzz=6, dtypes="float64")
+    assert found.exit_code == 0
+    assert len(found.judged) >= 3
+
+
+def test_weights_that_are_not_two_numbers_are_refused() -> None:
+    for weights in ("0.75", "a,b", "1,2,3", "-1,1"):
+        with pytest.raises(TargetMisused, match=r"direction_weights: expected two numbers such as 0\.75,0\.25"):
+            External(f"{READINGS}:weighted_directions", loss="info_nce", settings={"direction_weights": weights})
+
+
+def test_temperature_that_is_clamped_at_1_is_named() -> None:
+    found = check_loss(f"{READINGS}:clamped_at_1", "supcon", cases=SOME, dtypes="float64")
+    assert found.exit_code == 1
+    assert "temperatures below 1 are clamped" in found.summary
+
+
+@pytest.mark.usefixtures("without_reasons")
+def test_factors_rounded_to_float32_are_judged_as_float32() -> None:
+    cases = ("golden/supcon/[b-u]*",)
+    found = check_loss(f"{READINGS}:with_rounded_counts", "supcon", cases=cases, dtypes="float64")
+    assert (found.exit_code, ROUNDS_WEIGHTS in found.notes) == (0, True)
+    wrong = check_loss(f"{READINGS}:with_wrong_counts", "supcon", cases=cases, dtypes="float64")
+    assert (wrong.exit_code, ROUNDS_WEIGHTS in wrong.notes) == (1, False)
