@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import chain, product
 from typing import Any
 
@@ -579,13 +579,17 @@ def suspects(found: Failure) -> Iterator[Suspect]:
     if variant.guard:
         yield right.other("no epsilon is added", guard="")
         yield right.other(FLOWS["maximum"], flow="maximum")
-    for wrong in (*variants.temperings(variant), *variants.variations(variant, CASE)):
-        # Two towers have no self pairs to subtract.
-        if not (found.loss.two_towers and wrong.denominator.startswith("subtract")):
-            yield replace(right, variant=wrong)
+    yield from (replace(right, variant=wrong) for wrong in _wrong_variants(variant, found.loss.two_towers))
     yield from tiny_epsilons(found)
     if variant.similarity == "cosine":
         yield from _other_norms(found)
+
+
+@cache
+def _wrong_variants(right: Variant, two_towers: bool) -> Sequence[Variant]:
+    """Variants with one mistake. Two towers have no self pairs to subtract."""
+    every = (*variants.temperings(right), *variants.variations(right, CASE))
+    return [wrong for wrong in every if not (two_towers and wrong.denominator.startswith("subtract"))]
 
 
 def tiny_epsilons(found: Failure) -> Iterator[Suspect]:
@@ -767,7 +771,11 @@ def general_words(found: Failure, suspect: Suspect) -> str:
     """Describe a suspect without the numbers of one case."""
     if suspect.general or suspect.words:
         return suspect.general or suspect.words
-    right, other = found.right.variant, suspect.variant
+    return _words_of_variant(found.right.variant, suspect.variant)
+
+
+@cache
+def _words_of_variant(right: Variant, other: Variant) -> str:
     differ = [
         (getattr(right, name), choice) for name in PARTS if (choice := getattr(other, name)) != getattr(right, name)
     ]

@@ -378,7 +378,9 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
         result.diagnoses |= result.diagnosis.details
         result.advice += _advice(target, failing)
         report.checks += watch.checks
-        usages = UsageJudge(target, request.dtypes, stored, lambda one: as_claimed(one, stored[one], target.claim))
+        usages = UsageJudge(
+            target, request.dtypes, stored, lambda one: as_claimed(one, stored[one], target.claim), report.checks
+        )
         report.checks += usages.checks(request)
         if not request.cases:
             result.limits = find_limits(target, target.claim, dtypes)

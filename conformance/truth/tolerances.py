@@ -122,7 +122,7 @@ def errors_of(case: Case, dtype: str, narrowed: str = "") -> tuple[_Errors, floa
     return evaluated_errors(case, dtype, narrowed), 1.0
 
 
-@lru_cache(maxsize=4)  # all implementations and several deviations of a case use the same bounds
+@lru_cache(maxsize=1024)  # implementations, dtypes, usages and tests judge the same case
 def evaluated_errors(case: Case, dtype: str, narrowed: str) -> _Errors:
     """The rounding errors of a case in a dtype."""
     import torch
