@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import chain, product
+from itertools import chain, islice, product
 from typing import Any
 
 import numpy as np
@@ -40,8 +40,11 @@ from .variants import COUNTS, DENOMINATORS, FLOWS, SIMILARITIES, Evaluation, Var
 
 Tensor = torch.Tensor
 
-LARGEST_EXPLAINED = 80
-"""Largest ``Case.size`` at which failures are explained, because hundreds of variants are evaluated."""
+WORK = 3000
+"""Limit of the work of testing suspects on one case. A suspect counts as ``work_of(case)``."""
+
+COSTLY = 128
+"""``Case.size`` from which most of the time depends on the number of pairs."""
 
 EXPLAINED = 0.02
 """Share of an error that may remain unexplained, for example by rounding to float16."""
@@ -159,12 +162,13 @@ class Failure:
         self.floors = (0.0, noise / 10 * size if math.isfinite(size) else 0.0)
         if len(given) == len(expected) == len(self.rows) and bool((given + expected).isfinite().all()):
             self.compared.append((given, expected))
-        self._evaluations: dict[tuple[Setting, str, float], Evaluation | None] = {}
+        self._sizes: dict[int, tuple[Tensor, Tensor]] = {}
+        self._evaluations: dict[tuple[Setting, str, float, bool], Evaluation | None] = {}
 
     def value(self, suspect: Suspect) -> Tensor:
         """[K], the values of a suspect; NaN if it does not apply, or has another number of values."""
         variant, temperature = suspect.variant, suspect.temperature or self.temperature
-        key = suspect.setting, variant.positives, temperature
+        key = suspect.setting, variant.positives, temperature, torch.is_grad_enabled()
         if key not in self._evaluations:
             setting = POSITIVES[variant.positives].change(suspect.setting)
             self._evaluations[key] = None if setting is None else Evaluation(setting, temperature)
@@ -178,12 +182,13 @@ class Failure:
 
     def remaining(self, suspect: Suspect) -> float:
         """Return the share of the error that a suspect leaves; infinity if it does not explain value and gradient."""
-        value = self.value(suspect)
+        with torch.no_grad():  # few values agree, and a graph takes time
+            value = self.value(suspect)
         allowed = EXPLAINED_BY_VALUE if len(self.compared) == 1 and len(value) <= 2 else EXPLAINED
-        remaining = [self.left(value.detach(), 0)]
+        remaining = [self.left(value, 0)]
         if remaining[0] <= allowed and len(self.compared) > 1:
             # With 0 * rows, autograd also accepts values that do not depend on the rows.
-            total = value.sum() + 0 * self.rows.sum()
+            total = self.value(suspect).sum() + 0 * self.rows.sum()
             (gradient,) = torch.autograd.grad(total, self.rows, retain_graph=True)
             remaining.append(self.left(gradient, 1))
             dtype, _ = variants.ROUNDED.get(suspect.variant.similarity, ("", False))
@@ -231,17 +236,20 @@ class Failure:
             place: 0 compares values, 1 compares gradients.
         """
         given, expected = self.compared[place]
-        error, left = (given - expected).norm(), (given - found).norm()
-        noise = (self.noise * expected.norm()).clamp(min=self.floors[place])
+        if place not in self._sizes:
+            self._sizes[place] = (given - expected).norm(), expected.norm()
+        (error, size), left = self._sizes[place], (given - found).norm()
+        noise = (self.noise * size).clamp(min=self.floors[place])
         return 0.0 if left <= noise else float(left / error.maximum(noise))
 
     def best(self) -> str | None:
         """Describe the suspect that explains the failure best; None if no suspect explains it.
 
-        A later suspect replaces an earlier one only if it leaves less than half of the error.
+        A later suspect replaces an earlier one only if it leaves less than half of the error. On a large case, only
+        the first suspects are tested (``WORK``).
         """
         least, best = math.inf, None
-        for suspect in suspects(self):
+        for suspect in islice(suspects(self), int(WORK / work_of(self.case))):
             remaining = self.remaining(suspect)
             if remaining < least / 2:
                 least, best = remaining, suspect
@@ -266,15 +274,17 @@ def _gradients(case: Case, result: Outcome | Truth | Expected) -> dict[str, Matr
     return {name: np.asarray(found[name], np.float64) for name in case.matrices if found.get(name) is not None}
 
 
+def work_of(case: Case) -> float:
+    """Return the work of testing one suspect on a case; 1 on a small case."""
+    return 1 + (case.size / COSTLY) ** 2
+
+
 def is_explained(case: Case) -> bool:
     """Return whether failures of a case can be explained.
 
-    * The case must be small (``LARGEST_EXPLAINED``).
     * It must have no ``hardness_mode``.
     * Each anchor must have one row of similarities, without repeated columns.
     """
-    if case.size > LARGEST_EXPLAINED:
-        return False
     bands: dict[int, list[tuple[str, str]]] = {}
     for block in case.blocks():
         bands.setdefault(block.part[0].start or 0, []).append((block.left, block.right))
@@ -644,7 +654,8 @@ def _batch_settings(found: Failure) -> Iterator[Suspect]:
         general = "the last row is dropped if their number is odd"
         yield suspect.read(words, general, member=member, positive=positive, anchors=right.anchors & kept)
     unit = found.rows.detach() / found.rows.detach().norm(dim=1, keepdim=True)
-    apart = (unit[:, None] != unit[None]).any(dim=2) | right.own
+    _, number = np.unique(unit.numpy(), axis=0, return_inverse=True)
+    apart = ~same(torch.from_numpy(number)) | right.own
     words = "rows that equal the anchor are left out, as if they were the anchor itself"
     if not bool(apart.all()):
         yield suspect.read(words, member=right.member & apart, positive=right.positive & apart)

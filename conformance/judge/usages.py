@@ -349,7 +349,7 @@ def drawn_batch(claim: Claim, kind: str) -> Case | None:
 
 def _proved(case: Case, upstream: Sequence[float] | None = None) -> Truth:
     """Prove the results of a case of any size that a usage changes or that is drawn."""
-    return truth(case, upstream=upstream)
+    return truth(case, upstream=upstream, by_loops=False)
 
 
 def second_derivatives(case: Case) -> dict[str, Matrix] | None:
