@@ -91,7 +91,7 @@ class Suspect:
 
     Attributes:
         variant: the variant of the loss.
-        setting: the rows and pairs, as the target may have read them.
+        read_as: computes ``setting`` once. Most suspects are not tested on most cases.
         reduction: a key of ``COUNTS``, "none" or "none_pairs".
         policy: one of ``variants.POLICIES``.
         words: what is wrong; "" if only the variant is wrong.
@@ -101,7 +101,7 @@ class Suspect:
     """
 
     variant: Variant
-    setting: Setting
+    read_as: Callable[[], Setting]
     reduction: str
     policy: str
     words: str = ""
@@ -109,13 +109,19 @@ class Suspect:
     scale: float = 1.0
     temperature: float | None = None
 
+    @property
+    def setting(self) -> Setting:
+        """The rows and pairs, as the target may have read them."""
+        return self.read_as()
+
     def other(self, words: str = "", **parts: Any) -> Suspect:
         """Return a copy whose variant has other parts."""
         return replace(self, variant=replace(self.variant, **parts), words=words)
 
     def read(self, words: str, general: str = "", **parts: Any) -> Suspect:
         """Return a copy whose setting has other parts."""
-        return replace(self, setting=replace(self.setting, **parts), words=words, general=general)
+        read_as = cache(lambda: replace(self.setting, **parts))
+        return replace(self, read_as=read_as, words=words, general=general)
 
 
 class Failure:
@@ -149,7 +155,7 @@ class Failure:
         variant, setting = variants.variant_of(self.loss, options), case_setting(case, self.rows)
         reduction, policy = str(case.option("reduction")), str(case.option("no_positive") or "zero")
         self.factor = 1.0 if base is None else self.temperature / float(base)
-        self.right = Suspect(variant, setting, reduction, policy)
+        self.right = Suspect(variant, lambda: setting, reduction, policy)
         self.anchors, self.positives = case.anchors(), case.positives()
         self.empty = [i for i in self.anchors if not self.positives[i]]
         self.pairs = int(setting.counts.sum())
@@ -260,8 +266,8 @@ class Failure:
     def read_again(self, words: str, arguments: Mapping[str, Any] | None = None, **keywords: Any) -> Suspect:
         """Return ``right``, with the setting of other arguments or keywords."""
         arguments, keywords = {**self.case.arguments, **(arguments or {})}, {**self.case.keywords, **keywords}
-        setting = case_setting(replace(self.case, arguments=arguments, keywords=keywords), self.rows)
-        return replace(self.right, setting=setting, words=words)
+        case = replace(self.case, arguments=arguments, keywords=keywords)
+        return replace(self.right, read_as=cache(lambda: case_setting(case, self.rows)), words=words)
 
     def part(self, name: str) -> Tensor:
         """Bool [M, 1], which rows belong to a matrix of the case."""

@@ -59,7 +59,7 @@ WORK = 100
 
 One case counts as ``work_of(case)``."""
 
-EXPLORED, EXPLORATION = 12, 24
+EXPLORED, EXPLORATION = 12, 17
 """Largest number of failing cases that are tested for every known mistake, and the limit of their work.
 
 A case of 512 rows counts as 17. The first case is always tested."""

@@ -47,7 +47,7 @@ def truth(
     """
     large = max(case.size, case.embeddings.shape[1]) > PROVE_UP_TO
     by = matrices if (large or not by_loops) and matrices.has_formula(case) else loops
-    bits = bits or (matrices.BITS if by is matrices else PRECISION)
+    bits = bits or (matrices.BITS if large and by is matrices else PRECISION)
     found = by.enclosures(case, bits, upstream=upstream)
     while wide := _first_wide(case, found):
         if bits >= MOST_BITS:
