@@ -144,8 +144,8 @@ def case_setting(case: Case, rows: Tensor) -> Setting:
             own[row, columns] = ~member[row, columns]
     stacked = "partners" in case.arguments and not case.others
     views = torch.tensor(stacked_order(case)).argsort() // (m // 2) if stacked else None
-    of_pairs = map(torch.from_numpy, (member, positive, own))
-    return Setting(rows, *of_pairs, anchors=torch.from_numpy(anchors), items=torch.arange(m), views=views)
+    masks = [torch.from_numpy(mask) for mask in (member, positive, own, anchors)]
+    return Setting(rows, masks[0], masks[1], masks[2], masks[3], torch.arange(m), views=views)
 
 
 # Ways to read the positives
