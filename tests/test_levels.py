@@ -327,6 +327,19 @@ def test_epsilon_that_only_affects_extreme_logits_fails_at_range(target: Any, le
         assert (text in found) is (level is RANGE)
 
 
+@pytest.mark.parametrize(("epsilon", "level"), [(1e-20, RANGE), (1e-8, FORMULA)])
+def test_tiny_epsilon_is_recognised_in_a_batch_of_training_size(epsilon: float, level: Level) -> None:
+    angles = np.linspace(0, 2 * np.pi, 120, endpoint=False)
+    rows = np.round(64 * np.stack([np.cos(angles), np.sin(angles)], axis=1))
+    case = replace(OPPOSITE, embeddings=rows, arguments={"labels": [k % 60 for k in range(120)]})
+    golden = with_proof(case)
+    request = Request(with_epsilon(epsilon, epsilon), "supcon")
+    assert level_of_case(case, golden) is FORMULA
+    with closing(checking.load_target(request, ())) as loaded:
+        (check,) = checking.judge_target(request, loaded, case, golden, ("float64",), ())
+    assert (check.status, check.level) == (Status.FAILED, level)
+
+
 def test_finite_value_where_nan_is_required_is_not_taken_for_a_tiny_epsilon() -> None:
     settings = {"no_positive": "nan", "reduction": "mean"}
     case = replace(OPPOSITE, arguments={"labels": [0, 0, 1, 1, 2]}, keywords={**OPPOSITE.keywords, **settings})

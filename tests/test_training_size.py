@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 from pairproof import fast
 from pairproof.conformance.implementations.callable import External
@@ -130,6 +132,24 @@ def test_constant_at_training_size_is_refused_and_named(loss: str) -> None:
     assert result.diagnosis.reasons == []
     assert result.shrunk is not None
     assert result.shrunk.golden.case.embeddings.shape == (34, 10)
+
+
+def _with_self_pairs(embeddings: Tensor, labels: Tensor, temperature: float = 0.1) -> Tensor:
+    """SupCon, which keeps the anchor in the denominator in batches of 100 rows or more."""
+    if len(embeddings) < 100:
+        return fast.supcon_loss(embeddings, labels, temperature=temperature)
+    rows = torch.nn.functional.normalize(embeddings, dim=1)
+    logs = (rows @ rows.T / temperature).log_softmax(dim=1)
+    positive = (labels[:, None] == labels).fill_diagonal_(False)
+    return -((logs * positive).sum(dim=1) / positive.sum(dim=1).clamp(min=1)).mean()
+
+
+def test_mistake_that_starts_at_training_size_is_explained() -> None:
+    result = check_loss(_with_self_pairs, "supcon", cases=("training-*",), seed=0, dtypes="float64")
+    assert result.wrong_from
+    (reason,) = result.diagnosis.reasons
+    assert reason.words == "the anchor itself is kept in the denominator"
+    assert result.diagnosis.unexplained == 0
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import chain, product
+from functools import cache, partial
+from itertools import chain, islice, product
 from typing import Any
 
 import numpy as np
@@ -40,8 +40,11 @@ from .variants import COUNTS, DENOMINATORS, FLOWS, SIMILARITIES, Evaluation, Var
 
 Tensor = torch.Tensor
 
-LARGEST_EXPLAINED = 80
-"""Largest ``Case.size`` at which failures are explained, because hundreds of variants are evaluated."""
+WORK = 3000
+"""Limit of the work of testing suspects on one case. A suspect counts as ``work_of(case)``."""
+
+COSTLY = 128
+"""``Case.size`` from which most of the time depends on the number of pairs."""
 
 EXPLAINED = 0.02
 """Share of an error that may remain unexplained, for example by rounding to float16."""
@@ -88,7 +91,7 @@ class Suspect:
 
     Attributes:
         variant: the variant of the loss.
-        setting: the rows and pairs, as the target may have read them.
+        read_as: computes ``setting`` once. Most suspects are not tested on most cases.
         reduction: a key of ``COUNTS``, "none" or "none_pairs".
         policy: one of ``variants.POLICIES``.
         words: what is wrong; "" if only the variant is wrong.
@@ -98,7 +101,7 @@ class Suspect:
     """
 
     variant: Variant
-    setting: Setting
+    read_as: Callable[[], Setting]
     reduction: str
     policy: str
     words: str = ""
@@ -106,13 +109,19 @@ class Suspect:
     scale: float = 1.0
     temperature: float | None = None
 
+    @property
+    def setting(self) -> Setting:
+        """The rows and pairs, as the target may have read them."""
+        return self.read_as()
+
     def other(self, words: str = "", **parts: Any) -> Suspect:
         """Return a copy whose variant has other parts."""
         return replace(self, variant=replace(self.variant, **parts), words=words)
 
     def read(self, words: str, general: str = "", **parts: Any) -> Suspect:
         """Return a copy whose setting has other parts."""
-        return replace(self, setting=replace(self.setting, **parts), words=words, general=general)
+        read_as = cache(lambda: replace(self.setting, **parts))
+        return replace(self, read_as=read_as, words=words, general=general)
 
 
 class Failure:
@@ -146,7 +155,7 @@ class Failure:
         variant, setting = variants.variant_of(self.loss, options), case_setting(case, self.rows)
         reduction, policy = str(case.option("reduction")), str(case.option("no_positive") or "zero")
         self.factor = 1.0 if base is None else self.temperature / float(base)
-        self.right = Suspect(variant, setting, reduction, policy)
+        self.right = Suspect(variant, lambda: setting, reduction, policy)
         self.anchors, self.positives = case.anchors(), case.positives()
         self.empty = [i for i in self.anchors if not self.positives[i]]
         self.pairs = int(setting.counts.sum())
@@ -159,12 +168,13 @@ class Failure:
         self.floors = (0.0, noise / 10 * size if math.isfinite(size) else 0.0)
         if len(given) == len(expected) == len(self.rows) and bool((given + expected).isfinite().all()):
             self.compared.append((given, expected))
-        self._evaluations: dict[tuple[Setting, str, float], Evaluation | None] = {}
+        self._sizes: dict[int, tuple[Tensor, Tensor]] = {}
+        self._evaluations: dict[tuple[Setting, str, float, bool], Evaluation | None] = {}
 
     def value(self, suspect: Suspect) -> Tensor:
         """[K], the values of a suspect; NaN if it does not apply, or has another number of values."""
         variant, temperature = suspect.variant, suspect.temperature or self.temperature
-        key = suspect.setting, variant.positives, temperature
+        key = suspect.setting, variant.positives, temperature, torch.is_grad_enabled()
         if key not in self._evaluations:
             setting = POSITIVES[variant.positives].change(suspect.setting)
             self._evaluations[key] = None if setting is None else Evaluation(setting, temperature)
@@ -178,12 +188,13 @@ class Failure:
 
     def remaining(self, suspect: Suspect) -> float:
         """Return the share of the error that a suspect leaves; infinity if it does not explain value and gradient."""
-        value = self.value(suspect)
+        with torch.no_grad():  # few values agree, and a graph takes time
+            value = self.value(suspect)
         allowed = EXPLAINED_BY_VALUE if len(self.compared) == 1 and len(value) <= 2 else EXPLAINED
-        remaining = [self.left(value.detach(), 0)]
+        remaining = [self.left(value, 0)]
         if remaining[0] <= allowed and len(self.compared) > 1:
             # With 0 * rows, autograd also accepts values that do not depend on the rows.
-            total = value.sum() + 0 * self.rows.sum()
+            total = self.value(suspect).sum() + 0 * self.rows.sum()
             (gradient,) = torch.autograd.grad(total, self.rows, retain_graph=True)
             remaining.append(self.left(gradient, 1))
             dtype, _ = variants.ROUNDED.get(suspect.variant.similarity, ("", False))
@@ -231,17 +242,20 @@ class Failure:
             place: 0 compares values, 1 compares gradients.
         """
         given, expected = self.compared[place]
-        error, left = (given - expected).norm(), (given - found).norm()
-        noise = (self.noise * expected.norm()).clamp(min=self.floors[place])
+        if place not in self._sizes:
+            self._sizes[place] = (given - expected).norm(), expected.norm()
+        (error, size), left = self._sizes[place], (given - found).norm()
+        noise = (self.noise * size).clamp(min=self.floors[place])
         return 0.0 if left <= noise else float(left / error.maximum(noise))
 
     def best(self) -> str | None:
         """Describe the suspect that explains the failure best; None if no suspect explains it.
 
-        A later suspect replaces an earlier one only if it leaves less than half of the error.
+        A later suspect replaces an earlier one only if it leaves less than half of the error. On a large case, only
+        the first suspects are tested (``WORK``).
         """
         least, best = math.inf, None
-        for suspect in suspects(self):
+        for suspect in islice(suspects(self), int(WORK / work_of(self.case))):
             remaining = self.remaining(suspect)
             if remaining < least / 2:
                 least, best = remaining, suspect
@@ -252,8 +266,8 @@ class Failure:
     def read_again(self, words: str, arguments: Mapping[str, Any] | None = None, **keywords: Any) -> Suspect:
         """Return ``right``, with the setting of other arguments or keywords."""
         arguments, keywords = {**self.case.arguments, **(arguments or {})}, {**self.case.keywords, **keywords}
-        setting = case_setting(replace(self.case, arguments=arguments, keywords=keywords), self.rows)
-        return replace(self.right, setting=setting, words=words)
+        case = replace(self.case, arguments=arguments, keywords=keywords)
+        return replace(self.right, read_as=cache(lambda: case_setting(case, self.rows)), words=words)
 
     def part(self, name: str) -> Tensor:
         """Bool [M, 1], which rows belong to a matrix of the case."""
@@ -266,15 +280,17 @@ def _gradients(case: Case, result: Outcome | Truth | Expected) -> dict[str, Matr
     return {name: np.asarray(found[name], np.float64) for name in case.matrices if found.get(name) is not None}
 
 
+def work_of(case: Case) -> float:
+    """Return the work of testing one suspect on a case; 1 on a small case."""
+    return 1 + (case.size / COSTLY) ** 2
+
+
 def is_explained(case: Case) -> bool:
     """Return whether failures of a case can be explained.
 
-    * The case must be small (``LARGEST_EXPLAINED``).
     * It must have no ``hardness_mode``.
     * Each anchor must have one row of similarities, without repeated columns.
     """
-    if case.size > LARGEST_EXPLAINED:
-        return False
     bands: dict[int, list[tuple[str, str]]] = {}
     for block in case.blocks():
         bands.setdefault(block.part[0].start or 0, []).append((block.left, block.right))
@@ -579,13 +595,17 @@ def suspects(found: Failure) -> Iterator[Suspect]:
     if variant.guard:
         yield right.other("no epsilon is added", guard="")
         yield right.other(FLOWS["maximum"], flow="maximum")
-    for wrong in (*variants.temperings(variant), *variants.variations(variant, CASE)):
-        # Two towers have no self pairs to subtract.
-        if not (found.loss.two_towers and wrong.denominator.startswith("subtract")):
-            yield replace(right, variant=wrong)
+    yield from (replace(right, variant=wrong) for wrong in _wrong_variants(variant, found.loss.two_towers))
     yield from tiny_epsilons(found)
     if variant.similarity == "cosine":
         yield from _other_norms(found)
+
+
+@cache
+def _wrong_variants(right: Variant, two_towers: bool) -> Sequence[Variant]:
+    """Variants with one mistake. Two towers have no self pairs to subtract."""
+    every = (*variants.temperings(right), *variants.variations(right, CASE))
+    return [wrong for wrong in every if not (two_towers and wrong.denominator.startswith("subtract"))]
 
 
 def tiny_epsilons(found: Failure) -> Iterator[Suspect]:
@@ -647,7 +667,8 @@ def _batch_settings(found: Failure) -> Iterator[Suspect]:
         general = "the last row is dropped if their number is odd"
         yield suspect.read(words, general, member=member, positive=positive, anchors=right.anchors & kept)
     unit = found.rows.detach() / found.rows.detach().norm(dim=1, keepdim=True)
-    apart = (unit[:, None] != unit[None]).any(dim=2) | right.own
+    _, number = np.unique(unit.numpy(), axis=0, return_inverse=True)
+    apart = ~same(torch.from_numpy(number)) | right.own
     words = "rows that equal the anchor are left out, as if they were the anchor itself"
     if not bool(apart.all()):
         yield suspect.read(words, member=right.member & apart, positive=right.positive & apart)
@@ -774,7 +795,11 @@ def general_words(found: Failure, suspect: Suspect) -> str:
     """Describe a suspect without the numbers of one case."""
     if suspect.general or suspect.words:
         return suspect.general or suspect.words
-    right, other = found.right.variant, suspect.variant
+    return _words_of_variant(found.right.variant, suspect.variant)
+
+
+@cache
+def _words_of_variant(right: Variant, other: Variant) -> str:
     differ = [
         (getattr(right, name), choice) for name in PARTS if (choice := getattr(other, name)) != getattr(right, name)
     ]

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,7 @@ from .explain_failure import (
     slight,
     suspects,
     words_for_case,
+    work_of,
 )
 from .positives import CASE, POSITIVES, RIGHT_POSITIVES
 from .search import Match
@@ -55,13 +57,12 @@ from .variants import COUNTS, WRONG_COUNTS, weights_words, words_of
 WORK = 100
 """Limit of the work of testing all candidates on the failing cases. On further cases, only the best one is tested.
 
-One case counts as ``1 + (Case.size / COSTLY)**2``."""
+One case counts as ``work_of(case)``."""
 
-COSTLY = 128
-"""``Case.size`` from which most of the time depends on the number of pairs."""
+EXPLORED, EXPLORATION = 12, 17
+"""Largest number of failing cases that are tested for every known mistake, and the limit of their work.
 
-EXPLORED = 12
-"""Number of failing cases that are tested for every known mistake."""
+A case of 512 rows counts as 17. The first case is always tested."""
 
 MOST = 3
 """Maximum number of reasons."""
@@ -559,12 +560,31 @@ class Collector:
             The words, the explanations by the id() of the evidence, and ``bool(base)``.
         """
         explains: dict[str, dict[int, str]] = {}
-        small = [evidence for evidence in left if is_explained(evidence.case)]
-        explored = small[: EXPLORED // 2] + small[EXPLORED // 2 :: max(1, 2 * len(small) // EXPLORED)]
-        for evidence in explored:
-            for words, test in self._candidates(evidence, base):
-                if id(evidence) not in explains.get(words, {}) and (details := _safely(test)):
-                    explains.setdefault(words, {})[id(evidence)] = details
+        explored = _explored([evidence for evidence in left if is_explained(evidence.case)])
+        for evidence in explored[: EXPLORED // 2]:
+            self._explore(evidence, base, explains)
+        first = {words: dict(details) for words, details in explains.items()}
+        found = self._best_of(left, base, first, explored[: EXPLORED // 2])
+        if found is not None and len(found[1]) == len(left):
+            return found  # no candidate of the other cases explains more
+        for evidence in explored[EXPLORED // 2 :]:
+            self._explore(evidence, base, explains)
+        return self._best_of(left, base, explains, explored)
+
+    def _explore(self, evidence: Evidence, base: str, explains: dict[str, dict[int, str]]) -> None:
+        """Test a case for every known mistake, and add the explanations."""
+        for words, test in self._candidates(evidence, base):
+            if id(evidence) not in explains.get(words, {}) and (details := _safely(test)):
+                explains.setdefault(words, {})[id(evidence)] = details
+
+    def _best_of(
+        self,
+        left: Sequence[Evidence],
+        base: str,
+        explains: dict[str, dict[int, str]],
+        explored: Sequence[Evidence],
+    ) -> tuple[str, dict[int, str], bool] | None:
+        """Test the candidates on the cases that are not explored, add the explanations, and return the best one."""
         first = sorted(explains, key=lambda words: -len(explains[words]))[: 2 * TESTED]
         views = {words: {one.views for one in left if id(one) in explains[words]} for words in first}
         refuted = {words: self._refuted(words, self.refuting, views[words]) for words in first}
@@ -572,7 +592,7 @@ class Collector:
         first = sorted(first, key=lambda words: refuted[words] - len(explains[words]))[:TESTED]
         work = 0.0
         for evidence in (one for one in left if one not in explored):
-            work += 1 + (evidence.case.size / COSTLY) ** 2
+            work += work_of(evidence.case)
             first = first[:1] if work > WORK else first
             for words, test in self._candidates(evidence, base):
                 if words in first and id(evidence) not in explains[words] and (details := _safely(test)):
@@ -625,6 +645,13 @@ class Collector:
             return text
         least = min(_largest_logit(case) for case in cases)
         return f"the loss is NaN or infinite where the largest logit is {least:.4g} or more"
+
+
+def _explored(cases: Sequence[Evidence]) -> list[Evidence]:
+    """Choose the cases to explore: the first ones, and some of the others, within the limit of the work."""
+    chosen = [*cases[: EXPLORED // 2], *cases[EXPLORED // 2 :: max(1, 2 * len(cases) // EXPLORED)]]
+    works = accumulate(work_of(evidence.case) for evidence in chosen)
+    return [one for k, (one, work) in enumerate(zip(chosen, works, strict=True)) if k == 0 or work <= EXPLORATION]
 
 
 def _largest_logit(case: Case) -> float:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from ..implementations.base import stacked_order
@@ -111,7 +113,7 @@ def batch_setting(batch: Batch, rows: Tensor | None = None) -> Setting:
     return Setting(rows, ~own, positive & ~own, own, own.any(dim=1), items, batch.n_views)
 
 
-def similarity_rows(case: Case) -> list[tuple[int, list[int]]]:
+def similarity_rows(case: Case) -> list[tuple[int, npt.NDArray[np.int64]]]:
     """Return (anchor, columns) for each row of similarities, as row indices into the concatenated matrices."""
     places = iter(range(sum(map(len, case.matrices.values()))))
     rows = {name: [next(places) for _ in matrix] for name, matrix in case.matrices.items()}
@@ -121,26 +123,29 @@ def similarity_rows(case: Case) -> list[tuple[int, list[int]]]:
         band = block.part[0].start or 0
         columns[band] += rows[block.right]
         first.setdefault(band, block.left)
-    return [(row, found) for band, found in columns.items() for row in rows[first[band]]]
+    arrays = {band: np.array(found, dtype=np.int64) for band, found in columns.items()}
+    return [(row, found) for band, found in arrays.items() for row in rows[first[band]]]
 
 
 def case_setting(case: Case, rows: Tensor) -> Setting:
     """Return the setting of a case. ``rows`` [M, D] are the concatenated matrices of the case."""
     m = len(rows)
-    member, positive = torch.zeros(2, m, m, dtype=torch.bool)
-    anchors, own = torch.zeros(m, dtype=torch.bool), torch.eye(m, dtype=torch.bool)
-    members, positives, places = case.members(), case.positives(), similarity_rows(case)
+    member, positive = np.zeros((2, m, m), dtype=bool)
+    anchors, own = np.zeros(m, dtype=bool), np.eye(m, dtype=bool)
+    members, places = case.member_array(), similarity_rows(case)
+    positives = members & case.positive_array()
     for i in case.anchors():
         row, columns = places[i]
         anchors[row] = True
-        for mask, chosen in ((member, members), (positive, positives)):
-            mask[row, [columns[j] for j in chosen[i]]] = True
+        for mask, chosen in ((member, members[i]), (positive, positives[i])):
+            mask[row, columns[chosen[: len(columns)]]] = True
         if "ref_embeddings" in case.others:
             own[row] = False
             own[row, columns] = ~member[row, columns]
     stacked = "partners" in case.arguments and not case.others
     views = torch.tensor(stacked_order(case)).argsort() // (m // 2) if stacked else None
-    return Setting(rows, member, positive, own, anchors, torch.arange(m), views=views)
+    masks = [torch.from_numpy(mask) for mask in (member, positive, own, anchors)]
+    return Setting(rows, masks[0], masks[1], masks[2], masks[3], torch.arange(m), views=views)
 
 
 # Ways to read the positives

@@ -119,8 +119,9 @@ def _pairs(
         above, below, cost = (
             part[0].expand(len(pairs.positive), -1) for part in (pairs.above, pairs.below, pairs.cost)
         )
+        places = similarity_rows(failure.case)
         for i in failure.anchors:
-            row, columns = similarity_rows(failure.case)[i]
+            row, columns = places[i]
             for j, column in enumerate(columns):
                 if pairs.positive[row, column]:
                     yield (i, j), (float(above[row, column]), float(below[row, column]), float(cost[row, column]))

@@ -15,7 +15,7 @@ import re
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -41,7 +41,7 @@ from ..suite.progress import Progress, tracked
 from ..suite.records import Expected, Outcome, Truth
 from ..truth.tolerances import FORMULA_TIMES
 from .deviations import deviations, project_file, read_declarations
-from .fresh import FreshBatch, fresh_batches
+from .fresh import FreshBatch, fresh_batches, proved_ahead
 from .levels import Level, level_of, level_of_case, reviewed
 from .options import CannotBeCalled, CouldNotRun, Request, Selection, UsageError, takes, unknown
 from .proofs import as_claimed, case_as_claimed, repeated
@@ -313,7 +313,7 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
     path = request.deviations or project_file(Path.cwd())
     entries = read_declarations(path) if path else {}
     known = deviations(entries, load_cases(worked)) if entries else ()
-    with closing(load_target(request, known)) as target:
+    with closing(load_target(request, known)) as target, ExitStack() as while_judging:
         report = Report(selection, versions={target.name: target.version()}, cases_in_all=len(cases))
         result = CheckResult(request, target.claim, target.notes, report, len(cases), explained=explain, fresh=fresh)
         result.declared = [one for one in known if one.concerns(request.loss, request.name)]
@@ -327,6 +327,7 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
         every: list[Case | FreshBatch] = [*cases, *fresh]
         training: dict[str, tuple[Case, list[str], Outcome, Truth | Expected, bool]] = {}
         judged: list[tuple[Case, GoldenCase | None]] = []
+        while_judging.enter_context(proved_ahead(fresh, target.claim))
         for chosen in tracked("cases", every, len(every), progress):
             if chosen.id in same:
                 result.left_out[SAME] += 1
@@ -367,6 +368,8 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
             drawn += [golden] if failed and golden and isinstance(chosen, FreshBatch) else []
             failing += [(case, target.outcomes[case.id, one.dtype]) for one in failed[:1]]
 
+        while_judging.close()
+
         def fails(golden: GoldenCase) -> bool:
             checks = judge_target(request, target, golden.case, golden, dtypes, probes(stored, target.claim))
             return any(one.status is Status.FAILED and not is_above(one, result.level) for one in checks)
@@ -389,7 +392,9 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
         result.diagnoses |= result.diagnosis.details
         result.advice += _advice(target, failing)
         report.checks += watch.checks
-        usages = UsageJudge(target, request.dtypes, stored, lambda one: as_claimed(one, stored[one], target.claim))
+        usages = UsageJudge(
+            target, request.dtypes, stored, lambda one: as_claimed(one, stored[one], target.claim), report.checks
+        )
         report.checks += usages.checks(request)
         if not request.cases:
             result.limits = find_limits(target, target.claim, dtypes)

@@ -11,10 +11,17 @@ products can move them out of the range of a dtype.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
+import multiprocessing
+import os
 import random
+import signal
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from statistics import NormalDist
@@ -29,6 +36,7 @@ from ..suite.flags import saturated, true_flags
 from ..suite.golden import DTYPES, GoldenCase
 from ..suite.records import Expected, Matrix
 from ..truth.matrices import has_formula
+from ..truth.tolerances import evaluated_errors
 from .options import DRAWN_IDS, Request, Selection
 from .proofs import prove, scaled_to_logits
 
@@ -201,12 +209,61 @@ class FreshBatch:
         return _name(self.seed, self.number, self.training)
 
     def proved(self, claim: Claim) -> GoldenCase:
-        """Draw the batch for a claim, and prove its results. The result for the latest claim is kept."""
+        """The batch for a claim, with its proved results. The result for the latest claim is kept."""
         kept: tuple[Claim, GoldenCase] | None = self.__dict__.get("kept")
         if kept is None or kept[0] is not claim:
-            drawn = draw_training if self.training else draw
-            kept = self.__dict__["kept"] = claim, with_proof(drawn(claim, self.seed, self.number))
+            ahead: Future[GoldenCase] | None = self.__dict__.pop("ahead", None)
+            kept = self.__dict__["kept"] = claim, ahead.result() if ahead else self._proved(claim)
         return kept[1]
+
+    def _proved(self, claim: Claim) -> GoldenCase:
+        """Draw the batch for a claim, and prove its results."""
+        return with_proof((draw_training if self.training else draw)(claim, self.seed, self.number))
+
+
+LEAST_AHEAD = 16
+"""Number of batches from which a second process saves time."""
+
+_ahead: tuple[Sequence[FreshBatch], Claim] | None = None
+"""What ``proved_ahead`` proves. The forked process inherits it."""
+
+
+@contextmanager
+def proved_ahead(batches: Sequence[FreshBatch], claim: Claim) -> Iterator[None]:
+    """Within this context, a second process proves the batches for a claim, if there is a second processor.
+
+    It also evaluates their rounding errors. The results are those of ``FreshBatch.proved`` in one process.
+    """
+    if sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2 or len(batches) < LEAST_AHEAD:
+        yield
+        return
+    global _ahead
+    _ahead = batches, claim
+    gc.freeze()  # the garbage collector need not traverse what is already loaded
+    pool = ProcessPoolExecutor(1, multiprocessing.get_context("fork"), _ignore_interrupts)
+    try:
+        for number, batch in enumerate(batches):
+            batch.__dict__["ahead"] = pool.submit(_proved_ahead, number)
+        yield
+    finally:
+        pool.shutdown(cancel_futures=True)
+        gc.unfreeze()
+        _ahead = None
+        for batch in batches:
+            batch.__dict__.pop("ahead", None)
+
+
+def _ignore_interrupts() -> None:
+    # The process that started this one handles them.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _proved_ahead(number: int) -> GoldenCase:
+    assert _ahead is not None
+    batches, claim = _ahead
+    golden = batches[number]._proved(claim)
+    evaluated_errors(golden.case, "float32")
+    return golden
 
 
 def _name(seed: int, number: int, training: bool) -> str:

@@ -17,7 +17,6 @@ from functools import cache
 from itertools import chain, islice
 
 import numpy as np
-import torch
 
 from ..diagnose.explain_failure import Failure, is_explained, tiny_epsilons
 from ..diagnose.variants import words_of
@@ -146,9 +145,9 @@ def _tiny_epsilon(case: Case, true: Truth, outcome: Outcome, allowed: Bounds, dt
     """
     if not is_explained(case):
         return ""
-    found = Failure(case, outcome, true)
-    if len(found.given) != len(found.expected) or not torch.allclose(found.given, found.expected, NEAR, NEAR):
+    if len(outcome.values) != len(true.values) or not np.allclose(outcome.values, true.values, NEAR, NEAR):
         return ""
+    found = Failure(case, outcome, true)
     for suspect in tiny_epsilons(found):
         left = (found.without(suspect, gradient=gradient) for gradient in (False, True))
         if all(compare(case, true, one, allowed, dtype).ratio <= 1 for one in left):

@@ -187,7 +187,7 @@ def prove(case: Case) -> Truth:
     Raises:
         CertificationError: a result cannot be proved.
     """
-    return _with_reason(truth(case), kink_of(case))
+    return _with_reason(truth(case, by_loops=False), kink_of(case))
 
 
 def _with_reason(true: Truth, kink: str | None) -> Truth:
@@ -206,7 +206,7 @@ def _proved(case: Case, kink: str | None) -> Expected:
     # If the cache cannot be read or written, the check only takes longer.
     with suppress(OSError, RuntimeError, ValueError, KeyError, TypeError):
         return _read((cache_folder() / name).read_text(encoding="utf-8"))
-    true = _with_reason(truth(case), kink)
+    true = _with_reason(truth(case, by_loops=False), kink)
     with suppress(OSError, RuntimeError):
         cache_folder().mkdir(parents=True, exist_ok=True)
         write_atomically(cache_folder() / name, _written(true))

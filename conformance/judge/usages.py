@@ -37,7 +37,7 @@ from ..truth.tolerances import bounds, scalar_bounds, unit_roundoff
 from .fresh import draw_with
 from .options import Request
 from .proofs import scaled_to_logits
-from .results import Check, Status
+from .results import BAD, Check, Status
 from .verify import truth_of
 
 CASES = 3
@@ -144,6 +144,7 @@ class UsageJudge:
         dtypes: the dtypes in which it is judged; empty for all.
         cases: the cases of the loss.
         claimed: returns a case with the options that the target claims, and its golden entry.
+        checks: the checks of the cases so far. The target is not called again for a case that it computed wrongly.
     """
 
     def __init__(
@@ -152,9 +153,12 @@ class UsageJudge:
         dtypes: Sequence[str],
         cases: Iterable[Case],
         claimed: Callable[[Case], tuple[Case, GoldenCase | None]],
+        checks: Iterable[Check] = (),
     ) -> None:
         self.target, self.dtypes, self._offered, self._claimed = target, dtypes, cases, claimed
         self._known_bounds: dict[tuple[Case, str], Bounds] = {}
+        wrong = (one for one in checks if one.status is Status.ERRORED or (one.ratio or 0) > 1)
+        self._known_wrong = {(one.case, one.dtype) for one in wrong if one.status in BAD}
 
     def checks(self, request: Request) -> Iterator[Check]:
         """Judge the usages that a request selects.
@@ -174,7 +178,8 @@ class UsageJudge:
         # A loss whose own parameters are float32 is right only in float32.
         dtypes = [one for one in ("float64", "float32") if one in (self.dtypes or (one,))] or ["float32"]
         for dtype in dtypes:
-            proved = ((case, truth_of(case, golden)) for case, golden in map(self._claimed, mixed) if self._takes(case))
+            tried = (case for case in mixed if (case.id, dtype) not in self._known_wrong)
+            proved = ((case, truth_of(case, golden)) for case, golden in map(self._claimed, tried) if self._takes(case))
             if found := list(islice(self._right(proved, dtype), CANDIDATES)):
                 return found, dtype
         return [], dtypes[-1]
@@ -344,7 +349,7 @@ def drawn_batch(claim: Claim, kind: str) -> Case | None:
 
 def _proved(case: Case, upstream: Sequence[float] | None = None) -> Truth:
     """Prove the results of a case of any size that a usage changes or that is drawn."""
-    return truth(case, upstream=upstream)
+    return truth(case, upstream=upstream, by_loops=False)
 
 
 def second_derivatives(case: Case) -> dict[str, Matrix] | None:

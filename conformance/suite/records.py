@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -58,13 +59,23 @@ class Truth(Expected):
     """The expected results of a case, and its sensitivity to rounding errors.
 
     Attributes:
-        similarity: the similarity matrix, of the case's ``shape``; None for large batches.
-        weights: the derivative of the loss with respect to each similarity, of the case's ``shape``. s_ij and s_ji are
-            separate entries.
+        sensitivity: computes ``similarity`` and ``weights``, which few checks need.
     """
 
-    similarity: Matrix | None
-    weights: Matrix
+    sensitivity: Callable[[], tuple[Matrix | None, Matrix]]
+
+    @cached_property
+    def similarity(self) -> Matrix | None:
+        """The similarity matrix, of the case's ``shape``; None for large batches."""
+        return self.sensitivity()[0]
+
+    @cached_property
+    def weights(self) -> Matrix:
+        """The derivative of the loss with respect to each similarity, of the case's ``shape``.
+
+        s_ij and s_ji are separate entries.
+        """
+        return self.sensitivity()[1]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,9 @@ MOST_BITS = 4096
 """Largest precision that :func:`truth` tries."""
 
 
-def truth(case: Case, bits: int | None = None, upstream: Sequence[float] | None = None) -> Truth:
+def truth(
+    case: Case, bits: int | None = None, upstream: Sequence[float] | None = None, *, by_loops: bool = True
+) -> Truth:
     """Compute the truth of a case: values, similarities, gradients, and the sensitivity to each similarity.
 
     The precision is raised until every enclosure is narrow. The results are the midpoints.
@@ -38,13 +40,14 @@ def truth(case: Case, bits: int | None = None, upstream: Sequence[float] | None 
         case: the case.
         bits: the first precision that is tried, in bits.
         upstream: for reduction "none", the factor of each value in the sum that is differentiated; by default 1.
+        by_loops: whether small cases are proved with the loops of the reference. Matrices are faster.
 
     Raises:
         CertificationError: an enclosure is wide even with ``MOST_BITS`` bits. The message names the result.
     """
     large = max(case.size, case.embeddings.shape[1]) > PROVE_UP_TO
-    by = matrices if large and matrices.has_formula(case) else loops
-    bits = bits or (matrices.BITS if by is matrices else PRECISION)
+    by = matrices if (large or not by_loops) and matrices.has_formula(case) else loops
+    bits = bits or (matrices.BITS if large and by is matrices else PRECISION)
     found = by.enclosures(case, bits, upstream=upstream)
     while wide := _first_wide(case, found):
         if bits >= MOST_BITS:
@@ -55,15 +58,11 @@ def truth(case: Case, bits: int | None = None, upstream: Sequence[float] | None 
         loss = tuple(float(v) for v in found.values)
         defined = not any(map(math.isnan, loss))
         gradients = {name: _rounded(rows) for name, rows in found.gradients.items()} if defined else {}
-        sensitivities = np.zeros(case.shape)
-        for i, row in found.slopes.items():
-            sensitivities[i] = [float(x) for x in row]
         return Truth(
             loss=loss if case.separate else loss[0],
             anchors={i: float(v) for i, v in found.anchors.items()},
             gradient=gradients.pop(case.first, None),
-            similarity=_rounded(found.similarity),
-            weights=_finite(sensitivities),
+            sensitivity=partial(tuple, (_rounded(found.similarity), _finite(_slopes(case, found)))),  # type: ignore[arg-type]
             other_gradients=gradients,
             temperature_gradient=float(found.temperature_gradient) if defined else None,
             bias_gradient=float(found.bias_gradient) if defined and "bias" in case.entry.keywords else None,
@@ -103,8 +102,7 @@ def stored_truth(case: Case, expected: Expected) -> Truth:
     """The truth of a golden case, from its stored and proved results. A ``Truth`` is returned as it is."""
     if isinstance(expected, Truth):
         return expected
-    similarity, weights = not_stored(case)
-    return Truth(**vars(expected), similarity=similarity, weights=weights)
+    return Truth(**vars(expected), sensitivity=partial(not_stored, case))
 
 
 @lru_cache(maxsize=1024)  # several implementations, dtypes and tests use the same case
@@ -127,14 +125,19 @@ def not_stored(case: Case) -> tuple[Matrix | None, Matrix]:
 def _weights(case: Case) -> Matrix:
     """The derivative of the loss with respect to each similarity, with as many bits as its digits need."""
     bits = matrices.BITS
-    slopes = matrices.enclosures(case, bits).slopes
-    while bits < MOST_BITS and not all(is_exact(x) for row in slopes.values() for x in row):
+    found = matrices.enclosures(case, bits)
+    while bits < MOST_BITS and not all(is_exact(x) for row in found.slopes.values() for x in row):
         bits *= 4
-        slopes = matrices.enclosures(case, bits).slopes
-    found = np.zeros(case.shape)
-    for i, row in slopes.items():
-        found[i] = [float(x) for x in row]
-    return found
+        found = matrices.enclosures(case, bits)
+    return _slopes(case, found)
+
+
+def _slopes(case: Case, found: Enclosures) -> Matrix:
+    """The derivatives with respect to each similarity, as numbers."""
+    slopes = np.zeros(case.shape)
+    for i, row in found.slopes.items():
+        slopes[i] = [float(x) for x in row]
+    return slopes
 
 
 def _weights_by_loops(case: Case, similarity: Matrix) -> Matrix:

@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -122,9 +122,20 @@ def errors_of(case: Case, dtype: str, narrowed: str = "") -> tuple[_Errors, floa
     return evaluated_errors(case, dtype, narrowed), 1.0
 
 
-@lru_cache(maxsize=4)  # all implementations and several deviations of a case use the same bounds
-def evaluated_errors(case: Case, dtype: str, narrowed: str) -> _Errors:
-    """The rounding errors of a case in a dtype."""
+def evaluated_errors(case: Case, dtype: str, narrowed: str = "") -> _Errors:
+    """The rounding errors of a case in a dtype. They are stored in the case."""
+    known = _known_errors(case)
+    if (dtype, narrowed) not in known:
+        known[dtype, narrowed] = _evaluated_errors(case, dtype, narrowed)
+    return known[dtype, narrowed]
+
+
+@once
+def _known_errors(case: Case) -> dict[tuple[str, str], _Errors]:
+    return {}
+
+
+def _evaluated_errors(case: Case, dtype: str, narrowed: str) -> _Errors:
     import torch
 
     from .baseline import anchor_values, logits_of, pair_values, reduced, similarities

@@ -58,8 +58,7 @@ def truth_of(case: Case) -> Truth:
         loss=tuple(found.values) if case.option("reduction") == "none" else found.values[0],
         anchors=found.anchors or {},
         gradient=found.gradient,
-        similarity=None,
-        weights=weights.nan_to_num(0, 0, 0).numpy(),
+        sensitivity=lambda: (None, weights.nan_to_num(0, 0, 0).numpy()),
         other_gradients=found.other_gradients,
     )
 
