@@ -13,7 +13,7 @@ from .base import DECLARED, Wrong
 REGIMES = (
     *("sizes", "classes", "references", "masks", "options", "upstream", "gradients", "layouts", "dtypes"),
     *("effects", "recognition", "shapes", "temperatures", "values"),
-    *("training", "graph", "contexts"),
+    *("training", "graph", "contexts", "data"),
 )
 """The kinds of situations, one file each."""
 
