@@ -13,6 +13,7 @@ from .base import DECLARED, Wrong
 REGIMES = (
     *("sizes", "classes", "references", "masks", "options", "upstream", "gradients", "layouts", "dtypes"),
     *("effects", "recognition", "shapes", "temperatures", "values"),
+    *("training", "graph", "contexts", "data", "settings"),
 )
 """The kinds of situations, one file each."""
 

@@ -68,6 +68,10 @@ class Call:
         result: Tensor = self.entry.fast(**{**self.arguments, **first, **changed})
         return result
 
+    def changed(self, **arguments: Any) -> Call:
+        """The same call with other arguments."""
+        return Call(self.loss, {**self.arguments, **arguments})
+
     @property
     def z(self) -> Tensor:
         """[N, D], the first matrix."""
@@ -238,3 +242,53 @@ def with_gradient(value: Tensor, gradient: Tensor) -> Tensor:
 def scaled_gradient(x: Tensor, factor: Tensor | float) -> Tensor:
     """The same values; the gradient is multiplied by a factor."""
     return Changed.apply(x, lambda grad: grad * factor)  # type: ignore[no-untyped-call,no-any-return]
+
+
+def eager() -> bool:
+    """Whether the call is neither compiled nor transformed by ``torch.func``."""
+    return not torch.compiler.is_compiling() and not functional()
+
+
+def functional() -> bool:
+    """Whether the call is transformed by ``torch.func``."""
+    return torch._C._functorch.maybe_current_level() is not None  # type: ignore[attr-defined]
+
+
+def as_anchors(call: Call) -> Tensor:
+    """The right loss; rows get the part of their gradient that they get as anchors; for losses with labels."""
+    own = torch.arange(call.n)
+    return with_gradient(call(), call(ref_embeddings=call.z.detach(), ref_labels=call.labels, self_rows=own))
+
+
+def wide(z: Tensor) -> Tensor:
+    """The rows in float32 if they have half precision."""
+    return z.float() if z.dtype in (torch.bfloat16, torch.float16) else z
+
+
+def products(call: Call) -> Tensor:
+    """[N, M], the logits, self pairs included; M is the number of rows of the second matrix."""
+    a, b = wide(call.z), wide(call.z if call.embeddings_b is None else call.embeddings_b)
+    if call.similarity == "cosine":
+        a, b = torch.nn.functional.normalize(a, dim=1), torch.nn.functional.normalize(b, dim=1)
+    logits: Tensor = a @ b.T / call.temperature
+    return logits
+
+
+def logits_of_others(call: Call) -> Tensor:
+    """[N, N], the logits; those of self pairs are minus infinity."""
+    return products(call).masked_fill(torch.eye(call.n, dtype=torch.bool), -torch.inf)
+
+
+def weight_of_positive(call: Call, groups: Tensor | None = None) -> Tensor:
+    """[N], n softmax(c / sigma) in DCLW, over all n rows or over the n rows of each group; groups is int [N]."""
+    c = (products(call)[torch.arange(call.n), call.partners] * call.temperature).detach()
+    e = (c / call.sigma).exp()
+    groups = torch.zeros(call.n, dtype=torch.long) if groups is None else groups
+    sums = torch.zeros(int(groups.max()) + 1, dtype=e.dtype).index_add(0, groups, e)
+    return e * groups.bincount()[groups] / sums[groups]
+
+
+def with_weights(call: Call, weights: Tensor) -> Tensor:
+    """DCLW with the mean over all rows, where 2 minus some weights, [N], are the weights of the positives."""
+    positive = products(call)[torch.arange(call.n), call.partners]
+    return call() + ((weights - weight_of_positive(call)).detach() * positive).mean()
