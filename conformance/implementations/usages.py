@@ -203,8 +203,8 @@ def _expanded(x: Tensor) -> Tensor:
 
 
 def _of_equal_rows(case: Case, claim: Claim) -> Case | None:
-    """Return the case with equal rows in its second matrix or, if there is none, in its only one."""
-    name = next(iter(case.others), case.first)
+    """Return the case with equal rows in its last matrix, such as a queue."""
+    name = next(reversed(case.others), case.first)
     equal = {name: np.repeat(case.matrices[name][:1], len(case.matrices[name]), axis=0)}
     rows = {**case.matrices, **equal}
     changed = replace(case, id=f"{case.id}, {name} of equal rows", embeddings=rows.pop(case.first), others=rows)
@@ -294,6 +294,8 @@ def _after_errors(called: Callable[..., Any], positional: list[Any], keywords: d
 
 
 def _compiled(called: Any, positional: list[Any], keywords: dict[str, Any]) -> Any:
+    # The compiler does not support operations of subclasses that record reads.
+    keywords = {name: x.as_subclass(Tensor) if isinstance(x, _Scalar) else x for name, x in keywords.items()}
     return torch.compile(called, backend="aot_eager")(*positional, **keywords)  # type: ignore[no-untyped-call]
 
 
@@ -675,6 +677,7 @@ USAGES: tuple[Usage, ...] = (
         case=_at_temperature(),
         refusable="any",
         temperature="tensor",
+        reveals=("leaf-grad",),
     ),
     Usage(
         "temperature-tensor-and-base",
@@ -861,6 +864,17 @@ USAGES: tuple[Usage, ...] = (
     Usage("forward-mode", "forward-mode differentiation", differentiate=_forward_mode, refusable="any"),
     Usage("functional", "torch.func.grad", differentiate=_functional, refusable="any"),
     Usage("compiled", "torch.compile", call=_compiled, refusable="any", most=1, slow=True),
+    Usage(
+        "compiled-temperature-tensor",
+        "torch.compile, with a temperature given as a tensor",
+        Level.FORMULA,
+        case=_at_temperature(),
+        call=_compiled,
+        refusable="any",
+        temperature="tensor",
+        most=1,
+        slow=True,
+    ),
     Usage("deep-copy", "a deep copy of the module", call=_copied(copy.deepcopy), modules=True, refusable="any"),
     Usage(
         "pickled",
@@ -874,6 +888,15 @@ USAGES: tuple[Usage, ...] = (
     Usage("after-errors", "a call after two calls that raised errors", call=_after_errors),
     Usage("evaluation-mode", "evaluation mode", call=_in_evaluation_mode, modules=True),
     Usage("second-call", "a second call of one instance", call=_again, arrays=EVERY_ARRAY),
+    Usage(
+        "second-call-learned-temperature",
+        "a second call of one instance, with a learned temperature",
+        Level.FORMULA,
+        case=_of_any_temperature,
+        call=_again,
+        dtype="float32",
+        temperature="learned",
+    ),
     Usage("thread", "another thread", call=_in_a_thread),
     *(
         Usage(
@@ -1062,8 +1085,9 @@ class Use:
         if "tensor" in (self.usage.temperature, self.usage.bias):
             if not self.slopes:
                 dtype = next(iter(self.rows.values())).dtype
-                self.slopes.append((torch.tensor(self.scalar, dtype=dtype, requires_grad=True), 1.0))
-            given = self.slopes[0][0].as_subclass(_Scalar)
+                leaf = torch.tensor(self.scalar, dtype=dtype).as_subclass(_Scalar).requires_grad_()
+                self.slopes.append((leaf, 1.0))
+            given = cast(_Scalar, self.slopes[0][0])
             given.reads = self.reads
             keywords = keywords | {self.usage.scalar: given}
         if self.usage.temperature == "default":
@@ -1099,7 +1123,7 @@ class Use:
         device = next((x.device.type for x in given if isinstance(x, Tensor)), "cpu")
         differentiable = [isinstance(x, Tensor) and x.requires_grad for x in given]
         # This includes frozen rows: they are leaf tensors, in which a caller may have accumulated gradients.
-        grads = [_with_grad(x) for x in given if isinstance(x, Tensor) and _is_rows(x)]
+        grads = [_with_grad(x) for x in given if isinstance(x, Tensor) and (_is_rows(x) or isinstance(x, _Scalar))]
         with warnings.catch_warnings() if self.usage.scalar else nullcontext(), self.usage.around(device):
             if self.usage.scalar:
                 # If the target reads the scalar as a number, the missing gradient reveals it.
