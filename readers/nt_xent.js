@@ -75,11 +75,20 @@ function check({ embeddings, arguments: given, keywords, expected }) {
   const allowed = 1e-12 + 1e-14 * found.magnitude;
   const near = ([rows, sizes], right) =>
     rows.every((row, i) => row.every((x, d) => Math.abs(x - right[i][d]) <= allowed * sizes[i] + Number.MIN_VALUE));
+  // Of a large gradient, the file has some rows, and two sums of all rows with the factors 16 + i mod 31 and 16 + i mod 37.
+  const nearPart = ([rows, sizes], { rows: stored, values, products }) =>
+    near([stored.map((i) => rows[i]), stored.map((i) => sizes[i])], values) &&
+    [31, 37].every((period, k) => {
+      const factors = rows.map((_, i) => 16 + (i % period));
+      const limit = allowed * dot(factors, sizes);
+      return products[k].every((x, d) => Math.abs(dot(factors, rows.map((row) => row[d])) - x) <= limit);
+    });
+  const agrees = (found, wanted) => (Array.isArray(wanted) ? near : nearPart)(found, wanted);
   const right = [expected.loss].flat();
   if (!found.loss.every((x, k) => Math.abs(x - right[k]) <= allowed * (Math.abs(right[k]) + 1e-300))) return "the loss";
-  if (expected.gradient && !near(found.gradient, expected.gradient)) return "the gradient";
+  if (expected.gradient && !agrees(found.gradient, expected.gradient)) return "the gradient";
   const reference = expected.gradients?.ref_embeddings;
-  return reference && !near(found.reference, reference) ? "the gradient of the references" : "";
+  return reference && !agrees(found.reference, reference) ? "the gradient of the references" : "";
 }
 
 let failed = 0;

@@ -97,8 +97,8 @@ def test_an_archive_that_changes_a_case_of_an_earlier_one_is_refused() -> None:
     fewer = files | {"golden/nt_xent.json": json.dumps(data).encode()}
     with pytest.raises(fixtures_archive.Refused, match="1 cases were added, so the version must increase"):
         fixtures_archive.compare(files, fewer)
-    older = changed(files, "CHANGELOG.md", "## 1.", "## 0.")
-    fixtures_archive.compare(files, changed(fewer, "CHANGELOG.md", "## 1.", "## 0."))
+    older = changed(files, "CHANGELOG.md", "## 2.", "## 1.")
+    fixtures_archive.compare(files, changed(fewer, "CHANGELOG.md", "## 2.", "## 1."))
     with pytest.raises(fixtures_archive.Refused, match="older"):
         fixtures_archive.compare(older, files)
 
