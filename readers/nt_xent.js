@@ -32,6 +32,7 @@ function ntXent(rows, given, keywords) {
   const zeros = (matrix) => matrix.map((row) => row.map(() => 0));
   // Per row: the gradient, and the sum of the absolute values of its terms, which scales its rounding error.
   const [gu, gv, sizeU, sizeV] = [zeros(u), zeros(v), u.map(() => 0), v.map(() => 0)];
+  const [lengthsU, lengthsV] = [u, v].map((rows) => rows.map((row) => Math.hypot(...row)));
   const values = counted.map((i) => {
     const leftOut = (j) => ignored?.[i][j] || (ids && j !== partners[i] && ids[i] === (refIds ?? ids)[j]);
     const members = v.map((_, j) => j).filter((j) => j !== (refs ? own?.[i] : i) && !leftOut(j));
@@ -42,12 +43,12 @@ function ntXent(rows, given, keywords) {
     const others = members.reduce((sum, j, k) => sum + (j === partners[i] ? 0 : shares[k]), 0);
     members.forEach((j, k) => {
       const c = weight * ofAnchors[i] * (j === partners[i] ? -others : shares[k]);
-      u[i].forEach((x, d) => {
+      for (let d = 0; d < u[i].length; d += 1) {
         gu[i][d] += c * v[j][d];
-        gv[j][d] += c * x;
-      });
-      sizeU[i] += Math.abs(c) * Math.hypot(...v[j]);
-      sizeV[j] += Math.abs(c) * Math.hypot(...u[i]);
+        gv[j][d] += c * u[i][d];
+      }
+      sizeU[i] += Math.abs(c) * lengthsV[j];
+      sizeV[j] += Math.abs(c) * lengthsU[i];
     });
     return ofAnchors[i] * scale * (logits[top] - logits[partners[i]] + Math.log1p(rest));
   });
