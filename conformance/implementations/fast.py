@@ -111,7 +111,7 @@ class FastFrozen(Fast):
     """The losses of ``pairproof.fast``, with the gradient of one matrix at a time, as with a queue of negatives."""
 
     name = "fast-frozen"
-    title = "pairproof.fast, torch, the gradient of each matrix while the others need none"
+    title = "pairproof.fast, torch, one gradient at a time"
     dtypes = ("float64", "float32")
     support = Support(also=(("has a single matrix, which needs a gradient", lambda case: not case.others),))
 
