@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from .documents.load import load_worked, worked_cases
 from .judge.options import Selection, UsageError, meant
 from .suite.cases import Case, call_reference
 from .suite.catalogue import LOSSES, WEIGHTS
+from .suite.formulas import stored_rows_of
 from .suite.golden import ARGUMENTS, DTYPES, FOLDER, Flag, GoldenCase, load_golden
 from .suite.records import Expected
 
@@ -247,8 +249,11 @@ def describe(golden: GoldenCase, flags: Mapping[str, Flag], *, terms: bool | Non
     yield from ("", f"{case.sizes()}, exact in {', '.join(golden.dtypes)}")
     if others := [dtype for dtype in DTYPES if dtype not in golden.dtypes]:
         yield f"  not exact in {', '.join(others)}, so not judged in these dtypes"
-    if whole:
-        for name, matrix in case.matrices.items():
+    for name, matrix in case.matrices.items():
+        if name in golden.formulas:
+            words = ", ".join(f"{key} {value}" for key, value in asdict(golden.formulas[name]).items())
+            yield f"  {name} by a formula: {words}"
+        if whole or name in golden.formulas:
             yield from _matrix("row" if name == "embeddings" else f"{name}, row", matrix)
     yield from (f"  {key} {value}" for key, value in case.arguments.items())
     for key in loss.keywords:
@@ -277,14 +282,18 @@ def _results(expected: Expected, case: Case, whole: bool) -> Iterator[str]:
         return
     for name, gradient in {case.first: expected.gradient, **expected.other_gradients}.items():
         wrt = "" if name == "embeddings" else f" with respect to {name}"
-        if whole:
+        if name in expected.products:
+            yield from _matrix(f"gradient{wrt}, row", gradient, stored_rows_of(case.matrices[name]))
+            yield from _matrix(f"sum of the gradient's rows{wrt} with the factors", expected.products[name])
+        elif whole:
             yield from _matrix(f"gradient{wrt}, row", gradient)
         else:
             yield f"  gradient{wrt}: norm {math.hypot(*gradient.ravel().tolist())}"
 
 
-def _matrix(what: str, matrix: npt.NDArray[np.float64]) -> Iterator[str]:
-    return (f"  {what} {i}: {', '.join(map(repr, row))}" for i, row in enumerate(matrix.tolist()))
+def _matrix(what: str, matrix: npt.NDArray[np.float64], rows: Sequence[int] | None = None) -> Iterator[str]:
+    chosen = range(len(matrix)) if rows is None else rows
+    return (f"  {what} {i}: {', '.join(map(repr, matrix[i].tolist()))}" for i in chosen)
 
 
 def _address(link: str) -> str:

@@ -32,6 +32,7 @@ function ntXent(rows, given, keywords) {
   const zeros = (matrix) => matrix.map((row) => row.map(() => 0));
   // Per row: the gradient, and the sum of the absolute values of its terms, which scales its rounding error.
   const [gu, gv, sizeU, sizeV] = [zeros(u), zeros(v), u.map(() => 0), v.map(() => 0)];
+  const [lengthsU, lengthsV] = [u, v].map((rows) => rows.map((row) => Math.hypot(...row)));
   const values = counted.map((i) => {
     const leftOut = (j) => ignored?.[i][j] || (ids && j !== partners[i] && ids[i] === (refIds ?? ids)[j]);
     const members = v.map((_, j) => j).filter((j) => j !== (refs ? own?.[i] : i) && !leftOut(j));
@@ -42,12 +43,12 @@ function ntXent(rows, given, keywords) {
     const others = members.reduce((sum, j, k) => sum + (j === partners[i] ? 0 : shares[k]), 0);
     members.forEach((j, k) => {
       const c = weight * ofAnchors[i] * (j === partners[i] ? -others : shares[k]);
-      u[i].forEach((x, d) => {
+      for (let d = 0; d < u[i].length; d += 1) {
         gu[i][d] += c * v[j][d];
-        gv[j][d] += c * x;
-      });
-      sizeU[i] += Math.abs(c) * Math.hypot(...v[j]);
-      sizeV[j] += Math.abs(c) * Math.hypot(...u[i]);
+        gv[j][d] += c * u[i][d];
+      }
+      sizeU[i] += Math.abs(c) * lengthsV[j];
+      sizeV[j] += Math.abs(c) * lengthsU[i];
     });
     return ofAnchors[i] * scale * (logits[top] - logits[partners[i]] + Math.log1p(rest));
   });
@@ -75,11 +76,20 @@ function check({ embeddings, arguments: given, keywords, expected }) {
   const allowed = 1e-12 + 1e-14 * found.magnitude;
   const near = ([rows, sizes], right) =>
     rows.every((row, i) => row.every((x, d) => Math.abs(x - right[i][d]) <= allowed * sizes[i] + Number.MIN_VALUE));
+  // Of a large gradient, the file has some rows, and two sums of all rows with the factors 16 + i mod 31 and 16 + i mod 37.
+  const nearPart = ([rows, sizes], { rows: stored, values, products }) =>
+    near([stored.map((i) => rows[i]), stored.map((i) => sizes[i])], values) &&
+    [31, 37].every((period, k) => {
+      const factors = rows.map((_, i) => 16 + (i % period));
+      const limit = allowed * dot(factors, sizes);
+      return products[k].every((x, d) => Math.abs(dot(factors, rows.map((row) => row[d])) - x) <= limit);
+    });
+  const agrees = (found, wanted) => (Array.isArray(wanted) ? near : nearPart)(found, wanted);
   const right = [expected.loss].flat();
   if (!found.loss.every((x, k) => Math.abs(x - right[k]) <= allowed * (Math.abs(right[k]) + 1e-300))) return "the loss";
-  if (expected.gradient && !near(found.gradient, expected.gradient)) return "the gradient";
+  if (expected.gradient && !agrees(found.gradient, expected.gradient)) return "the gradient";
   const reference = expected.gradients?.ref_embeddings;
-  return reference && !near(found.reference, reference) ? "the gradient of the references" : "";
+  return reference && !agrees(found.reference, reference) ? "the gradient of the references" : "";
 }
 
 let failed = 0;

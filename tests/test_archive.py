@@ -15,8 +15,8 @@ from tools import fixtures_archive
 ROOT = Path(__file__).resolve().parent.parent
 LANGUAGES = {
     "js": ("node", "apt-get install nodejs", []),
-    "cpp": ("c++", "apt-get install g++", ["c++", "-std=c++17", "-Wall", "-Wextra", "-Werror"]),
-    "rs": ("rustc", "apt-get install rustc", ["rustc", "--edition", "2021", "-D", "warnings"]),
+    "cpp": ("c++", "apt-get install g++", ["c++", "-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror"]),
+    "rs": ("rustc", "apt-get install rustc", ["rustc", "--edition", "2021", "-O", "-D", "warnings"]),
 }
 
 
@@ -44,7 +44,8 @@ def test_a_program_recomputes_every_case(unpacked: Path, tmp_path: Path, languag
     cases = json.loads((unpacked / "golden/nt_xent.json").read_text())["cases"]
     assert (found.stdout, found.returncode) == (f"{len(cases)} passed, 0 failed\n", 0)
 
-    # In three cases, change one number by a part in 10^9. The program must report each of them.
+    cases = [one for one in cases if len(one["embeddings"]) <= 256]  # larger ones take most of the time
+    # In four cases, change one number by a part in 10^9, or a sum of rows by a part in 10^7. Each must be reported.
     plain = [one for one in cases if set(one["keywords"]) <= {"temperature"} and set(one["arguments"]) == {"partners"}]
     loss, gradient = [one for one in plain if 0.01 < one["expected"]["loss"] < 10][:2]
     loss["expected"]["loss"] *= 1 + 1e-9
@@ -53,6 +54,8 @@ def test_a_program_recomputes_every_case(unpacked: Path, tmp_path: Path, languag
     reference = next(one for one in cases if "gradients" in one["expected"] and one not in (loss, gradient))
     row = max(reference["expected"]["gradients"]["ref_embeddings"], key=lambda row: max(map(abs, row)))
     row[max(range(len(row)), key=lambda d: abs(row[d]))] *= 1 + 1e-9
+    part = next(one for one in cases if one["id"] == "nt_xent/training-128-by-64")
+    part["expected"]["gradient"]["products"][1][5] *= 1 + 1e-7
     altered = tmp_path / "altered.json"
     altered.write_text(json.dumps({"cases": cases}))
     found = subprocess.run([*command, str(altered)], cwd=unpacked, capture_output=True, text=True, timeout=60)
@@ -60,10 +63,11 @@ def test_a_program_recomputes_every_case(unpacked: Path, tmp_path: Path, languag
     expected = {
         loss["id"]: "the loss",
         gradient["id"]: "the gradient",
+        part["id"]: "the gradient",
         reference["id"]: "the gradient of the references",
     }
     assert dict(re.findall(r"^(\S+): (.*) differs", found.stdout, re.MULTILINE)) == expected
-    assert lines[-1] == f"{len(cases) - 3} passed, 3 failed"
+    assert lines[-1] == f"{len(cases) - 4} passed, 4 failed"
     assert found.returncode == 1
 
 
@@ -97,8 +101,8 @@ def test_an_archive_that_changes_a_case_of_an_earlier_one_is_refused() -> None:
     fewer = files | {"golden/nt_xent.json": json.dumps(data).encode()}
     with pytest.raises(fixtures_archive.Refused, match="1 cases were added, so the version must increase"):
         fixtures_archive.compare(files, fewer)
-    older = changed(files, "CHANGELOG.md", "## 1.", "## 0.")
-    fixtures_archive.compare(files, changed(fewer, "CHANGELOG.md", "## 1.", "## 0."))
+    older = changed(files, "CHANGELOG.md", "## 2.", "## 1.")
+    fixtures_archive.compare(files, changed(fewer, "CHANGELOG.md", "## 2.", "## 1."))
     with pytest.raises(fixtures_archive.Refused, match="older"):
         fixtures_archive.compare(older, files)
 

@@ -282,7 +282,7 @@ UNTRUE = (
 """Flags that do not apply to the first case."""
 
 FIELDS: list[tuple[str, str, Any, str]] = [
-    ("supcon", "format", "pairproof-golden/2", "expected 'pairproof-golden/1', got 'pairproof-golden/2'"),
+    ("supcon", "format", "pairproof-golden/1", "expected 'pairproof-golden/2', got 'pairproof-golden/1'"),
     ("supcon", "loss", "nt_xent", "expected 'supcon', got 'nt_xent'"),
     ("supcon", "function", "nt_xent_loss", "expected 'supcon_loss', got 'nt_xent_loss'"),
     ("supcon", "cases.0.id", "nt_xent/x", "expected 'supcon/' and a name, got"),
@@ -341,7 +341,7 @@ FIELDS: list[tuple[str, str, Any, str]] = [
 ]
 """File, path of a field, wrong value, and the beginning of the message after the path."""
 DAMAGE: list[tuple[str, Callable[[Any], None], str]] = [
-    ("supcon", remove("format"), "$.format: expected 'pairproof-golden/1', got None"),
+    ("supcon", remove("format"), "$.format: expected 'pairproof-golden/2', got None"),
     ("supcon", put("author", "x"), "$: Additional properties are not allowed ('author' was unexpected)"),
     ("supcon", put("cases.0.comment", "x"), "$.cases[0]: Additional properties are not allowed"),
     ("supcon", remove("cases.0.note"), "$.cases[0]: 'note' is a required property"),
@@ -798,6 +798,8 @@ def test_single_pair_has_loss_and_gradient_0(cases: dict[str, GoldenCase]) -> No
 def test_mean_and_sum_follow_from_the_anchors(cases: dict[str, GoldenCase]) -> None:
     for case in cases.values():
         expected = case.expected
+        if case.case.first in case.formulas:  # only some anchors are stored
+            continue
         if case.case.option("reduction") == "none":
             assert expected.loss == tuple(expected.anchors.values()) or any(map(math.isnan, expected.values))
         elif case.case.option("reduction") in ("mean", "sum") and expected.anchors:
@@ -812,7 +814,7 @@ def test_temperature_gradient_of_dot_products_follows_from_the_other_gradients(c
     found = 0
     for golden_case in cases.values():
         case, expected = golden_case.case, golden_case.expected
-        if case.option("similarity") != "dot" or expected.temperature_gradient is None:
+        if case.option("similarity") != "dot" or expected.temperature_gradient is None or expected.products:
             continue
         gradients = {case.first: expected.gradient, **expected.other_gradients}
         products = np.concatenate([(gradients[name] * rows).ravel() for name, rows in case.matrices.items()])
@@ -886,7 +888,7 @@ def test_failing_rebuild_does_not_change_files(small: Path, monkeypatch: pytest.
     edit(small, "supcon", remove("cases.0.expected"))
     before = files(small)
 
-    def refuse(case: Case, *, gradient: bool) -> None:
+    def refuse(case: Case, **options: Any) -> None:
         if case.loss == "nt_bxent":
             raise CertificationError(f"{case.id}: refused")
 

@@ -1,13 +1,14 @@
 """Pack the fixtures into an archive for readers in any language.
 
 The archive contains the data files and their checksums, the README, the changelog, the license and the programs in
-``readers/``. The same files always give the same bytes.
+``readers/``. Matrices that are given by a formula are written out as rows. The same files always give the same bytes.
 """
 
 from __future__ import annotations
 
 import argparse
 import gzip
+import hashlib
 import io
 import json
 import re
@@ -17,8 +18,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pairproof.conformance.suite.golden import load_golden
-from pairproof.conformance.suite.store import MANIFEST, data_files
+from pairproof.conformance.suite.formulas import Formula
+from pairproof.conformance.suite.golden import golden_files, load_golden
+from pairproof.conformance.suite.store import MANIFEST, data_files, dump_json
 
 ROOT = Path(__file__).resolve().parent.parent
 INPUTS = ("embeddings", "arguments", "keywords")
@@ -50,14 +52,33 @@ def contents(root: Path) -> dict[str, bytes]:
     fixtures = root / "fixtures"
     names = [*data_files(fixtures), MANIFEST, "README.md", "CHANGELOG.md"]
     files = {name: (fixtures / name).read_bytes() for name in names}
+    manifest = json.loads(files[MANIFEST])
+    for name in golden_files(fixtures):
+        files[name] = written_out(files[name])
+        manifest["files"][name] = hashlib.sha256(files[name]).hexdigest()
+    files[MANIFEST] = dump_json(manifest).encode()
     files |= {f"readers/{path.name}": path.read_bytes() for path in (root / "readers").iterdir()}
     return {"LICENSE": (root / "LICENSE").read_bytes(), **files}
+
+
+def written_out(text: bytes) -> bytes:
+    """Return the JSON text of a golden file in which the rows of every matrix are written out."""
+    data = json.loads(text)
+    for case in data["cases"]:
+        for holder in (case, case["arguments"]):
+            for name, value in holder.items():
+                if isinstance(value, dict) and "seed" in value:
+                    holder[name] = Formula(**value).matrix().tolist()
+    return dump_json(data).encode()
 
 
 def pack(files: Mapping[str, bytes], folder: str) -> bytes:
     """Return a tar.gz with the files in one folder. Equal files give equal bytes."""
     packed = io.BytesIO()
-    with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as zipped, tarfile.open(fileobj=zipped, mode="w") as archive:
+    with (
+        gzip.GzipFile(fileobj=packed, mode="wb", compresslevel=6, mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w") as archive,
+    ):
         for name in sorted(files):
             entry = tarfile.TarInfo(f"{folder}/{name}")
             entry.size = len(files[name])
@@ -119,7 +140,7 @@ def main(arguments: list[str] | None = None) -> int:
     files = contents(ROOT)
     try:
         version = version_of(files["CHANGELOG.md"].decode())
-        formats = {json.loads(text)["format"] for name, text in files.items() if name.startswith("golden/")}
+        formats = {json.loads(files[name])["format"] for name in golden_files(ROOT / "fixtures")}
         wrong = [name for name in formats if not name.endswith(f"/{version[0]}")]
         if wrong:
             raise Refused(f"fixtures/CHANGELOG.md: version {version[0]}.{version[1]}, but the format is {wrong[0]}")

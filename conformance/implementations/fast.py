@@ -107,6 +107,25 @@ class FastExact(Fast):
     backend = "exact"
 
 
+class FastFrozen(Fast):
+    """The losses of ``pairproof.fast``, with the gradient of one matrix at a time, as with a queue of negatives."""
+
+    name = "fast-frozen"
+    title = "pairproof.fast, torch, one gradient at a time"
+    dtypes = ("float64", "float32")
+    support = Support(also=(("has a single matrix, which needs a gradient", lambda case: not case.others),))
+
+    def evaluate(self, case: Case, dtype: str) -> Outcome:
+        """Evaluate the value once, and the gradient of each matrix in a call of its own."""
+        leaves, found = self.tensors(case, dtype), dict[str, Outcome]()
+        for name, leaf in leaves.items():
+            given = {**self.keywords(case), **{other: tensor.detach() for other, tensor in leaves.items()}, name: leaf}
+            found[name] = outcome_of(self.loss(case, given), {name: leaf})
+        first = found.pop(case.first)
+        others = {name: outcome.gradient for name, outcome in found.items() if outcome.gradient is not None}
+        return Outcome(first.values, first.gradient, other_gradients=others)
+
+
 def products_exceed_float32(case: Case) -> bool:
     """Whether, under dot similarity, a product of two entries or a logit may exceed the range of float32."""
     if case.option("similarity") != "dot":

@@ -46,11 +46,13 @@ def prove_golden(
         with damage_of(name):
             cases = golden.inputs_of(name, data, flags)
         jobs += [(name, raw, case) for case, raw in zip(cases, data["cases"], strict=True)]
-    proved = prove([(case, _proves_gradient(raw)) for _, raw, case in jobs], processes=processes, progress=progress)
+    formulas = [golden.formulas_of(case, raw) for _, raw, case in jobs]
+    wanted = [(case, _proves_gradient(raw), (*parts,)) for (_, raw, case), parts in zip(jobs, formulas, strict=True)]
+    proved = prove(wanted, processes=processes, progress=progress)
     rebuilt: dict[str, list[Any]] = {name: [] for name in stored}
     found: dict[str, list[str]] = {name: [] for name in stored}
-    for (name, raw, case), expected in zip(jobs, proved, strict=True):
-        rebuilt[name].append(golden.as_json(case, raw["flags"], raw["note"], expected))
+    for (name, raw, case), expected, parts in zip(jobs, proved, formulas, strict=True):
+        rebuilt[name].append(golden.as_json(case, raw["flags"], raw["note"], expected, parts))
         found[name] += (f"{name}: {raw['id']}: {change}" for change in _differences(raw, rebuilt[name][-1]))
     texts = {name: dump_json(golden.file_of(LOSSES[data["loss"]], rebuilt[name])) for name, data in stored.items()}
     texts = {name: text for name, text in texts.items() if (root / name).read_bytes() != text.encode()}
@@ -68,12 +70,15 @@ def _proves_gradient(raw: Mapping[str, Any]) -> bool:
 
 
 def prove(
-    cases: Sequence[tuple[Case, bool]], *, processes: int | None = None, progress: Progress | None = None
+    cases: Sequence[tuple[Case, bool, tuple[str, ...]]],
+    *,
+    processes: int | None = None,
+    progress: Progress | None = None,
 ) -> list[Expected]:
     """Certify the results of cases in parallel.
 
     Args:
-        cases: pairs of a case and whether to prove its gradient.
+        cases: for each case, whether to prove its gradient, and the names of the matrices that a formula gives.
         processes: number of processes; by default one per core. With 1, no process is started.
         progress: called at each step.
 
@@ -87,15 +92,15 @@ def prove(
     if processes == 1 or len(cases) < 2:
         return list(tracked("proving", map(_certified, cases), len(cases), progress))
     # The most expensive cases start first. If one started last, the other processes would be idle.
-    order = sorted(range(len(cases)), key=lambda k: -_cost(*cases[k]))
+    order = sorted(range(len(cases)), key=lambda k: -_cost(*cases[k][:2]))
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
         proved = pool.map(_certified, [cases[k] for k in order])
         results = dict(zip(order, tracked("proving", proved, len(cases), progress), strict=True))
     return [results[k] for k in range(len(cases))]
 
 
-def _certified(job: tuple[Case, bool]) -> Expected:
-    return certify(job[0], gradient=job[1])
+def _certified(job: tuple[Case, bool, tuple[str, ...]]) -> Expected:
+    return certify(job[0], gradient=job[1], formulas=job[2])
 
 
 def _cost(case: Case, gradient: bool) -> int:

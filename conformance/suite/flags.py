@@ -122,6 +122,11 @@ CONDITIONS: Mapping[str, Condition] = {
     "one-pair": _ONE_ROW,
     "two-rows": ("there are two rows", lambda facts: facts.case.n == 2),
     "odd-batch": ("the number of rows is odd", lambda facts: facts.case.n % 2 == 1),
+    "training-size": (
+        "there are at least 128 rows of at least 64 numbers",
+        lambda facts: facts.case.n >= 128 and facts.case.embeddings.shape[1] >= 64,
+    ),
+    "many-columns": ("a row is contrasted with more than 512 columns", lambda facts: max(facts.members) > 512),
     "large-batch": ("there are 256 rows or more", lambda facts: facts.case.n >= 256),
     "one-dimension": ("rows have one entry", lambda facts: facts.rows.shape[1] == 1),
     "duplicate-embeddings": ("two rows are equal", lambda facts: _repeats(facts.rows)),

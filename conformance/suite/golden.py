@@ -1,14 +1,16 @@
 """Load and check the golden cases of ``fixtures/golden``.
 
-A golden case stores the inputs and the expected results of one evaluation. Inputs are stored as values, not as seeds.
+A golden case stores the inputs and the expected results of one evaluation. A large matrix may be given by a formula
+over integers (``formulas.py``); then only a part of its gradient and of the anchors is stored.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +21,7 @@ from pairproof.reference import checks
 from .cases import IDS, Case
 from .catalogue import IGNORED, LOSSES, TOWER_TARGETS, WEIGHTS, Loss, choice_of
 from .flags import first_untrue
+from .formulas import PERIODS, Formula, stored_rows, stored_rows_of
 from .levels import Level
 from .records import Expected, Matrix
 from .store import (
@@ -35,7 +38,7 @@ from .store import (
     require,
 )
 
-FORMAT = "pairproof-golden/1"
+FORMAT = "pairproof-golden/2"
 FLAGS_FORMAT = "pairproof-golden-flags/1"
 ERRORS_FORMAT = "pairproof-golden-errors/1"
 FOLDER = "golden"
@@ -126,6 +129,7 @@ class GoldenCase:
         note: the purpose of the case, in one sentence.
         dtypes: the dtypes in which all its matrices are exactly representable.
         expected: the expected results.
+        formulas: the formulas of the matrices that are not stored as values, by name.
     """
 
     case: Case
@@ -133,6 +137,7 @@ class GoldenCase:
     note: str
     dtypes: tuple[str, ...]
     expected: Expected
+    formulas: Mapping[str, Formula] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -198,8 +203,15 @@ def _load_file(root: Path, name: str, flags: Mapping[str, Flag]) -> Iterator[Gol
     for k, (case, raw) in enumerate(zip(inputs_of(name, data, flags), data["cases"], strict=True)):
         path, dtypes, stored = f"{name}: $.cases[{k}]", _dtypes(case), raw["dtypes"]
         expect(stored == dtypes, f"{path}.dtypes", f"{dtypes}, the dtypes that represent the matrices exactly", stored)
-        expected = _expected(f"{path}.expected", case, raw["expected"])
-        yield GoldenCase(case, tuple(raw["flags"]), raw["note"], tuple(dtypes), expected)
+        formulas = formulas_of(case, raw)
+        expected = _expected(f"{path}.expected", case, raw["expected"], formulas)
+        yield GoldenCase(case, tuple(raw["flags"]), raw["note"], tuple(dtypes), expected, formulas)
+
+
+def formulas_of(case: Case, raw: Mapping[str, Any]) -> dict[str, Formula]:
+    """The formulas of the matrices of a case that its JSON object does not store as values, by name."""
+    given = {case.first: raw["embeddings"], **raw["arguments"]}
+    return {name: Formula(**given[name]) for name in case.matrices if isinstance(given[name], Mapping)}
 
 
 def load_flags(root: Path | None = None) -> dict[str, Flag]:
@@ -250,19 +262,33 @@ def file_of(loss: Loss, cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"format": FORMAT, "loss": loss.name, "function": loss.function, "source": loss.source, "cases": list(cases)}
 
 
-def as_json(case: Case, flags: Sequence[str], note: str, expected: Expected) -> dict[str, Any]:
+def as_json(
+    case: Case,
+    flags: Sequence[str],
+    note: str,
+    expected: Expected,
+    formulas: Mapping[str, Formula] = MappingProxyType({}),
+) -> dict[str, Any]:
     """The JSON object of a golden case; see ``GoldenCase`` for the arguments."""
-    values = [_number(x) for x in expected.values]
+
+    def gradient(name: str, matrix: Matrix) -> Any:
+        if name not in expected.products:
+            return matrix.tolist()
+        rows = stored_rows_of(case.matrices[name])
+        return {"rows": rows, "values": matrix[rows].tolist(), "products": expected.products[name].tolist()}
+
+    values, anchors = ([_number(x) for x in found] for found in (expected.values, expected.anchors.values()))
     results = {
         "loss": values if isinstance(expected.loss, tuple) else values[0],
-        "anchors": list(map(_number, expected.anchors.values())),
-        "gradient": None if expected.gradient is None else expected.gradient.tolist(),
+        "anchors": {"rows": [*expected.anchors], "values": anchors} if case.first in formulas else anchors,
+        "gradient": None if expected.gradient is None else gradient(case.first, expected.gradient),
         "gradient_left_out": expected.gradient_left_out,
-        "gradients": {name: matrix.tolist() for name, matrix in expected.other_gradients.items()},
+        "gradients": {name: gradient(name, matrix) for name, matrix in expected.other_gradients.items()},
         "temperature_gradient": expected.temperature_gradient,
         "bias_gradient": expected.bias_gradient,
     }
-    given = {name: np.asarray(value).tolist() for name, value in {**case.arguments, **case.others}.items()}
+    given = {name: np.asarray(value).tolist() for name, value in {**case.arguments, **case.matrices}.items()}
+    given |= {name: asdict(formula) for name, formula in formulas.items()}
     for name in given.keys() & {*WHOLE_NUMBERS}:
         given[name] = [str(label) if abs(label) >= EXACT_INTEGERS else label for label in given[name]]
     return {
@@ -270,7 +296,7 @@ def as_json(case: Case, flags: Sequence[str], note: str, expected: Expected) -> 
         "flags": list(flags),
         "note": note,
         "dtypes": _dtypes(case),
-        "embeddings": case.embeddings.tolist(),
+        "embeddings": given.pop(case.first),
         "arguments": {name: given[name] for name in sorted(given, key=ARGUMENTS.index)},
         "keywords": dict(case.keywords),
         "expected": {key: value for key, value in results.items() if key in ALWAYS or value not in (None, {})},
@@ -338,10 +364,14 @@ def inputs_of(name: str, data: Any, flags: Mapping[str, Flag]) -> list[Case]:
 def _case(path: str, loss: Loss, raw: Mapping[str, Any]) -> Case:
     """Build the case of an entry, without its results."""
     first = loss.embeddings[0]
+    given = {
+        name: Formula(**value).matrix() if isinstance(value, Mapping) else value
+        for name, value in {first: raw["embeddings"], **raw["arguments"]}.items()
+    }
     keywords = _keywords(f"{path}.keywords", loss, raw["keywords"], raw["arguments"])
     cosine = keywords.get("similarity", loss.keywords["similarity"]) == "cosine"
     cosine = cosine and keywords.get("zero_row", "error") == "error"
-    arrays = check_arguments(path, loss, {first: raw["embeddings"], **raw["arguments"]}, cosine)
+    arrays = check_arguments(path, loss, given, cosine)
     matrices = {name: arrays.pop(name) for name in list(arrays) if "D" in SHAPES[name]}
     n = len(matrices[first])
     _array(f"{path}.keywords.anchors", "anchors", keywords.get("anchors", [True] * n), {"N": n})
@@ -466,13 +496,24 @@ def _label(path: str, value: Any) -> int:
     return number
 
 
-def _expected(path: str, case: Case, raw: Mapping[str, Any]) -> Expected:
-    counted, undefined = case.counted(), case.undefined()
+def stored_anchors(case: Case, formulas: Collection[str]) -> list[int]:
+    """The anchors whose values are stored: all that count, or some of them if a formula gives the embeddings."""
+    counted = case.counted()
+    return [counted[k] for k in stored_rows(len(counted))] if case.first in formulas else counted
+
+
+def _expected(path: str, case: Case, raw: Mapping[str, Any], formulas: Collection[str]) -> Expected:
+    counted, undefined = stored_anchors(case, formulas), case.undefined()
     loss, many = raw["loss"], case.separate
     expect(isinstance(loss, list) == many, f"{path}.loss", "a list" if many else "one value", repr(loss))
     values = _values(f"{path}.loss", loss if many else [loss], case.undefined_values())
-    anchors = _values(f"{path}.anchors", raw["anchors"], [i in undefined for i in counted])
+    of_anchors = raw["anchors"]
+    if case.first in formulas:
+        expect(of_anchors["rows"] == counted, f"{path}.anchors.rows", counted, of_anchors["rows"])
+        of_anchors = of_anchors["values"]
+    anchors = _values(f"{path}.anchors", of_anchors, [i in undefined for i in counted])
     gradients: dict[str, Matrix] = {}
+    products: dict[str, Matrix] = {}
     if raw["gradient"] is not None:
         others = raw.get("gradients", {})
         wanted, got = (", ".join(names) or "no matrix" for names in (case.others, others))
@@ -481,7 +522,11 @@ def _expected(path: str, case: Case, raw: Mapping[str, Any]) -> Expected:
         )
         for name, rows in {case.first: raw["gradient"], **others}.items():
             where = f"{path}.gradient" if name == case.first else f"{path}.gradients.{name}"
-            gradients[name] = _array(where, name, rows, dict(zip(SHAPES[name], case.matrices[name].shape, strict=True)))
+            sizes = dict(zip(SHAPES[name], case.matrices[name].shape, strict=True))
+            if name in formulas:
+                gradients[name], products[name] = _part(where, name, rows, case.matrices[name])
+            else:
+                gradients[name] = _array(where, name, rows, sizes)
     by_row = dict(zip(counted, anchors, strict=True))
     biased = bool(gradients) and "bias" in case.entry.keywords
     wanted = f"present if and only if there is a gradient and {case.entry.function} has a bias"
@@ -494,7 +539,18 @@ def _expected(path: str, case: Case, raw: Mapping[str, Any]) -> Expected:
         gradients,
         raw.get("temperature_gradient"),
         raw.get("bias_gradient"),
+        products,
     )
+
+
+def _part(path: str, name: str, raw: Mapping[str, Any], matrix: Matrix) -> tuple[Matrix, Matrix]:
+    """Read a gradient of which some rows are stored, and its products. The other rows are NaN."""
+    rows, shape = stored_rows_of(matrix), SHAPES[name]
+    sizes = {shape[0]: len(rows), shape[1]: matrix.shape[1]}
+    expect(raw["rows"] == rows, f"{path}.rows", rows, raw["rows"])
+    found = np.full(matrix.shape, np.nan)
+    found[rows] = _array(f"{path}.values", name, raw["values"], {**sizes})
+    return found, _array(f"{path}.products", name, raw["products"], sizes | {shape[0]: len(PERIODS)})
 
 
 def _values(path: str, entries: Sequence[Any], nan: Sequence[bool]) -> tuple[float, ...]:

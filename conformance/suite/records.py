@@ -38,6 +38,9 @@ class Expected:
         other_gradients: the gradients with respect to the other matrices, by name; empty without ``gradient``.
         temperature_gradient: the derivative with respect to the temperature; None without ``gradient``.
         bias_gradient: the derivative with respect to the bias; None without ``gradient`` or without a bias.
+        products: for each large gradient of which only some rows are stored, by name: [2, D], the products of the whole
+            gradient with ``formulas.factors``. The other rows of this gradient are NaN, and ``anchors`` has only some
+            anchors.
     """
 
     loss: float | tuple[float, ...]
@@ -47,6 +50,7 @@ class Expected:
     other_gradients: Mapping[str, Matrix] = field(default_factory=dict)
     temperature_gradient: float | None = None
     bias_gradient: float | None = None
+    products: Mapping[str, Matrix] = field(default_factory=dict)
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -57,6 +61,8 @@ class Expected:
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Truth(Expected):
     """The expected results of a case, and its sensitivity to rounding errors.
+
+    The rows of a gradient that are not stored (see ``products``) are those of the straightforward implementation.
 
     Attributes:
         sensitivity: computes ``similarity`` and ``weights``, which few checks need.

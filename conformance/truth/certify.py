@@ -5,20 +5,22 @@ The precision is 128 bits, then 256, 512 and so on, until both ends of every enc
 
 An exact 0 is proved when its enclosure lies within 2^-1076 of 0. The nearest float64 is then 0.
 
-The loops of the reference take minutes on cases whose ``Case.size`` is above ``LOOPS_UP_TO``. They are proved in
-``matrices.py``, if it has the formula of their loss. Tests compare both.
+The loops of the reference take minutes on cases whose ``Case.size`` is above ``LOOPS_UP_TO``. These cases, and those
+with matrices that a formula gives, are proved in ``matrices.py`` if it knows their loss. Tests compare both.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 
 import numpy as np
-from flint import arb
+from flint import arb, arb_mat
 
 from ..suite.cases import Case
+from ..suite.formulas import factors, stored_rows_of
+from ..suite.golden import stored_anchors
 from ..suite.records import BY_CHOICE, NAN_LOSS, Expected, Matrix
 from . import loops, matrices
 from .intervals import PRECISION, precision
@@ -35,12 +37,14 @@ ZERO = -1076
 """Numbers of magnitude at most 2^ZERO round to 0: half of the smallest positive float64 is 2^-1075."""
 
 
-def certify(case: Case, *, gradient: bool = True) -> Expected:
+def certify(case: Case, *, gradient: bool = True, formulas: Collection[str] = ()) -> Expected:
     """Prove every result of a case.
 
     Args:
         case: the case.
         gradient: whether to prove the gradient too. If not, it is left out with the reason ``BY_CHOICE``.
+        formulas: the names of the matrices that a formula gives: only a part of the results is proved (see
+            ``Expected.products``).
 
     Returns:
         The results, each the float64 nearest to its true value.
@@ -52,8 +56,8 @@ def certify(case: Case, *, gradient: bool = True) -> Expected:
     left_out = NAN_LOSS if any(case.undefined_values()) else kink_of(case) or (None if gradient else BY_CHOICE)
     for bits in PRECISIONS[:-1]:
         with suppress(CertificationError):
-            return _proved(case, bits, left_out)
-    return _proved(case, PRECISIONS[-1], left_out)
+            return _proved(case, bits, left_out, formulas)
+    return _proved(case, PRECISIONS[-1], left_out, formulas)
 
 
 def nearest(value: arb) -> float | None:
@@ -75,11 +79,12 @@ def nearest(value: arb) -> float | None:
     return ends[0] + 0.0 if ends[0] == ends[1] else None
 
 
-def _proved(case: Case, bits: int, left_out: str | None) -> Expected:
+def _proved(case: Case, bits: int, left_out: str | None, formulas: Collection[str]) -> Expected:
     """Prove the results with this many bits, or raise a CertificationError that names the first unproved entry."""
-    by = matrices if case.size > LOOPS_UP_TO and matrices.has_formula(case) else loops
+    by = matrices if (formulas or case.size > LOOPS_UP_TO) and matrices.has_formula(case) else loops
     found = by.enclosures(case, bits, gradient=left_out is None)
-    counted, undefined = case.counted(), case.undefined()
+    counted, undefined = stored_anchors(case, formulas), case.undefined()
+    products = dict[str, Matrix]()
 
     def prove(value: arb, name: str) -> float:
         proved = nearest(value)
@@ -90,6 +95,17 @@ def _proved(case: Case, bits: int, left_out: str | None) -> Expected:
     def prove_rows(name: str, rows: Sequence[Sequence[arb]]) -> Matrix:
         by = "" if name == case.first else f" with respect to {name}"
         entry = "the gradient's entry [{}, {}]{}"
+        if name in formulas:
+            with precision(bits):
+                whole = arb_mat(factors(len(rows)).tolist()) * arb_mat(rows)
+            of = "product [{}, {}] of the gradient{}"
+            products[name] = np.array(
+                [[prove(x, of.format(k, d, by)) for d, x in enumerate(row)] for k, row in enumerate(whole.tolist())]
+            )
+            found = np.full((len(rows), len(rows[0])), np.nan)
+            for i in stored_rows_of(case.matrices[name]):
+                found[i] = [prove(x, entry.format(i, d, by)) for d, x in enumerate(rows[i])]
+            return found
         return np.array([[prove(x, entry.format(i, d, by)) for d, x in enumerate(row)] for i, row in enumerate(rows)])
 
     anchors = {i: math.nan if i in undefined else prove(found.anchors[i], f"the value of anchor {i}") for i in counted}
@@ -101,4 +117,5 @@ def _proved(case: Case, bits: int, left_out: str | None) -> Expected:
     of_temperature = prove(found.temperature_gradient, f"{words} temperature") if gradients else None
     biased = gradients and "bias" in case.entry.keywords
     of_bias = prove(found.bias_gradient, f"{words} bias") if biased else None
-    return Expected(loss, anchors, gradients.pop(case.first, None), left_out, gradients, of_temperature, of_bias)
+    first = gradients.pop(case.first, None)
+    return Expected(loss, anchors, first, left_out, gradients, of_temperature, of_bias, products)

@@ -11,6 +11,7 @@ import numpy as np
 from pairproof.reference import Terms
 
 from ..suite.cases import Case, row_norms
+from ..suite.formulas import factors, stored_rows_of
 from ..suite.records import Bounds, Matrix, Outcome, Truth
 from .tolerances import accumulating, unit_roundoff
 
@@ -58,7 +59,11 @@ def compare(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds, dtype: s
     for name, gradient in right.items() if given else ():
         # If there is only one gradient, messages do not name its matrix.
         what = "gradient" if len(right) == 1 else f"gradient of {name}"
-        ratio, text = _gradient(what, gradient, given.get(name), bounds.rows[name])
+        rows = stored_rows_of(case.matrices[name]) if name in truth.products else None
+        ratio, text = _gradient(what, gradient, given.get(name), bounds.rows[name], rows)
+        if rows is not None and math.isfinite(ratio):
+            further = _products(what, truth.products[name], given[name], bounds.rows[name])
+            ratio, text = max(ratio, further[0]), text or further[1]
         first = first or text
         worst = max(worst, ratio)
     return Comparison(worst, first, _ulps(truth.values, outcome.values, accumulating(dtype)))
@@ -116,8 +121,14 @@ def _pairs(terms: Terms) -> Iterator[tuple[str, float, float, float]]:
             yield f"numerator and denominator of pair ({i}, {j})", value, ratio, bound + PAIR_ULPS * u * abs(value)
 
 
-def _gradient(what: str, expected: Matrix, found: Matrix | None, rows: Matrix) -> tuple[float, str]:
-    """Return the largest ratio of a row's error to its bound, and a message about the first one above 1, or ""."""
+def _gradient(
+    what: str, expected: Matrix, found: Matrix | None, rows: Matrix, proved: Sequence[int] | None
+) -> tuple[float, str]:
+    """Return the largest ratio of a row's error to its bound, and a message about the first one above 1, or "".
+
+    ``proved`` are the rows of ``expected`` that are proved; None for all. The others are those of the straightforward
+    implementation in float64, which has at most the same error, so twice the bound applies.
+    """
     if found is None or found.shape != expected.shape:
         got = "none" if found is None else list(found.shape)
         return math.inf, f"{what}: expected shape {list(expected.shape)}, got {got}"
@@ -128,6 +139,8 @@ def _gradient(what: str, expected: Matrix, found: Matrix | None, rows: Matrix) -
     # The bound of a gradient that is 0 may be a subnormal number, or 0 if subnormal numbers are flushed.
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         ratios = np.where(errors == 0, 0.0, errors / rows)
+    if proved is not None:
+        ratios[np.setdiff1d(np.arange(len(ratios)), proved)] /= 2
     worst = float(ratios.max())
     if worst <= 1:
         return worst, ""
@@ -136,6 +149,25 @@ def _gradient(what: str, expected: Matrix, found: Matrix | None, rows: Matrix) -
     where, wanted, actual = _of_row(what, row), float(expected[row, column]), float(found[row, column])
     error = f"worst at column {column}, expected {wanted!r}, got {actual!r}"
     return worst, f"{where}: {error}; the row's error is {_times(float(ratios[row]))}"
+
+
+def _products(what: str, expected: Matrix, found: Matrix, rows: Matrix) -> tuple[float, str]:
+    """Compare the products of a gradient with ``formulas.factors``; return their largest ratio and a message, or "".
+
+    The error of a product is at most the sum of the errors of the rows times their factors. Each term of a product is
+    rounded once.
+    """
+    worst, text = 0.0, ""
+    for k, (of_rows, right) in enumerate(zip(factors(len(rows)), expected, strict=True)):
+        terms = of_rows[:, None] * found
+        product = np.array([math.fsum(column) for column in terms.T.tolist()])
+        bound = float(of_rows @ rows) + unit_roundoff("float64") * float(row_norms(terms).sum())
+        error = math.hypot(*(product - right).tolist())
+        ratio = error / bound if error else 0.0
+        if ratio > 1 and not text:
+            text = f"product {k} of the rows of the {what} with their factors: the error is {_times(ratio)}"
+        worst = max(worst, ratio)
+    return worst, text
 
 
 def _of_row(what: str, row: int) -> str:
