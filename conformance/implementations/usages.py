@@ -204,7 +204,7 @@ def _expanded(x: Tensor) -> Tensor:
 
 def _of_equal_rows(case: Case, claim: Claim) -> Case | None:
     """Return the case with equal rows in its last matrix, such as a queue."""
-    name = next(reversed(case.others), case.first)
+    name = [case.first, *case.others][-1]
     equal = {name: np.repeat(case.matrices[name][:1], len(case.matrices[name]), axis=0)}
     rows = {**case.matrices, **equal}
     changed = replace(case, id=f"{case.id}, {name} of equal rows", embeddings=rows.pop(case.first), others=rows)
