@@ -13,6 +13,7 @@ A usage changes one of:
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import os
 import pickle
@@ -294,6 +295,7 @@ def _after_errors(called: Callable[..., Any], positional: list[Any], keywords: d
 
 
 def _compiled(called: Any, positional: list[Any], keywords: dict[str, Any]) -> Any:
+    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)  # it reports where a graph breaks
     # The compiler does not support operations of subclasses that record reads.
     keywords = {name: x.as_subclass(Tensor) if isinstance(x, _Scalar) else x for name, x in keywords.items()}
     return torch.compile(called, backend="aot_eager")(*positional, **keywords)  # type: ignore[no-untyped-call]
@@ -493,15 +495,17 @@ def _with_long_rows(case: Case, claim: Claim) -> Case | None:
 
 TEMPERATURE = 0.37109375
 """The temperature of usages that change it. A loss that rounds this number would lose some of its decimals."""
+LOW_TEMPERATURE = 0.013671875
+"""A low temperature of training, exact in every dtype; CLIP's ends at 0.01."""
 
 
-def _at_temperature(**keywords: float) -> Callable[[Case, Claim], Case | None]:
+def _at_temperature(temperature: float = TEMPERATURE, **keywords: float) -> Callable[[Case, Claim], Case | None]:
     """Change the temperature and other options, if they are passed to the target."""
 
     def changed(case: Case, claim: Claim) -> Case | None:
         if claim.temperature is not None or not {*keywords} <= {*claim.passed}:
             return None
-        given = {"temperature": TEMPERATURE, **keywords}
+        given = {"temperature": temperature, **keywords}
         if all(case.option(name) == value for name, value in given.items()):
             return case
         words = ", ".join(f"{name} {value:g}" for name, value in given.items())
@@ -684,6 +688,14 @@ USAGES: tuple[Usage, ...] = (
         "a temperature given as a tensor, with a base temperature",
         Level.FORMULA,
         case=_at_temperature(base_temperature=0.125),
+        refusable="any",
+        temperature="tensor",
+    ),
+    Usage(
+        "low-temperature-tensor",
+        "a low temperature of training given as a tensor",
+        Level.FORMULA,
+        case=_at_temperature(LOW_TEMPERATURE),
         refusable="any",
         temperature="tensor",
     ),

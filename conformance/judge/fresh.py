@@ -165,7 +165,8 @@ STRUCTURES = ("classes", "anchors", "references")
 FEW, MANY = (1, 8), (17, 40)
 """Ranges of the number of rows of a short and of a long queue. Random references use the same ranges.
 
-In a batch of training size, a long queue has half to all of the batch's number of rows."""
+In a batch of training size, a long queue is up to twice as long as the batch, and many references are half to all of
+its number of rows."""
 
 NOT_SHOWN = {"self-similarity-dominates", "low-temperature", "high-temperature"}
 """Flags that random batches do not get. They mark extreme values, but ordinary batches can meet their conditions."""
@@ -663,7 +664,8 @@ class _Drawing:
         if self.entry.two_towers:
             rows["embeddings_b"] = self._rows(classes)
             if self.plan["queue"] != "none":
-                count = self.chance.randint(*(self.many if self.plan["queue"] == "long" else FEW))
+                long = MANY if self.many == MANY else (self.n + 1, 2 * self.n)
+                count = self.chance.randint(*(long if self.plan["queue"] == "long" else FEW))
                 rows["negatives"] = self._rows([self.n + k for k in range(count)])
             if hard := self.plan.get("hard"):
                 rows["hard_negatives"] = self._rows([k // hard for k in range(self.n * hard)])
