@@ -138,6 +138,18 @@ def test_training_batch_is_proved_to_28_digits(loss: str) -> None:
         np.testing.assert_allclose(z.grad, gradient, rtol=1e-9, atol=1e-12 * np.abs(gradient).max())
 
 
+@pytest.mark.parametrize("loss", ["hard_negative", "nt_xent"])
+def test_digits_of_tiny_values_are_proved(loss: str) -> None:
+    """In a solved batch at a low temperature, values are far below one unit in the last place of their terms."""
+    case = _case(loss, 64, 48, temperature=0.0137)
+    case = replace(case, embeddings=case.embeddings[::2].repeat(2, axis=0) + case.embeddings / 1024)
+    found, right = truth(case), truth(case, bits=1024)
+    assert min(right.anchors.values()) < 1e-22
+    for i, value in right.anchors.items():
+        assert found.anchors[i] == pytest.approx(value, rel=2.0**-52)
+    np.testing.assert_allclose(found.gradient, right.gradient, rtol=1e-14, atol=0)
+
+
 def test_weights_of_a_loss_without_a_formula_come_from_the_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     case = _case("supcon", 8, 3)
     expected = truth(case)

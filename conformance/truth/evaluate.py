@@ -26,6 +26,12 @@ Larger cases are proved with matrices, if ``matrices.py`` has the formula of the
 NARROW = 2.0**-100
 """Largest radius of a result that :func:`truth` returns, relative to the size of the terms it is computed from."""
 
+DIGITS = 2.0**-66
+"""Largest radius of an anchor's value, relative to it: errors of a tiny value are judged relative to the value."""
+
+TINIEST = 1e-300
+"""Radius below which the value of an anchor is narrow in any case."""
+
 MOST_BITS = 4096
 """Largest precision that :func:`truth` tries."""
 
@@ -78,7 +84,12 @@ def _first_wide(case: Case, found: Enclosures) -> str | None:
 
     counted, undefined = case.counted(), case.undefined()
     scale = case.temperature / (case.option("base_temperature") or case.temperature)
-    wide = (i for i in counted if i not in undefined and is_wide(found.anchors[i], scale))
+
+    def loses_digits(value: arb) -> bool:
+        return float(value.rad()) > max(DIGITS * abs(float(value)), TINIEST)
+
+    anchors = ((i, found.anchors[i]) for i in counted if i not in undefined)
+    wide = (i for i, value in anchors if is_wide(value, scale) or loses_digits(value))
     if (anchor := next(wide, None)) is not None:
         return f"the value of anchor {anchor}"
     if any(case.undefined_values()):
