@@ -38,7 +38,7 @@ from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from ..suite.golden import DTYPES, GoldenCase
 from ..suite.progress import Progress, tracked
-from ..suite.records import Expected, Outcome, Truth
+from ..suite.records import Outcome, Truth
 from ..truth.tolerances import FORMULA_TIMES
 from .deviations import deviations, project_file, read_declarations
 from .fresh import FreshBatch, fresh_batches, proved_ahead
@@ -82,7 +82,7 @@ class Failing:
     """
 
     case: Case
-    truth: Truth | Expected
+    truth: Truth
     outcomes: Mapping[str, Outcome]
 
 
@@ -325,7 +325,7 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
         options = [name for name in LOSSES[request.loss].choices if name not in target.claim.passed]
         collected = joint.Collector(options, target.claim.call)
         every: list[Case | FreshBatch] = [*cases, *fresh]
-        training: dict[str, tuple[Case, list[str], Outcome, Truth | Expected, bool]] = {}
+        training: dict[str, tuple[Case, list[str], Outcome, Truth, bool]] = {}
         judged: list[tuple[Case, GoldenCase | None]] = []
         while_judging.enter_context(proved_ahead(fresh, target.claim))
         for chosen in tracked("cases", every, len(every), progress):
@@ -353,17 +353,17 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
             wrong = [dtype for dtype in wrong if (case.id, dtype) not in result.diagnoses]
             if wrong:
                 outcome, ordinary = target.outcomes[case.id, wrong[0]], failed[0].level == Level.FORMULA
-                evidence = case, wrong, outcome, golden.expected if golden else truth_of(case, None), ordinary
+                evidence = case, wrong, outcome, truth_of(case, golden), ordinary
                 if isinstance(chosen, FreshBatch) and chosen.training:
                     training[case.id] = evidence
                 else:
                     collected.add(*evidence)
             elif golden and checks[0].status is Status.PASSED:
-                collected.add_passing(case, golden.expected)
+                collected.add_passing(case, truth_of(case, golden))
             if any(one.status in BAD for one in checks):
                 result.sizes[case.id] = case.size, case.sizes()
                 outcomes = {dtype: outcome for (_, dtype), outcome in target.outcomes.items()}
-                true = golden.expected if golden else truth_of(case, None)
+                true = truth_of(case, golden)
                 result.failing[case.id] = Failing(case, true, outcomes)
             drawn += [golden] if failed and golden and isinstance(chosen, FreshBatch) else []
             failing += [(case, target.outcomes[case.id, one.dtype]) for one in failed[:1]]
@@ -384,7 +384,7 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
             fails(small)
             _, wrong, outcome, _, ordinary = training[small.case.id]
             outcome = target.outcomes.get((small.case.id, wrong[0]), outcome)
-            training[small.case.id] = small.case, wrong, outcome, small.expected, ordinary
+            training[small.case.id] = small.case, wrong, outcome, truth_of(small.case, small), ordinary
             result.wrong_from = f"wrong from N = {small.case.n}, D = {small.case.embeddings.shape[1]}"
         for evidence in training.values():
             collected.add(*evidence)

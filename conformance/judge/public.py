@@ -28,6 +28,7 @@ from .options import Request
 from .proofs import as_claimed, digest_of
 from .ranges import sentences
 from .results import BAD, Check, Status, several
+from .verify import truth_of
 
 FLOAT32_NOTES = (IN_FLOAT32, ROUNDS_TEMPERATURE)
 
@@ -145,9 +146,9 @@ def replay(public: PublicLoss) -> Finding:
         checks += found
         if found[0].status is Status.FAILED and golden and not is_above(found[0], Level.POLICIES):
             outcome, dtype = target.outcomes[case.id, found[0].dtype], found[0].dtype
-            collected.add(case, [dtype], outcome, golden.expected, found[0].level == Level.FORMULA)
+            collected.add(case, [dtype], outcome, truth_of(case, golden), found[0].level == Level.FORMULA)
         elif golden and found[0].status is Status.PASSED:
-            collected.add_passing(case, golden.expected)
+            collected.add_passing(case, truth_of(case, golden))
     match = Match.from_data(data["match"]) if data.get("match") else None
     reasons = [one.words for one in collected.diagnose(lambda: match).reasons]
     level = min(level_of(checks), data["usages"], key=["", *map(str, Level)].index)
