@@ -23,9 +23,9 @@ HEAD = """# Wrong in one regime only
 `python -m tests.wrong --write` writes this file; `tests/test_wrong.py` compares it with the lists.
 
 Each implementation in this folder is wrong in one regime, such as batches of more than 17 rows, and right everywhere
-else. `pairproof check` must find all of them. *Before* is the number that conformed when they were written, at
-commit 06b775f; `before.txt` lists them. *Now* is the number that conform without an argument; `missed.txt` lists them.
-A name stays in `missed.txt` until a run of the command above finds it.
+else. `pairproof check` must find all of them. *Before* is the number that conformed when they were written;
+`before.txt` lists them. *Now* is the number that conform without an argument; `missed.txt` lists them. A name stays in
+`missed.txt` until a run of the command above finds it.
 """
 
 
