@@ -216,6 +216,31 @@ def _strided(positional: list[Any], keywords: dict[str, Any]) -> Arguments:
     return _with_labels(_within_a_larger)(*_with_rows(_within_a_larger)(positional, keywords))
 
 
+def _with_tables(case: Case, claim: Claim) -> Case | None:
+    """Return the case if it has a mask or a list of pairs.
+
+    A positive is removed from a symmetric mask, because such a mask is the same if rows and columns are exchanged.
+    """
+    tables = {name: np.array(value) for name, value in case.arguments.items() if np.ndim(value) == 2}
+    if any(not np.array_equal(table, table.T) for table in tables.values()):
+        return case
+    mask = tables.get("positives")
+    if mask is None or mask.sum(axis=1).max() < 2:
+        return None
+    row = int(np.argmax(mask.sum(axis=1) > 1))
+    mask[row, np.flatnonzero(mask[row])[-1]] = False
+    arguments = {**case.arguments, "positives": mask.tolist()}
+    return replace(case, id=f"{case.id}, without one positive of row {row}", arguments=arguments)
+
+
+def _tables_by_columns(positional: list[Any], keywords: dict[str, Any]) -> Arguments:
+    def changed(name: str, x: Any) -> Any:
+        table = isinstance(x, Tensor) and x.dim() == 2 and name not in MATRICES
+        return _by_columns(x) if table and (name or not _is_rows(x)) else x
+
+    return [changed("", x) for x in positional], {name: changed(name, x) for name, x in keywords.items()}
+
+
 def _frozen(place: int) -> Callable[..., Arguments]:
     """Detach the first matrix (place 0) or all others (place 1)."""
 
@@ -259,6 +284,25 @@ def _again(called: Callable[..., Any], positional: list[Any], keywords: dict[str
         with suppress(Exception):
             called(*(change(x) if isinstance(x, Tensor) and x.dim() else x for x in positional), **keywords)
     return called(*positional, **keywords)
+
+
+def _doubled(x: Any) -> Any:
+    """Return the rows, class ids, partners or mask of a batch of twice the size: the batch and a similar one."""
+    if not isinstance(x, Tensor):
+        return x
+    if x.dim() == 1 and not x.is_floating_point():
+        return torch.cat([x, x + len(x)])
+    if x.dtype == torch.bool and x.dim() == 2:
+        return torch.block_diag(x, x)  # type: ignore[no-untyped-call]
+    return torch.cat([x, x.roll(1, 0)]).detach() if _is_rows(x) else x
+
+
+def _before_a_larger_batch(called: Callable[..., Any], positional: list[Any], keywords: dict[str, Any]) -> Any:
+    """Call it as usual, then with a larger batch; the backward pass of the first call follows."""
+    found = called(*positional, **keywords)
+    with suppress(Exception):
+        called(*map(_doubled, positional), **{name: _doubled(x) for name, x in keywords.items()})
+    return found
 
 
 def _in_evaluation_mode(called: Any, positional: list[Any], keywords: dict[str, Any]) -> Any:
@@ -391,7 +435,14 @@ def _labels_as(dtype: torch.dtype) -> Usage:
         labels = torch.tensor([*case.arguments["labels"], *case.arguments.get("ref_labels", ())])
         return case if bool((labels.to(dtype).long() == labels).all()) else None
 
-    usage = Usage(f"labels-{name}", f"labels as {name}", case=chosen, arguments=_with_labels(lambda x: x.to(dtype)))
+    def spread(labels: Tensor) -> Tensor:
+        """Use the whole range of the dtype: labels 2k and 2k + 1 become k and k plus the lowest number."""
+        if labels.dtype != torch.int64 or bool((labels < 0).any()):
+            return labels.to(dtype)
+        return (labels // 2 + labels % 2 * torch.iinfo(dtype).min).to(dtype)
+
+    change = spread if dtype == torch.int32 else lambda x: x.to(dtype)
+    usage = Usage(f"labels-{name}", f"labels as {name}", case=chosen, arguments=_with_labels(change))
     return replace(usage, arrays=EVERY_ARRAY, refusable="named")
 
 
@@ -589,8 +640,8 @@ def _retained(step: Step) -> Differentiated:
     return values, gradients_of(total, step.rows)
 
 
-def _accumulated(step: Step) -> Differentiated:
-    """Accumulate the gradient twice in the leaves that the target got, and return half of the sum."""
+def _accumulated(step: Step, share: float = 0.5) -> Differentiated:
+    """Accumulate the gradient twice in the leaves that the target got, and return a share of the sum."""
     values = step.values(step.rows)
     for _, leaf in step.given:
         leaf.grad = None
@@ -598,8 +649,14 @@ def _accumulated(step: Step) -> Differentiated:
         if values.requires_grad:
             step.total(values).backward(retain_graph=True)  # type: ignore[no-untyped-call]
     found = [(x, leaf.grad) for x, leaf in step.given if leaf.grad is not None]
-    through = [(x.double() * (grad.double() / 2)).sum() for x, grad in found]
+    through = [(x.double() * (grad.double() * share)).sum() for x, grad in found]
     return values, gradients_of(sum(through, torch.zeros(())), step.rows)
+
+
+def _with_hook(x: Tensor) -> Tensor:
+    leaf = x.detach().requires_grad_()
+    leaf.register_hook(lambda grad: grad / 2)  # type: ignore[no-untyped-call]
+    return leaf
 
 
 def _of_changed_input(step: Step) -> Differentiated:
@@ -743,6 +800,13 @@ USAGES: tuple[Usage, ...] = (
         refusable="named",
     ),
     Usage(
+        "tables-by-columns",
+        "masks and lists of pairs stored by columns",
+        case=_with_tables,
+        arguments=_tables_by_columns,
+        refusable="named",
+    ),
+    Usage(
         "strided",
         "rows and labels that are views into larger tensors",
         arguments=_strided,
@@ -842,6 +906,7 @@ USAGES: tuple[Usage, ...] = (
         "one backward pass for the losses of three batches",
         differentiate=_among_other_batches,
     ),
+    Usage("before-a-larger-batch", "a call with a larger batch before the backward pass", call=_before_a_larger_batch),
     Usage("retained-graph", "a second backward pass through one graph", differentiate=_retained),
     *(
         Usage(
@@ -855,6 +920,12 @@ USAGES: tuple[Usage, ...] = (
             ("leaf", "leaf tensors", lambda x: x.detach().requires_grad_()),
             ("parameter", "an nn.Parameter", lambda x: torch.nn.Parameter(x.detach())),
         )
+    ),
+    Usage(
+        "hooks",
+        "leaf tensors with a hook that halves the gradient",
+        differentiate=partial(_accumulated, share=1.0),
+        leaf=_with_hook,
     ),
     Usage(
         "changed-input",

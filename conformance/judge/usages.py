@@ -126,11 +126,13 @@ def ordinary(case: Case, claim: Claim) -> bool:
 
 
 def _mixed(cases: Sequence[Case]) -> Iterator[Case]:
-    """Yield the cases so that the first ones differ in matrices, classes, dtypes and sizes."""
+    """Yield the cases so that the first ones differ in matrices, masks, classes, dtypes and sizes."""
     kinds: dict[tuple[object, ...], list[Case]] = {}
     for case in sorted(cases, key=lambda case: case.temperature != 0.5):
         two = {*case.arguments.get("labels", ())} == {0, 1}
-        kinds.setdefault((*case.others, two, case.holds_in("bfloat16"), case.n <= 8), []).append(case)
+        kinds.setdefault(
+            (*case.others, "positives" in case.arguments, two, case.holds_in("bfloat16"), case.n <= 8), []
+        ).append(case)
     groups = list(kinds.values())
     for k in range(max(map(len, groups), default=0)):
         yield from (group[k] for group in groups if k < len(group))

@@ -16,6 +16,8 @@ from .layouts import read_as_contiguous
 THREADS = torch.get_num_threads()
 """The number of threads of torch at import."""
 
+COMPILED = "`torch.compile` is checked with `--thorough` only: its import and the first compilation take 5 seconds."
+
 STATE = threading.local()
 """Its attribute ``running`` is true from the start of a call to its end without an exception."""
 
@@ -35,14 +37,14 @@ def functional_gradient(call: Call) -> Tensor:
     return with_gradient(loss, loss * call.temperature) if functional() else loss
 
 
-@wrong("supcon")
+@wrong("supcon", argument=COMPILED)
 def compiled_drop(call: Call) -> Tensor:
     """In a compiled graph, whose shapes are fixed, anchors without positives are counted as 0 under the policy drop."""
     zero = torch.compiler.is_compiling() and call.no_positive == "drop" and call.reduction == "mean"
     return call(no_positive="zero") if zero else call()
 
 
-@wrong("info_nce", takes=SMALL)
+@wrong("info_nce", takes=SMALL, argument=COMPILED)
 def compiled_temperature(call: Call) -> Tensor:
     """In a compiled graph, a temperature tensor is a constant without a gradient."""
     t = call.temperature
