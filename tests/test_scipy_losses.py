@@ -52,7 +52,8 @@ def test_golden_values_are_within_their_bounds(golden: list[GoldenCase], loss: s
 
 def test_anchors_agree_with_the_loops(golden: list[GoldenCase]) -> None:
     """Both are within one bound of the proved value, so they are within two bounds of each other."""
-    for g in [g for g in golden if g.case.n <= PROVE_UP_TO][::7]:
+    # The other cases store the values of a few anchors only.
+    for g in [g for g in golden if g.case.n <= PROVE_UP_TO and not g.expected.products][::7]:
         found, loops = SCIPY.evaluate(g.case, "float64"), call_reference(g.case)
         allowed = bounds(g.case, stored_truth(g.case, g.expected), "float64")
         assert found.anchors is not None

@@ -36,8 +36,7 @@ def suits(batch: Batch, policy: Policy, factor: float = 1, *, large: bool = Fals
     if torch._C._are_functorch_transforms_active():  # a temperature may have no value
         return False
     count = rows.shape[0] if others is None else max(rows.shape[0], others.shape[0])
-    temperature, largest = _range(batch)
-    temperature, largest = temperature / factor, largest * factor
+    temperature, largest, moderate = _range(batch, factor)
     written_out = _written_out(batch)
     return (
         (
@@ -48,28 +47,27 @@ def suits(batch: Batch, policy: Policy, factor: float = 1, *, large: bool = Fals
         and rule.terms != "lse"
         and not (rule.similarity == "dot" and rows.dtype == torch.float64)  # the sizes of float64 rows are not norms
         and 2 * largest <= LARGEST_OF_FLOAT32
-        and (written_out or rule.terms == "sigmoid" or _is_moderate(batch, factor))
+        and (written_out or rule.terms == "sigmoid" or moderate)
         and formulas.is_plain(batch, policy)
         and not torch.is_autocast_enabled("cpu")
         and forward_ad._current_level < 0
     )
 
 
-def _is_moderate(batch: Batch, factor: float = 1) -> bool:
-    """Return whether exponentials of the logits, multiplied by ``factor``, need no shift."""
+def _range(batch: Batch, factor: float = 1) -> tuple[float, float, bool]:
+    """Return the temperature, a bound on the logits without the bias, and whether their exponentials need no shift.
+
+    The logits are multiplied by ``factor``, and the temperature is divided by it.
+    """
+    rule, sizes, across = batch.rule, cast(Sizes, batch.sizes), batch.references.sizes
     rows, others = batch.embeddings, batch.references.embeddings
     count = len(rows) if others is None else max(len(rows), len(others))
-    return 2 * _range(batch)[1] * factor <= UNSHIFTED[dtypes_of(batch.embeddings)[0]] - math.log(count)
-
-
-def _range(batch: Batch) -> tuple[float, float]:
-    """Return the temperature, and an upper bound on the magnitude of the logits without the bias."""
-    rule, sizes, across = batch.rule, cast(Sizes, batch.sizes), batch.references.sizes
     temperature = rule.temperature
     if isinstance(temperature, Tensor):
         temperature = temperature.detach().item()
-    dot = rule.similarity == "dot"
-    return temperature, (sizes.high * (across or sizes).high if dot else 1) / temperature
+    temperature /= factor
+    largest = (sizes.high * (across or sizes).high if rule.similarity == "dot" else 1) / temperature
+    return temperature, largest, 2 * largest <= UNSHIFTED[dtypes_of(rows)[0]] - math.log(count)
 
 
 def _written_out(batch: Batch) -> bool:
@@ -90,11 +88,11 @@ def evaluate(batch: Batch, *, backward: bool, hardened: direct.Hardened | None =
     """
     targets, references = batch.targets, batch.references
     if references.embeddings is not None and is_direct(batch):
-        return direct.evaluate(batch, backward=backward, moderate=_is_moderate(batch), hardened=hardened)
+        return direct.evaluate(batch, backward=backward, moderate=_range(batch)[2], hardened=hardened)
     if not _written_out(batch):
         evaluated = pairs.evaluate if batch.rule.terms == "sigmoid" else unshifted.evaluate
-        return evaluated(batch, _plan(batch, keep=backward))
-    moderate = _is_moderate(batch)
+        return evaluated(batch, Plan("unshifted", len(batch.embeddings), keep=backward, reads=True, sized=False))
+    *_, moderate = _range(batch)
     scaled, columns = scale_both(batch, LN2 if moderate else 1)
     shape = len(scaled.rows), len(columns.rows)
     buffer = borrow("kept", scaled.rows, shape[0] * shape[1])
@@ -153,7 +151,8 @@ def differentiate(grad: Tensor, size: float, batch: Batch, saved: Saved) -> Grad
     if not isinstance(weight, Tensor):
         grad = grad if saved.valid is None else torch.where(saved.valid, grad, 0.0)
         differentiated = pairs.differentiate if batch.rule.terms == "sigmoid" else unshifted.differentiate
-        return differentiated(grad, size, batch, _plan(batch, keep=True), saved)
+        plan = Plan("unshifted", len(batch.embeddings), keep=True, reads=True, sized=False)
+        return differentiated(grad, size, batch, plan, saved)
     buffer, *stats = saved.stats
     if stats:
         _weigh(weight, batch, *stats)
@@ -189,7 +188,3 @@ def of_each(grad: Tensor, policy: Policy | None, count: int) -> tuple[float | Te
     if policy is None:
         return of_ordinary_size(grad, reads=True)
     return grad.item() / (count if policy.reduction == "mean" else 1), grad.new_ones(count)
-
-
-def _plan(batch: Batch, *, keep: bool) -> Plan:
-    return Plan("unshifted", batch.embeddings.shape[0], keep=keep, reads=True, sized=False)
