@@ -302,7 +302,8 @@ class Suite:
         cases = chosen_cases(mark, self.cases[mark.loss])
         inputs: list[Case | FreshBatch] = [*cases, *fresh_batches(mark)]
         found: list[tuple[Case | FreshBatch | Usage, str]] = [(one, dtype) for one in inputs for dtype in dtypes]
-        found += [(one, one.dtype or dtypes[0]) for one in chosen(mark) if one.dtype in ("", *(mark.dtypes or DTYPES))]
+        usages = [one for one in chosen(mark) if not one.slow or mark.cases or mark.thorough]
+        found += [(one, one.dtype or dtypes[0]) for one in usages if one.dtype in ("", *(mark.dtypes or DTYPES))]
         record = {"of": len(found), "asserted": mark.checks, "overridden": bool(changes), "title": mark.title}
         group = Group(mark, self, number, record, file, read_declarations(file) if file else {}, cases)
         return [CaseCheck(group, one, dtype) for one, dtype in found]
