@@ -339,10 +339,21 @@ def _after_errors(called: Callable[..., Any], positional: list[Any], keywords: d
 
 
 def _compiled(called: Any, positional: list[Any], keywords: dict[str, Any]) -> Any:
-    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)  # it reports where a graph breaks
     # The compiler does not support operations of subclasses that record reads.
     keywords = {name: x.as_subclass(Tensor) if isinstance(x, _Scalar) else x for name, x in keywords.items()}
     return torch.compile(called, backend="aot_eager")(*positional, **keywords)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _without_graph_breaks(device: str) -> Iterator[None]:
+    """Do not let the compiler print where a graph breaks."""
+    logger = logging.getLogger("torch._dynamo")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _copied(duplicate: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -375,6 +386,10 @@ def _threads(device: str) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+HANGS_AFTER = 20.0
+"""Seconds after which a process that starts threads counts as hanging. On a busy machine, it may wait for seconds."""
+
+
 @cache
 def _can_use_threads() -> bool:
     """Return whether torch can start threads: GNU OpenMP hangs in a process that was forked from one with threads.
@@ -390,7 +405,7 @@ def _can_use_threads() -> bool:
         torch.set_num_threads(THREADS)
         torch.ones(1 << 17).exp()
         os._exit(0)
-    end = time.monotonic() + 2
+    end = time.monotonic() + HANGS_AFTER
     while time.monotonic() < end:
         if os.waitpid(child, os.WNOHANG)[0]:
             return True
@@ -946,12 +961,21 @@ USAGES: tuple[Usage, ...] = (
     ),
     Usage("forward-mode", "forward-mode differentiation", differentiate=_forward_mode, refusable="any"),
     Usage("functional", "torch.func.grad", differentiate=_functional, refusable="any"),
-    Usage("compiled", "torch.compile", call=_compiled, refusable="any", most=1, slow=True),
+    Usage(
+        "compiled",
+        "torch.compile",
+        around=_without_graph_breaks,
+        call=_compiled,
+        refusable="any",
+        most=1,
+        slow=True,
+    ),
     Usage(
         "compiled-temperature-tensor",
         "torch.compile, with a temperature given as a tensor",
         Level.FORMULA,
         case=_at_temperature(),
+        around=_without_graph_breaks,
         call=_compiled,
         refusable="any",
         temperature="tensor",

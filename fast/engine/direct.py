@@ -119,9 +119,9 @@ def _contrast(panel: Tensor, partner: Tensor, share: float, *, moderate: bool) -
     """
     if not moderate:
         pos = panel.gather(1, partner).mul_(share)
-        values, missed, factor = shifted(panel.scatter_(1, partner, -math.inf), pos)
-        panel.scatter_(1, partner, -missed / torch.where(factor == 0, 1.0, factor))
-        return values.squeeze(1), factor
+        values, missed, neg = shifted(panel.scatter_(1, partner, -math.inf), pos)
+        panel.scatter_(1, partner, -neg)
+        return values.squeeze(1), missed / neg
     pos = panel.exp_().gather(1, partner)
     if share != 1:
         pos.pow_(share)
@@ -131,17 +131,17 @@ def _contrast(panel: Tensor, partner: Tensor, share: float, *, moderate: bool) -
 
 
 def shifted(logits: Tensor, pos: Tensor, dim: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the values log(1 + odds) of rows, odds / (1 + odds), and the same over the sum, ``[b, 1]`` each.
+    """Return the values log(1 + odds) of rows, odds / (1 + odds), and the sums of the new entries, ``[b, 1]`` each.
 
     The odds are the sum over negatives of e^s, divided by e^pos. ``logits`` ``[b, M]`` are -inf for all other pairs.
-    They are replaced by e^(s - the row's largest logit), whose sum is meant. If ``dim`` is 0, anchors are columns, and
-    ``pos`` and the results are ``[1, M]``.
+    They are replaced by e^(s - the row's largest logit). If ``dim`` is 0, anchors are columns, and ``pos`` and the
+    results are ``[1, M]``. The sum of a row without negatives is 1.
     """
     top = logits.amax(dim, keepdim=True).clamp_(min=torch.finfo(logits.dtype).min)  # finite in a row without negatives
     neg = logits.sub_(top).mul_(1 / LN2).exp2_().sum(dim, keepdim=True).clamp_(min=1)  # base 2: see `rowwise._exp`
     odds = top.sub_(pos).add_(neg.log())
     missed = odds.sigmoid()
-    return -F.logsigmoid(odds.neg_()), missed, missed / neg
+    return -F.logsigmoid(odds.neg_()), missed, neg
 
 
 class _Pairs:

@@ -126,12 +126,12 @@ def _shifted(logits: Tensor, pos: Tensor, column: Tensor, references: References
     logits of positives are ``pos``.
     """
     across = logits.clone() if references.mutual else None
-    values, missed, share = direct.shifted(logits, pos)
-    weight = logits.mul_(share) if backward else logits
+    values, missed, neg = direct.shifted(logits, pos)
+    weight = logits.mul_(missed / neg) if backward else logits
     if across is not None:
-        more, more_missed, share = direct.shifted(across, pos.T, 0)
+        more, more_missed, neg = direct.shifted(across, pos.T, 0)
         values, missed = torch.cat((values, more.T)), missed + more_missed.T
-        weight = weight.addcmul_(across, share) if backward else weight
+        weight = weight.addcmul_(across, more_missed / neg) if backward else weight
     elif backward and references.embeddings is None:
         weight.copy_(weight + weight.T)
         missed = missed + missed.gather(0, column)
