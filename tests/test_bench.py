@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from bench import __main__ as command
 from bench import accuracy, cuda, forms, goals, jobs, measure, peers, plain, report, truth, worker
+from bench.machine import machine
 from pairproof import fast, reference
 from pairproof.conformance.suite import catalogue
 from tests.each import each
@@ -588,6 +589,16 @@ def test_the_floor_of_a_missed_goal_is_a_fraction_of_its_figure() -> None:
         assert ("(floor of a goal that is not met yet, 1)" in floor["what"]) == bool(missed)
 
 
+@pytest.mark.parametrize(("cpu", "floor"), [("Intel(R) Xeon(R)", 0.8), ("AMD EPYC", 0.6), ("aarch64", 0.6)])
+def test_floors_depend_on_whether_the_figures_are_of_this_processor(
+    cpu: str, floor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert goals.fraction_on(cpu, 0.8) == pytest.approx(floor)
+    short_run(monkeypatch, 0.7 * goals.PLAIN_RATIOS["both directions"][1024], cpu=cpu)
+    result = CliRunner().invoke(command.app, ["--floors", "0.8", "--form", peers.BOTH])
+    assert (result.exit_code == 1) == (floor == 0.8), result.output
+
+
 def test_recorded_figures_belong_to_missed_goals() -> None:
     recorded = json.loads(goals.MISSED.read_text())
     timings = [
@@ -667,7 +678,9 @@ def test_accuracy_goal_is_twice_the_error_of_the_best_peer_or_the_floor(ours: fl
     assert [goal["met"] for goal in judged] == [met, met]
 
 
-def short_run(monkeypatch: pytest.MonkeyPatch, ratio: float, first: float | None = None) -> list[dict[str, Any]]:
+def short_run(
+    monkeypatch: pytest.MonkeyPatch, ratio: float, first: float | None = None, cpu: str = goals.RECORDED_ON
+) -> list[dict[str, Any]]:
     """Replace the jobs by fixed times, with peers ``ratio`` times as slow as ours; return the list of jobs that run.
 
     In the first process of each form, peers are ``first`` times as slow if it is given.
@@ -693,6 +706,8 @@ def short_run(monkeypatch: pytest.MonkeyPatch, ratio: float, first: float | None
         ]
 
     monkeypatch.setattr(jobs, "run", run)
+    here = {**machine(), "cpu": cpu}
+    monkeypatch.setattr(command, "machine", lambda: here)
     return done
 
 
