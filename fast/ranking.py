@@ -30,6 +30,7 @@ Sources:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from numbers import Real
@@ -72,6 +73,9 @@ from .engine import (
     reduced,
 )
 from .engine.device import dtypes_of, traced, without_autocast
+from .engine.rowwise import masks_of, own_columns
+from .engine.scaling import differentiable_rows
+from .engine.transforms import Reverse
 
 Scope = Literal["batch", "own", "own_only"]
 Directions = Literal[
@@ -353,7 +357,46 @@ def _log_sum(
     share = 1 / (1 + strength * (temperature.detach() if isinstance(temperature, Tensor) else temperature))
     found = anchor_values(replace(batch, rule=replace(rule, temperature=temperature * share)), backend)
     still = found.values.detach()
-    return torch.where(found.negatives > 0, still + share * (found.values - still), -math.inf)
+    values = torch.where(found.negatives > 0, still + share * (found.values - still), -math.inf)
+    if torch.compiler.is_compiling():
+        return values
+    learned = [temperature] if isinstance(temperature, Tensor) else []
+    again = partial(_weighted_log_sum, batch, strength)
+    repeatable: Tensor = _Repeatable.apply(values, again, rows[0], others, *learned)  # type: ignore[no-untyped-call]
+    return repeatable
+
+
+def _weighted_log_sum(
+    batch: Batch, strength: float, rows: Tensor, columns: Tensor, temperature: Tensor | None = None
+) -> Tensor:
+    """Compute the result of `_log_sum` in differentiable operations on the whole matrix."""
+    rule = batch.rule if temperature is None else replace(batch.rule, temperature=temperature)
+    logits = differentiable_rows(rows, rule) @ differentiable_rows(columns, rule).T
+    kept = masks_of(batch.targets, own_columns(batch), slice(0, len(rows)), *logits.shape)[1]
+    return _log_sum_where(logits + (logits * (strength * rule.temperature)).detach(), kept).to(rows.dtype)
+
+
+class _Repeatable(Reverse):
+    """Values whose derivative, if it is itself to be differentiated, is that of another function.
+
+    The values at a lower temperature have the right first derivative. Their second derivative would include that of
+    the hardness weights, which are constants.
+    """
+
+    @staticmethod
+    def forward(values: Tensor, again: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        return values.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.again = inputs[1]
+        ctx.save_for_backward(*inputs[2:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if not torch.is_grad_enabled():
+            return grad, None, *[None] * len(ctx.saved_tensors)
+        return None, None, *torch.func.vjp(ctx.again, *ctx.saved_tensors)[1](grad)
 
 
 def _widths(n: int, hard: int, chosen: list[str], scope: str) -> dict[str, int]:
