@@ -16,7 +16,7 @@ Tensor = torch.Tensor
 
 FORMAT = "pairproof-parity/1"
 
-PASSED, DIFFERS, ERRORED = "passed", "differs", "errored"
+PASSED, ROUNDED, DIFFERS, ERRORED = "passed", "rounded", "differs", "errored"
 MEASURED, NOT_APPLICABLE = "measured", "not applicable"
 
 COMPARISONS = ("repetition", "permutation", "chunks", "float32", "bfloat16", "autocast", "compile", "memory")
@@ -48,8 +48,10 @@ FACTOR, UNITS = 8.0, 16.0
 - ``UNITS`` unit roundoffs of the largest result on the random batches, because fused operations, such as a
   cross-entropy, round numbers of that size.
 
-In bfloat16, the second term is divided by 4, and the third term uses the unit roundoff of float32. With several
-processes, one term replaces the last two: ``UNITS`` unit roundoffs of the loss or the gradient, whichever is larger.
+In bfloat16, only the products are rounded to bfloat16 in the first term, the second term is divided by 4, and the third
+uses the unit roundoff of float32. Larger differences have the status "rounded", up to the sum without these changes.
+With several processes, one term replaces the last two: ``UNITS`` unit roundoffs of the loss or the gradient, whichever
+is larger.
 """
 
 LEAST = 1e-300
@@ -62,7 +64,8 @@ class Comparison:
 
     Attributes:
         name: what was varied, such as "permutation" or "chunk_size=3".
-        status: "passed", "differs", "errored", "measured" (no limit applies) or "not applicable".
+        status: "passed", "rounded" (differs, but not by more than arithmetic in bfloat16 does), "differs", "errored",
+            "measured" (no limit applies) or "not applicable".
         message: numbers, or the reason.
         difference: the relative difference of the loss or of the gradient, whichever is the larger multiple of its
             allowed difference. None if nothing was compared.
@@ -87,7 +90,6 @@ class ParityResult:
 
     Attributes:
         request: the target and the options.
-        seed: the seed of the batches.
         call: how the target is called.
         notes: messages about the target, such as the inferred way to call it, and the batches that were left out.
         version: the file of the target and the version of its package.
@@ -97,7 +99,6 @@ class ParityResult:
     """
 
     request: ParityRequest
-    seed: int
     call: str = ""
     notes: list[str] = field(default_factory=list)
     version: str = ""
@@ -113,7 +114,7 @@ class ParityResult:
         With several processes, an error counts as a result, because a wrong loss can make one rank wait for another.
         """
         statuses = {one.status for one in self.comparisons}
-        if not statuses & {PASSED, DIFFERS, MEASURED, *((ERRORED,) if self.request.world_size else ())}:
+        if not statuses & {PASSED, ROUNDED, DIFFERS, MEASURED, *((ERRORED,) if self.request.world_size else ())}:
             return 3
         return int(bool(statuses & {DIFFERS, ERRORED}))
 
@@ -127,7 +128,7 @@ class ParityResult:
 
     def lines(self) -> list[str]:
         """The lines of the report."""
-        heading = [f"{self.request.name}, called with {self.call}, seed {self.seed}"]
+        heading = [f"{self.request.name}, called with {self.call}, seed {self.request.seed}"]
         heading += [f"  on {described(self.machine)}"]
         shown = [f"{one.status:<14} {one.name}: {one.message}" for one in self.comparisons]
         named = [f"mistake: {name}: {', '.join(where)}" for name, where in self.mistakes.items()]
@@ -154,7 +155,7 @@ class ParityResult:
             "version": self.version,
             "machine": self.machine,
             "call": self.call,
-            "seed": self.seed,
+            "seed": self.request.seed,
             "options": {name: getattr(self.request, name) for name in options},
             "notes": self.notes,
             "comparisons": [

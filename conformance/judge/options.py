@@ -535,7 +535,7 @@ class ParityRequest:
             those of one process.
         against: With --world-size: another loss, in the format of TARGET, to evaluate in the single process. Default:
             the target itself.
-        seed: The seed of the random batches. By default random, and reported.
+        seed: The seed of the random batches. Default: 0, so that every run judges the same batches.
         device: The torch device on which the target runs.
         limit: Maximum time of one evaluation, in seconds. Ranks wait for each other up to this time.
         json: Also write the result as JSON to this file.
@@ -556,7 +556,7 @@ class ParityRequest:
     only: Sequence[str] = option((), "--only", metavar="NAME", read=read_commas)
     world_size: Sequence[int] = option((), "--world-size", metavar="SIZES", read=read_numbers)
     against: object = option(None, "--against", metavar="TARGET")
-    seed: int | None = option(None, "--seed", metavar="SEED")
+    seed: int = option(0, "--seed", metavar="SEED")
     device: str = option("cpu", "--device", metavar="DEVICE")
     limit: float = option(60.0, "--limit", metavar="SECONDS")
     json: Path | None = option(None, "--json", metavar="FILE")  # noqa: RUF009 - it makes a field

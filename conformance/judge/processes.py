@@ -150,9 +150,9 @@ class _Difference:
 class Processes:
     """The comparisons of one target for several numbers of processes."""
 
-    def __init__(self, request: ParityRequest, seed: int, facts: Mapping[str, Any], ranks: Ranks) -> None:
+    def __init__(self, request: ParityRequest, facts: Mapping[str, Any], ranks: Ranks) -> None:
         self.request, self.facts, self.ranks = request, facts, ranks
-        self.chance = torch.Generator().manual_seed(seed)
+        self.chance = torch.Generator().manual_seed(request.seed)
         self.keywords: dict[str, Any] = {}
         for name, value in (("temperature", request.temperature or TEMPERATURE), ("bias", BIAS)):
             if name in facts["words"]:
@@ -726,7 +726,7 @@ def compare_processes(result: ParityResult) -> None:
         except CannotFork as reason:
             raise CouldNotRun(f"several processes are not possible: {reason}") from None
         result.call, result.version = facts["call"], facts["version"]
-        processes = Processes(request, result.seed, facts, ranks)
+        processes = Processes(request, facts, ranks)
         result.notes = processes.notes
         processes.prepare()
         result.comparisons += processes.comparisons()
