@@ -18,6 +18,7 @@ from pairproof.conformance.implementations.signatures import Claim
 from pairproof.conformance.judge import proofs
 from pairproof.conformance.judge.check import check_loss
 from pairproof.conformance.judge.fresh import (
+    LIKE_CIFAR,
     MANY_ENTRIES,
     MOST_SIMILARITIES,
     THOROUGH_ROWS,
@@ -100,6 +101,19 @@ def test_kinds_of_training_batches_differ() -> None:
     queues = [len(case.others["negatives"]) for case in towers if "negatives" in case.others]
     assert max(queues) > 40
     assert any(case.option("direction") == "both" for case in towers)
+
+
+@pytest.mark.parametrize("loss", ["supcon", "supcon_in", "nt_xent_pairwise", "supcon_epsilon"])
+def test_plain_batch_has_large_classes_and_leaves_out_rows_without_positives(loss: str) -> None:
+    for seed in range(20):
+        case = draw_training(_claim(loss), seed, LIKE_CIFAR)
+        counts = case.positive_counts()
+        assert max(counts) >= 40
+        assert 1 <= sum(not count for count in counts) <= 8
+        assert case.option("reduction") == "mean"
+        assert not case.others
+        if "drop" in case.entry.choices["no_positive"]:
+            assert case.option("no_positive") == "drop"
 
 
 def test_batch_with_too_many_similarities_gets_fewer_rows() -> None:

@@ -66,6 +66,12 @@ LARGE_BATCH: Mapping[str, Any] = {
 TRAINING_ROWS = ((33, 64), (65, 128), (129, 256), (129, 256), (257, 400), (401, 512))
 """Ranges of the number of rows of the batches of training size. Every check has one batch for each range."""
 
+LIKE_CIFAR = 4
+"""The number of the batch with few, large classes. It is also plain and of those with rows without positives."""
+
+MOST_CLASSES, MOST_ALONE = 6, 8
+"""Largest number of classes in this batch, and of further rows without positives."""
+
 THOROUGH_ROWS = ((513, 1024), (1025, 2048))
 """Ranges of the further batches of training size with ``--thorough``."""
 
@@ -358,8 +364,9 @@ def _with_further(case: Case, claim: Claim, seed: str) -> Case:
 def draw_training(claim: Claim, seed: int, number: int) -> Case:
     """Draw a batch with many rows and many columns, as training has them.
 
-    Every third batch has a row without positives, if the loss allows it. Plans with too many similarities are
-    passed over. If all plans have too many, because of an option that the target fixes, the batch gets fewer rows.
+    Every third batch has a row without positives, if the loss allows it. One of these is plain and has large
+    classes; its mean leaves out the rows without positives. Plans with too many similarities are passed over. If
+    all plans have too many, because of an option that the target fixes, the batch gets fewer rows.
     """
     name, (n, d) = _name(seed, number, True), training_sizes(seed)[number]
     most = MOST_SIMILARITIES if number < len(TRAINING_ROWS) else THOROUGH_SIMILARITIES
@@ -370,6 +377,9 @@ def draw_training(claim: Claim, seed: int, number: int) -> Case:
         plan = {**plans[place], "rows": (rows, rows), "columns": (columns, columns)}
         if number % 3 == 1 and "single" in factors["classes"]:
             plan["classes"] = "single"
+        if number == LIKE_CIFAR:
+            usual = {"no_positive": "drop", "reduction": "mean"}
+            plan |= {"few": True, **{name: x for name, x in usual.items() if x in factors.get(name, ())}}
         case = _Drawing(claim, plan, random.Random(f"training {seed} {number}")).case(name)
         return case if place % PLAIN == 0 else _with_further(case, claim, f"{seed} training {number}")
 
@@ -652,7 +662,11 @@ class _Drawing:
         if self.kind == "balanced" and self.entry.positives_by in ("labels", "pairs"):
             self.size = chance.randint(*EQUAL)
             self.n = max(self.n + -self.n % self.size, 2 * self.size)
-        self.alone = chance.choice((1, self.n - 2, chance.randint(1, self.n - 2))) if self.kind == "single" else 0
+        self.few = bool(plan.get("few"))
+        self.alone = 0
+        if self.kind == "single":
+            some = chance.randint(1, MOST_ALONE if self.few else self.n - 2)
+            self.alone = some if self.few else chance.choice((1, self.n - 2, some))
         self.dim = chance.randint(*plan["columns"]) if plan["columns"] else self.n
         self.many = MANY if self.n <= ROWS[-1][1] else (self.n // 2, self.n)
         self.centres: dict[int, list[float]] = {}
@@ -712,7 +726,8 @@ class _Drawing:
     def _unequal(self, n: int, least: int = 2) -> list[int]:
         """Divide rows into classes of usually unequal sizes; into at least two classes, if possible."""
         fewest = 2 if n >= 2 * least else 1
-        count = self.chance.randint(fewest, max(fewest, n // least))
+        most = min(n // least, MOST_CLASSES) if self.few else n // least
+        count = self.chance.randint(fewest, max(fewest, most))
         sizes = [least] * count
         for _ in range(n - least * count):
             sizes[min(self.chance.randrange(count), self.chance.randrange(count))] += 1
