@@ -297,12 +297,33 @@ def _doubled(x: Any) -> Any:
     return torch.cat([x, x.roll(1, 0)]).detach() if _is_rows(x) else x
 
 
-def _before_a_larger_batch(called: Callable[..., Any], positional: list[Any], keywords: dict[str, Any]) -> Any:
-    """Call it as usual, then with a larger batch; the backward pass of the first call follows."""
+def _before_other_calls(called: Callable[..., Any], positional: list[Any], keywords: dict[str, Any]) -> Any:
+    """Call it as usual, then with the same rows and with a larger batch, both at another temperature if it takes one.
+
+    The backward pass of the first call follows.
+    """
     found = called(*positional, **keywords)
-    with suppress(Exception):
-        called(*map(_doubled, positional), **{name: _doubled(x) for name, x in keywords.items()})
+    other = {"temperature": 2 * keywords["temperature"]} if "temperature" in keywords else {}
+    changes: tuple[Callable[[Any], Any], ...] = (lambda x: x, _doubled)
+    for change in changes:
+        with suppress(Exception):
+            called(*map(change, positional), **{name: change(x) for name, x in {**keywords, **other}.items()})
     return found
+
+
+def _after_an_update(called: Callable[..., Any], positional: list[Any], keywords: dict[str, Any]) -> Any:
+    """Call it with other rows in the same leaf tensors, write the rows into these, and call it as usual."""
+    leaves = [x for x in (*positional, *keywords.values()) if _is_rows(x) and x.is_leaf]
+    rows = [x.detach().clone() for x in leaves]
+    with torch.no_grad():
+        for x in leaves:
+            x.copy_(x.roll(1, 0))
+    with suppress(Exception):
+        called(*positional, **keywords)
+    with torch.no_grad():
+        for x, right in zip(leaves, rows, strict=True):
+            x.copy_(right)
+    return called(*positional, **keywords)
 
 
 def _in_evaluation_mode(called: Any, positional: list[Any], keywords: dict[str, Any]) -> Any:
@@ -370,13 +391,23 @@ def _default_dtype(device: str) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
+@contextmanager
+def _deterministic(device: str) -> Iterator[None]:
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before)
+
+
 THREADS = 2
 """Number of torch's threads in the usage "threads"."""
 
 
 @contextmanager
 def _threads(device: str) -> Iterator[None]:
-    if not _can_use_threads():
+    if not _can_use_threads(os.getpid()):
         raise NotJudged("torch cannot start threads in this process, which was forked from one with threads")
     before = torch.get_num_threads()
     torch.set_num_threads(THREADS)
@@ -391,10 +422,11 @@ HANGS_AFTER = 20.0
 
 
 @cache
-def _can_use_threads() -> bool:
+def _can_use_threads(process: int) -> bool:
     """Return whether torch can start threads: GNU OpenMP hangs in a process that was forked from one with threads.
 
-    A forked process tries it, and is killed if it hangs.
+    The answer for this ``process`` does not hold for processes that are forked from it later. A forked process tries
+    it, and is killed if it hangs.
     """
     if not hasattr(os, "fork"):
         return True
@@ -921,19 +953,29 @@ USAGES: tuple[Usage, ...] = (
         "one backward pass for the losses of three batches",
         differentiate=_among_other_batches,
     ),
-    Usage("before-a-larger-batch", "a call with a larger batch before the backward pass", call=_before_a_larger_batch),
+    Usage(
+        "before-other-calls",
+        "calls with the same rows and with a larger batch before the backward pass",
+        call=_before_other_calls,
+    ),
     Usage("retained-graph", "a second backward pass through one graph", differentiate=_retained),
     *(
         Usage(
             f"accumulated-{name}",
             f"gradients that are accumulated in {words}",
+            call=call,
             differentiate=_accumulated,
             leaf=leaf,
             reveals=("leaf-grad",),
         )
-        for name, words, leaf in (
-            ("leaf", "leaf tensors", lambda x: x.detach().requires_grad_()),
-            ("parameter", "an nn.Parameter", lambda x: torch.nn.Parameter(x.detach())),
+        for name, words, leaf, call in (
+            ("leaf", "leaf tensors", lambda x: x.detach().requires_grad_(), PLAIN.call),
+            (
+                "parameter",
+                "an nn.Parameter that was changed in place after an earlier call",
+                lambda x: torch.nn.Parameter(x.detach()),
+                _after_an_update,
+            ),
         )
     ),
     Usage(
@@ -992,6 +1034,7 @@ USAGES: tuple[Usage, ...] = (
     ),
     Usage("default-dtype", "the default dtype float64", around=_default_dtype, dtype="float32", refusable="named"),
     Usage("threads", f"{THREADS} threads of torch", around=_threads),
+    Usage("deterministic", "deterministic algorithms", around=_deterministic, refusable="any"),
     Usage("after-errors", "a call after two calls that raised errors", call=_after_errors),
     Usage("evaluation-mode", "evaluation mode", call=_in_evaluation_mode, modules=True),
     Usage("second-call", "a second call of one instance", call=_again, arrays=EVERY_ARRAY),

@@ -49,8 +49,12 @@ CANDIDATES = 12
 DRAWN: Mapping[str, Mapping[str, Any]] = {
     "training-size": {"rows": (65, 72), "columns": (33, 48), "classes": "common", "common": "unbalanced"},
     "lonely-anchors": {"rows": (9, 12), "columns": (5, 8), "classes": "single", "common": "unbalanced"},
+    "large-labels": {"rows": (12, 16), "columns": (5, 8), "classes": "common", "common": "unbalanced"},
 }
-"""The choices of the drawn batches (see ``fresh.py``)."""
+"""The choices of the drawn batches (see ``fresh.py``). The last one is for usages in which results are rounded."""
+
+LARGE_LABELS = 2**24
+"""Added to the labels of the batch "large-labels": float32, bfloat16 and float16 round some of them to one number."""
 
 SAME_CHOICES: Mapping[str, Any] = {
     "temperature": "usual",
@@ -278,7 +282,8 @@ class UsageJudge:
     def _cases(self, usage: Usage) -> Iterator[tuple[Case, Truth | None]]:
         """Yield the cases for a usage, with their true results if numbers are expected."""
         groups = [(self._cases_and_dtype[0], usage.most or CASES)]
-        groups += [(cases, 1) for kind, cases in self._drawn.items() if usage.large or kind != "training-size"]
+        suits = {"training-size": usage.large, "large-labels": bool(usage.rounds)}
+        groups += [(cases, 1) for kind, cases in self._drawn.items() if suits.get(kind, True)]
         for cases, most in groups:
             fitting = ((one, true, usage.case(one, self.target.claim)) for one, true in cases)
             supported = ((one, true, case) for one, true, case in fitting if case and self._takes(case))
@@ -338,10 +343,15 @@ def _is_of_zero_similarities(case: Case, outcome: Outcome) -> bool:
 
 def drawn_batch(claim: Claim, kind: str) -> Case | None:
     """Draw a batch of ``DRAWN``, always the same one for a claim; None if the loss or its proof does not allow it."""
-    if kind == "lonely-anchors" and LOSSES[claim.loss].positives_by not in ("labels", "pairs"):
+    of_labels = {"lonely-anchors": ("labels", "pairs"), "large-labels": ("labels",)}
+    if kind in of_labels and LOSSES[claim.loss].positives_by not in of_labels[kind]:
         return None
     required = {key: value for name in claim.required for key, value in REQUIRED.get(name, {}).items()}
     case = draw_with(claim, {**SAME_CHOICES, **DRAWN[kind], **required}, f"drawn, {kind}", random.Random(kind))
+    if kind == "large-labels":
+        labels = {name: case.arguments[name] for name in ("labels", "ref_labels") if name in case.arguments}
+        large = {name: [LARGE_LABELS + label for label in given] for name, given in labels.items()}
+        case = replace(case, arguments={**case.arguments, **large})
     if claim.temperature is None:
         case = replace(case, keywords={**case.keywords, "temperature": TEMPERATURE})
     if case.option("similarity") == "dot":

@@ -132,7 +132,7 @@ def divided_by_the_other_tower(call: Call) -> Tensor:
     return call() * call.n / len(call.embeddings_b) if plain else call()
 
 
-@wrong("supcon", "policies")
+@wrong("supcon", argument="Rows of zeros belong to the level `range`, at which it fails.")
 def zero_rows_are_no_anchors(call: Call) -> Tensor:
     """Where zero rows are valid, the mean leaves them out."""
     valid = call.zero_row == "zero" and call.similarity == "cosine" and call.reduction == "mean"
