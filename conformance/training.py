@@ -39,6 +39,8 @@ EQUAL = 0.99
 """Embeddings are collapsed only if the mean cosine of two rows is at least this."""
 LEARNED = 0.1
 """Embeddings are random only if the mean cosine to positives exceeds that to negatives by less than this."""
+FAR = (0.5, 2.0)
+"""Under dot products, rows with norms outside these limits are called not normalised."""
 DIM = 128
 """Default number of columns of random embeddings."""
 SATURATED = 1e-6
@@ -666,14 +668,19 @@ def _problems(found: Diagnosis, batch: _Batch) -> Iterator[str]:
 def _hints(found: Diagnosis, batch: _Batch) -> Iterator[str]:
     levels, rows, value = found.levels, found.rows, found.value
     factor = float(batch.option("temperature")) / PUBLISHED_BASE
+    unscaled: tuple[str, ...] = ()
     if value is not None and not found.near and levels.factor == 1 and abs(factor - 1) > 2 * NEAR:
-        near = _near(value / factor, levels)
-        if near:
-            yield (
-                f"Divided by temperature / {PUBLISHED_BASE} = {factor:.4g}, the value is near {_listed(near)}. The"
-                " original SupCon code multiplies its loss by temperature / base_temperature; if yours does, repeat"
-                f" this with base_temperature {PUBLISHED_BASE}."
-            )
+        unscaled = _near(value / factor, levels)
+    if unscaled:
+        yield (
+            f"Divided by temperature / {PUBLISHED_BASE} = {factor:.4g}, the value is near {_listed(unscaled)}. The"
+            " original SupCon code multiplies its loss by temperature / base_temperature; if yours does, repeat this"
+            f" with base_temperature {PUBLISHED_BASE}."
+        )
+    else:
+        yield from _between(found)
+    if value is not None and value < 0 and batch.option("denominator") == "only_negatives":
+        yield "A negative value is possible: the denominator only_negatives lacks the positives. 0 is no lower bound."
     if found.near == ("chance",):
         yield (
             "The value is that of random embeddings: nothing has been learned yet. If it stays, check that the labels"
@@ -688,5 +695,43 @@ def _hints(found: Diagnosis, batch: _Batch) -> Iterator[str]:
             f"{found.lonely} of the anchors have no positives and contribute no gradient as anchors: sample several"
             " rows per class, or two views of each."
         )
-    if rows is not None and batch.option("similarity") == "dot" and rows.highest_norm > (2 + NEAR) * rows.lowest_norm:
-        yield "Dot products depend on the norms, which differ by more than a factor of 2: normalise, or use cosine."
+    if rows is not None:
+        yield from _about_rows(rows, batch)
+
+
+def _between(found: Diagnosis) -> Iterator[str]:
+    """Yield where a value that is near no level lies."""
+    levels, value = found.levels, found.value
+    if value is None or found.near or math.isnan(value):
+        return
+    if levels.lowest is not None and levels.lowest < value < levels.chance:
+        share = (levels.chance - value) / (levels.chance - levels.lowest)
+        yield f"The value is {share:.0%} of the way from random embeddings to the lowest: something has been learned."
+    elif value > levels.chance:
+        yield (
+            "The value is above that of random embeddings: positives are further apart than other rows, or the function"
+            " that printed it has another temperature."
+        )
+
+
+def _about_rows(rows: Rows, batch: _Batch) -> Iterator[str]:
+    if batch.option("similarity") == "dot":
+        lowest, highest = rows.lowest_norm, rows.highest_norm
+        if lowest < FAR[0] or highest > FAR[1]:
+            logit = highest**2 / float(batch.option("temperature"))
+            yield (
+                f"Rows are not normalised: their norms are {lowest:.4g} to {highest:.4g}, so logits can be {logit:.4g}."
+                " Normalise them, or use cosine."
+            )
+        elif highest > (2 + NEAR) * lowest:
+            yield "Dot products depend on the norms, which differ by more than a factor of 2: normalise, or use cosine."
+    kinds = batch.kinds()
+    if len(kinds) == 1 and not batch.entry.two_towers and kinds[0][1]:
+        # The squared norm of the sum of all unit rows, n (1 + P p + N q), is not negative.
+        positives, negatives, _ = kinds[0]
+        least = -(1 + positives * rows.positive_cosine) / negatives if positives else -1 / negatives
+        if rows.negative_cosine <= least * (1 - SOLVED):
+            yield (
+                f"The mean cosine to negatives, {rows.negative_cosine:.4g}, is as low as it can be: only with two"
+                " classes could it be -1."
+            )

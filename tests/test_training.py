@@ -149,8 +149,10 @@ def test_a_missing_base_temperature_is_named() -> None:
     found = diagnose(class_sizes=[2] * 256, temperature=0.1, value=8.909)
     assert found.near == ()
     assert not found.problems
-    assert "1.429, the value is near 'collapsed'" in found.hints[0]
-    assert not diagnose(class_sizes=[2] * 256, temperature=0.1, value=3.0).hints
+    (hint,) = found.hints
+    assert "1.429, the value is near 'collapsed'" in hint
+    (hint,) = diagnose(class_sizes=[2] * 256, temperature=0.1, value=3.0).hints
+    assert "1.429" not in hint
 
 
 def best_found(labels: Tensor, dim: int, loss: str, temperature: float, **options: Any) -> float:
@@ -404,3 +406,39 @@ print(pairproof.diagnose(class_sizes=[2] * 4, value=1.9459).near)
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert found.stdout == "('collapsed',)\n"
     assert isinstance(pairproof.diagnose(class_sizes=[2]), Diagnosis)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"class_sizes": [2] * 256, "value": 4.0}, "The value is 43% of the way from random embeddings to the lowest"),
+        ({"class_sizes": [2] * 256, "value": 8.0}, "The value is above that of random embeddings"),
+        ({"class_sizes": [16] * 16, "value": -0.5, "denominator": "only_negatives"}, "A negative value is possible"),
+    ],
+)
+def test_value_between_levels_is_put_into_words(given: dict[str, Any], words: str) -> None:
+    found = diagnose(**given)
+    assert not found.near
+    assert found.exit_code == 0
+    assert any(hint.startswith(words) for hint in found.hints), found.hints
+
+
+def test_negatives_as_far_apart_as_possible_are_named() -> None:
+    labels = torch.arange(64) // 4
+    corners = (torch.eye(16, dtype=torch.float64) - 1 / 16).repeat_interleave(4, 0)
+    words = "The mean cosine to negatives, -0.06667, is as low as it can be"
+    assert any(hint.startswith(words) for hint in diagnose(corners, labels).hints)
+    for rows in (
+        torch.eye(16).repeat_interleave(4, 0),
+        torch.randn(64, 512, generator=torch.Generator().manual_seed(0)),
+    ):
+        assert not any(hint.startswith("The mean cosine") for hint in diagnose(rows, labels).hints)
+
+
+@pytest.mark.parametrize(("size", "named"), [(1.0, False), (1.9, False), (2.1, True), (0.4, True), (30.0, True)])
+def test_rows_that_are_not_normalised_are_named_under_dot_products(size: float, named: bool) -> None:
+    rows = torch.nn.functional.normalize(torch.randn(8, 16, generator=torch.Generator().manual_seed(0))) * size
+    for similarity in ("dot", "cosine"):
+        hints = diagnose(rows, torch.arange(8) // 2, similarity=similarity).hints
+        found = [hint for hint in hints if hint.startswith("Rows are not normalised: their norms are ")]
+        assert len(found) == (named and similarity == "dot")
