@@ -715,6 +715,7 @@ def _between(found: Diagnosis) -> Iterator[str]:
 
 
 def _about_rows(rows: Rows, batch: _Batch) -> Iterator[str]:
+    """Yield what is remarkable in the norms and the cosines of the rows."""
     if batch.option("similarity") == "dot":
         lowest, highest = rows.lowest_norm, rows.highest_norm
         if lowest < FAR[0] or highest > FAR[1]:

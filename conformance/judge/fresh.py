@@ -67,10 +67,10 @@ TRAINING_ROWS = ((33, 64), (65, 128), (129, 256), (129, 256), (257, 400), (401, 
 """Ranges of the number of rows of the batches of training size. Every check has one batch for each range."""
 
 LIKE_CIFAR = 4
-"""The number of the batch with few, large classes. It is also plain and of those with rows without positives."""
+"""The number of a batch with few, large classes. It is also plain, and has rows without positives."""
 
 MOST_CLASSES, MOST_ALONE = 6, 8
-"""Largest number of classes in this batch, and of further rows without positives."""
+"""In this batch: the largest number of classes with positives, and of rows without positives."""
 
 THOROUGH_ROWS = ((513, 1024), (1025, 2048))
 """Ranges of the further batches of training size with ``--thorough``."""
