@@ -395,7 +395,7 @@ def check(
 
 
 @_command(app)
-@with_options(Request, only=("target", "call", "arrays", "init", "result", "limit"), until=" With --")
+@with_options(Request, only=("target", "call", "arrays", "scale", "init", "result", "limit"), until=" With --")
 def identify(
     target: str,
     bias: Annotated[

@@ -315,6 +315,17 @@ def test_temperature_of_a_constructor_and_of_similarities_is_not_called_an_argum
         assert any(line.endswith(words) for line in found(target).lines()), found(target).lines()
 
 
+def test_named_scale_is_recognised_as_the_temperature():
+    def loss(view_a, view_b, sharpness=10.0):
+        return fast.nt_xent_loss(
+            torch.cat([view_a, view_b]), fast.stacked_partners(2 * len(view_a)), temperature=1 / sharpness
+        )
+
+    named = identify(loss, scale="sharpness")
+    assert (named.verdict, named.loss, named.temperature) == ("match", "nt_xent", None)
+    assert any("sharpness = 1 / temperature" in note for note in named.notes)
+
+
 def test_external_target_keeps_its_call():
     external = External(in_fast("nt_xent"), loss="nt_xent", call="views", temperature=0.2)
     assert found(external).loss == "nt_xent"

@@ -185,6 +185,18 @@ def test_logits_may_be_rounded_to_bfloat16(loss: Loss, seed: int) -> None:
         assert said == (one.status == ROUNDED)
 
 
+def test_named_scale_gets_the_inverse_of_the_temperature() -> None:
+    def sharpened(view_a: Tensor, view_b: Tensor, sharpness: float = 10.0) -> Tensor:
+        return clip(view_a, view_b, 1 / sharpness)
+
+    unnamed, named_scale = (parity(sharpened, only="float32", scale=scale) for scale in (None, "sharpness"))
+    assert not any("sharpness = 1 / temperature" in note for note in unnamed.notes)
+    assert any("sharpness = 1 / temperature" in note for note in named_scale.notes)
+    assert named_scale.exit_code == 0
+    with pytest.raises(UsageError, match="no such parameter"):
+        parity(sharpened, only="float32", scale="nope")
+
+
 @pytest.mark.parametrize("factor", [0.5, 2.0])
 def test_loss_that_is_wrong_in_bfloat16_differs(factor: float) -> None:
     def narrow(view_a: Tensor, view_b: Tensor, temperature: float = 0.1) -> Tensor:

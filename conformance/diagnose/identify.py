@@ -137,6 +137,7 @@ def identify(
     *,
     call: str | None = None,
     arrays: str | None = None,
+    scale: str | None = None,
     init: Mapping[str, Any] | None = None,
     result: str | None = None,
     normalised: bool = False,
@@ -152,6 +153,7 @@ def identify(
         call: how the target is called: "labels", "features", "views", "towers", "stacked", "interleaved",
             "similarities" or "pairs"; guessed from the parameters when None.
         arrays: "torch", "numpy" or "jax"; guessed when None.
+        scale: the parameter that gets 1 / temperature, if its name does not show it.
         init: values of parameters of the constructor or of the function, by name.
         result: the name of the loss among several results; guessed when None.
         normalised: whether only rows of norm 1 are passed; otherwise, rows of different norms are tried first.
@@ -173,7 +175,7 @@ def identify(
         target = target.spec
     if call == "command":
         raise TargetError("identify cannot run a command: use pairproof check, with the name of its loss")
-    with closing(load_target(target, call, arrays, limit, init=init or {}, result=result)) as called:
+    with closing(load_target(target, call, arrays, limit, scale=scale, init=init or {}, result=result)) as called:
         found = _identify(called, normalised, bias, limit, title, faults)
     found.seconds = time.perf_counter() - start
     return found

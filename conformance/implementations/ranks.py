@@ -57,6 +57,7 @@ class Subject:
         init: values of parameters by name.
         result: the name of the loss among several results; guessed if None.
         against: the target to evaluate in a single process, if it is another one.
+        scale: the parameter that gets 1 / temperature, if its name does not show it.
     """
 
     target: object
@@ -65,6 +66,7 @@ class Subject:
     init: Mapping[str, Any] = field(default_factory=dict)
     result: str | None = None
     against: object = None
+    scale: str | None = None
 
 
 class Member:
@@ -93,7 +95,8 @@ class Member:
     def _target(self, init: Mapping[str, Any]) -> Target:
         """Return the target with these values of its parameters, with modules in float64."""
         subject = self.subject
-        found = Target(self.thing, subject.call, subject.arrays, init=init, result=subject.result, spec=subject.target)
+        more: dict[str, Any] = {"init": init, "result": subject.result, "scale": subject.scale}
+        found = Target(self.thing, subject.call, subject.arrays, **more, spec=subject.target)
 
         def watched(module: Any) -> Any:
             if isinstance(module, torch.nn.Module):

@@ -147,7 +147,7 @@ class ParityResult:
 
     def as_json(self) -> dict[str, Any]:
         """The result as JSON data, in the format ``pairproof-parity/1``."""
-        options = ("temperature", "init", "result", "vary", "rows", "linear_memory", "device", "world_size")
+        options = ("temperature", "scale", "init", "result", "vary", "rows", "linear_memory", "device", "world_size")
         return {
             "format": FORMAT,
             "passed": self.exit_code == 0,

@@ -525,6 +525,7 @@ class ParityRequest:
             arguments with a name like chunk_size.
         temperature: The temperature to pass, if the target takes one. Default: 0.1; batches of nearly equal positives
             are also evaluated at 0.05.
+        scale: The parameter that gets 1/temperature, as in pairproof check.
         linear_memory: Require that memory grows linearly with the batch size.
         rows: Memory is measured at this batch size, and at two and four times this size.
         only: Only this comparison: repetition, permutation, chunks, float32, bfloat16, autocast, compile or memory.
@@ -551,6 +552,7 @@ class ParityRequest:
     result: str | None = option(None, "--result", metavar="NAME")
     vary: Mapping[str, Sequence[object]] = option({}, "--vary", metavar="KEY=A,B", read=read_varied)
     temperature: float | None = option(None, "--temperature", metavar="T")
+    scale: str | None = option(None, "--scale", metavar="NAME")
     linear_memory: bool = option(False, "--linear-memory")
     rows: int = option(1024, "--rows", metavar="N")
     only: Sequence[str] = option((), "--only", metavar="NAME", read=read_commas)

@@ -148,7 +148,8 @@ class _Subject:
     def __init__(self, request: ParityRequest) -> None:
         thing = find(request.target) if isinstance(request.target, str) else request.target
         given = thing, request.call, request.arrays
-        self.target = Target(*given, init=request.init, result=request.result, spec=request.target)
+        more: dict[str, Any] = {"init": request.init, "result": request.result, "scale": request.scale}
+        self.target = Target(*given, **more, spec=request.target)
         self.device, self.limit = request.device, request.limit
 
     def facts(self) -> dict[str, Any]:

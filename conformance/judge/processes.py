@@ -719,7 +719,8 @@ def compare_processes(result: ParityResult) -> None:
         raise UsageError("--world-size: the ranks are processes on the CPU; --device is not possible")
     if not torch.distributed.is_available():
         raise CouldNotRun("--world-size: this torch has no torch.distributed")
-    subject = Subject(request.target, request.call, request.arrays, request.init, request.result, request.against)
+    given = request.target, request.call, request.arrays, request.init, request.result, request.against, request.scale
+    subject = Subject(*given)
     with closing(Ranks(subject, request.limit)) as ranks, _each_warning_once():
         try:
             facts = ranks.settle()
