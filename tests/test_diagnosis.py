@@ -78,6 +78,7 @@ TABLE = [
         "",
     ),
     ("times_2t", "info_nce", "values are multiplied by temperature/0.5", "base_temperature=0.5"),
+    ("directions_added", "info_nce", "the values of both directions are added, not averaged", ""),
 ]
 FAST = {
     "divided_by_positives_plus_1",
@@ -115,6 +116,13 @@ def test_first_reason_is_the_mistake(name: str, loss: str, words: str, setting: 
     assert len(reason.cases) >= 0.6 * found.failing
     assert f"explains {len(reason.cases)} of {found.failing} failing cases" in found.sentences()[0]
     assert reason.words in result.summary
+
+
+def test_products_that_are_exact_are_not_said_to_be_rounded() -> None:
+    """Two mistakes at once: raw dot products, and one direction. Many stored rows have products exact in bfloat16."""
+    result = checked("raw_products_one_way", "info_nce", "golden/{}/[a-d]*")
+    assert result.diagnosis.failing
+    assert not any("bfloat16" in reason.words for reason in result.diagnosis.reasons)
 
 
 def without_lone_anchors(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float = 0.07) -> torch.Tensor:
@@ -208,7 +216,10 @@ def test_option_does_not_explain_failures_of_the_straightforward_implementation(
     assert second.words == "rows are not normalised where their norm is clamped, or its square underflows or overflows"
 
 
-@pytest.mark.parametrize(("number", "more"), [(1, ""), (2, ", and 1 more reason"), (3, ", and 2 more reasons")])
+@pytest.mark.parametrize(
+    ("number", "more"),
+    [(1, ", 5 not explained"), (2, ", and 1 more reason, 4 not explained"), (3, ", and 2 more reasons")],
+)
 def test_last_line_counts_all_reasons(number: int, more: str) -> None:
     reasons = [Reason(f"reason {k}", ("a", "b")[: 2 - k % 2]) for k in range(number)]
     assert Diagnosis(reasons, failing=7).short == f"reason 0 (2 of 7 failing cases){more}"

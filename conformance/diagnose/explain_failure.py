@@ -575,7 +575,8 @@ def suspects(found: Failure) -> Iterator[Suspect]:
         yield replace(right, reduction="mean_pairs", policy="zero", words=words, general=general)
     if right.reduction == "mean":
         for count in (name for name in COUNTS if name in variants.WRONG_COUNTS):
-            yield replace(right, reduction=count, words=count)
+            added = count == variants.BY_CLASSES and found.loss.two_towers
+            yield replace(right, reduction=count, words=variants.DIRECTIONS_ADDED if added else count)
     # Misread arguments come first, because a wrong form may have the same result by chance.
     yield from (*_batch_settings(found), *_case_settings(found))
     for flow, words in FLOWS.items():

@@ -52,7 +52,7 @@ from .explain_failure import (
 )
 from .positives import CASE, POSITIVES, RIGHT_POSITIVES
 from .search import Match
-from .variants import COUNTS, WRONG_COUNTS, weights_words, words_of
+from .variants import COUNTS, ROUNDED, WRONG_COUNTS, weights_words, words_of
 
 WORK = 100
 """Limit of the work of testing all candidates on the failing cases. On further cases, only the best one is tested.
@@ -177,12 +177,16 @@ class Diagnosis:
 
     @property
     def short(self) -> str:
-        """The first reason and the number of other reasons, or that nothing is explained; "" without failing cases."""
+        """The first reason and the number of other reasons, or that nothing is explained; "" without failing cases.
+
+        If the reasons explain at most half of the failing cases together, it says how many are left.
+        """
         if not self.reasons:
             return f"{_cases(self.failing)} not explained" if self.failing else ""
         first, *others = self.reasons
         more = f", and {len(others)} more reason{'s' * (len(others) > 1)}" if others else ""
-        return f"{first.words} ({len(first.cases)} of {_cases(self.failing)}){more}"
+        left = f", {self.unexplained} not explained" if 2 * self.unexplained >= self.failing else ""
+        return f"{first.words} ({len(first.cases)} of {_cases(self.failing)}){more}{left}"
 
     def as_data(self) -> dict[str, Any]:
         """Return the diagnosis as a JSON value, without ``details`` and ``match``."""
@@ -422,6 +426,13 @@ def _setting_of(words: str, keywords: Collection[str]) -> str:
 def _tested(found: Failure, suspect: Suspect, words: str) -> str | None:
     if not found.remaining(suspect) < math.inf:
         return None
+    similarity = suspect.variant.similarity
+    if similarity in ROUNDED:  # exact products must not explain as much, unless only the gradient is rounded
+        exact = replace(suspect.variant, similarity="cosine" if similarity.startswith("cosine") else "dot")
+        rounded, without = (found.value(one).detach() for one in (suspect, replace(suspect, variant=exact)))
+        unchanged = torch.equal(rounded, without) and exact.similarity != found.right.variant.similarity
+        if unchanged or found.left(without, 0) < found.left(rounded, 0):
+            return None
     return suspect.words or (words if "; " in words else words_for_case(found, suspect.variant))
 
 

@@ -896,6 +896,10 @@ def _plus(logarithm: Tensor, amount: Tensor | float, top: Tensor | float = 0.0) 
 
 ALL_PAIRS = "the sum over the anchors is divided by the number of all pairs"
 
+BY_CLASSES = "the sum over the anchors is divided by the number of classes"
+DIRECTIONS_ADDED = "the values of both directions are added, not averaged"
+"""``BY_CLASSES`` for two towers, where a class is a pair."""
+
 COUNTS: Table = {
     "mean": lambda s: s.anchors.sum(),
     "sum": lambda s: 1,
@@ -904,9 +908,7 @@ COUNTS: Table = {
     "sum_pairs": lambda s: 1,
     "the sum over the anchors is divided by the number of positive pairs": lambda s: s.counts.sum(),
     "the sum over the anchors is divided by the number of items": lambda s: len(s.items[s.items >= 0].unique()),
-    "the sum over the anchors is divided by the number of classes": (
-        lambda s: len((s.positive | s.own)[s.anchors].unique(dim=0))
-    ),
+    BY_CLASSES: (lambda s: len((s.positive | s.own)[s.anchors].unique(dim=0))),
     "the sum over the anchors is divided by their number minus 1": lambda s: s.anchors.sum() - 1,
     "the sum over the anchors is divided by their number minus 2: by 2(B - 1) for B pairs": lambda s: (
         s.anchors.sum() - 2

@@ -175,6 +175,16 @@ def decoupled_one_way(z_i, z_j, temperature=0.1):
     return (logits.logsumexp(dim=1) - cross.diagonal()).mean()
 
 
+def directions_added(embeddings_a, embeddings_b, temperature=0.1):
+    a, b = (F.normalize(rows, dim=1) for rows in (embeddings_a, embeddings_b))
+    logits, own = a @ b.T / temperature, torch.arange(len(a))
+    return F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)
+
+
+def raw_products_one_way(embeddings_a, embeddings_b, temperature=0.1):
+    return F.cross_entropy(embeddings_a @ embeddings_b.T / temperature, torch.arange(len(embeddings_a)))
+
+
 def times_2t(q, k, temperature=0.1):
     """Right with a base temperature of 0.5: the cross-entropy of one direction times 2 * temperature."""
     return 2 * temperature * _ce(q, k, temperature)[0]
