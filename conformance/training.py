@@ -728,10 +728,9 @@ def _about_rows(rows: Rows, batch: _Batch) -> Iterator[str]:
             yield "Dot products depend on the norms, which differ by more than a factor of 2: normalise, or use cosine."
     kinds = batch.kinds()
     if len(kinds) == 1 and not batch.entry.two_towers and kinds[0][1]:
-        # The squared norm of the sum of all unit rows, n (1 + P p + N q), is not negative.
+        # The squared norm of the sum of all unit rows, n (1 + P p + N q), is not negative, and p is at most 1.
         positives, negatives, _ = kinds[0]
-        least = -(1 + positives * rows.positive_cosine) / negatives if positives else -1 / negatives
-        if rows.negative_cosine <= least * (1 - SOLVED):
+        if rows.negative_cosine <= -(1 - SOLVED) * (1 + positives) / negatives:
             yield (
                 f"The mean cosine to negatives, {rows.negative_cosine:.4g}, is as low as it can be: only with two"
                 " classes could it be -1."

@@ -396,7 +396,8 @@ class _Repeatable(Reverse):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if not torch.is_grad_enabled():
             return grad, None, *[None] * len(ctx.saved_tensors)
-        return None, None, *torch.func.vjp(ctx.again, *ctx.saved_tensors)[1](grad)
+        with without_autocast(grad):
+            return None, None, *torch.func.vjp(ctx.again, *ctx.saved_tensors)[1](grad)
 
 
 def _widths(n: int, hard: int, chosen: list[str], scope: str) -> dict[str, int]:

@@ -72,12 +72,11 @@ def test_pytest_flushes_in_the_process_of_the_target(pytester: pytest.Pytester) 
 def test_norms_do_not_depend_on_subnormal_numbers() -> None:
     rows = np.array([[1.5e308, 2e307], [3.0, 4.0], [3e-300, 4e-300], [0.0, 0.0], [math.inf, 1.0], [math.nan, 1.0]])
     expected = np.array([math.hypot(*row) for row in rows.tolist()])
-    found = row_norms(rows)
-    np.testing.assert_allclose(found, expected, rtol=2**-52)
+    np.testing.assert_array_equal(row_norms(rows), expected)
     try:
         if not torch.set_flush_denormal(True):
             pytest.skip("this processor cannot flush subnormal numbers")
         flushed = row_norms(rows)
     finally:
         torch.set_flush_denormal(False)
-    np.testing.assert_array_equal(flushed, found)
+    np.testing.assert_array_equal(flushed, expected)

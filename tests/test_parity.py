@@ -195,6 +195,8 @@ def test_named_scale_gets_the_inverse_of_the_temperature() -> None:
     assert named_scale.exit_code == 0
     with pytest.raises(UsageError, match="no such parameter"):
         parity(sharpened, only="float32", scale="nope")
+    in_processes = parity(sharpened, world_size=(1,), only=("loss",), scale="sharpness")
+    assert any("sharpness = 1 / temperature" in note for note in in_processes.notes)
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])

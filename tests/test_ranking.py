@@ -406,6 +406,20 @@ def test_hardness_multiplies_exponentials_by_constants(mode: str, scope: str) ->
             torch.testing.assert_close(mine, right, rtol=1e-10, atol=1e-13)
 
 
+def test_gradient_of_hardness_weights_that_is_differentiated_does_not_use_autocast() -> None:
+    found = []
+    options: Any = {"hardness_mode": "in_batch_negatives", "hardness_strength": 2.5, "temperature": T}
+    for enabled in (False, True):
+        inputs = [z.float().requires_grad_() for z in (QUERIES, DOCUMENTS)]
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            loss = fast.multiple_negatives_ranking_loss(*inputs, **options)
+            first = torch.autograd.grad(loss, inputs, create_graph=True)
+        squares = sum(((x * x).sum() for x in first), torch.zeros(()))
+        found.append([*first, *torch.autograd.grad(squares, inputs)])
+    for without, within in zip(*found, strict=True):
+        torch.testing.assert_close(within, without, rtol=0, atol=0)
+
+
 def derivatives(loss: Tensor, inputs: list[Tensor]) -> list[Tensor]:
     """The gradient, and the gradient of the sum of its squares."""
     first = torch.autograd.grad(loss, inputs, create_graph=True)

@@ -433,6 +433,9 @@ def test_negatives_as_far_apart_as_possible_are_named() -> None:
         torch.randn(64, 512, generator=torch.Generator().manual_seed(0)),
     ):
         assert not any(hint.startswith("The mean cosine") for hint in diagnose(rows, labels).hints)
+    # Negatives that are as low as their positives allow become lower with closer positives.
+    apart = torch.nn.functional.normalize(torch.eye(8, dtype=torch.float64) - 1 / 8)
+    assert not any(hint.startswith("The mean cosine") for hint in diagnose(apart, torch.arange(8) // 2).hints)
 
 
 @pytest.mark.parametrize(("size", "named"), [(1.0, False), (1.9, False), (2.1, True), (0.4, True), (30.0, True)])

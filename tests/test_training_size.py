@@ -18,7 +18,7 @@ from pairproof.conformance.implementations.signatures import Claim
 from pairproof.conformance.judge import proofs
 from pairproof.conformance.judge.check import check_loss
 from pairproof.conformance.judge.fresh import (
-    LIKE_CIFAR,
+    FEW_CLASSES,
     MANY_ENTRIES,
     MOST_SIMILARITIES,
     THOROUGH_ROWS,
@@ -106,7 +106,7 @@ def test_kinds_of_training_batches_differ() -> None:
 @pytest.mark.parametrize("loss", ["supcon", "supcon_in", "nt_xent_pairwise", "supcon_epsilon"])
 def test_plain_batch_has_large_classes_and_leaves_out_rows_without_positives(loss: str) -> None:
     for seed in range(20):
-        case = draw_training(_claim(loss), seed, LIKE_CIFAR)
+        case = draw_training(_claim(loss), seed, FEW_CLASSES)
         counts = case.positive_counts()
         assert max(counts) >= 40
         assert 1 <= sum(not count for count in counts) <= 8

@@ -575,7 +575,9 @@ def suspects(found: Failure) -> Iterator[Suspect]:
         yield replace(right, reduction="mean_pairs", policy="zero", words=words, general=general)
     if right.reduction == "mean":
         for count in (name for name in COUNTS if name in variants.WRONG_COUNTS):
-            added = count == variants.BY_CLASSES and found.loss.two_towers
+            # Both directions have an anchor for every pair, and a pair is a class.
+            halves = count == variants.BY_CLASSES and 2 * COUNTS[count](right.setting) == anchors
+            added = halves and found.loss.two_towers
             yield replace(right, reduction=count, words=variants.DIRECTIONS_ADDED if added else count)
     # Misread arguments come first, because a wrong form may have the same result by chance.
     yield from (*_batch_settings(found), *_case_settings(found))

@@ -898,7 +898,7 @@ ALL_PAIRS = "the sum over the anchors is divided by the number of all pairs"
 
 BY_CLASSES = "the sum over the anchors is divided by the number of classes"
 DIRECTIONS_ADDED = "the values of both directions are added, not averaged"
-"""``BY_CLASSES`` for two towers, where a class is a pair."""
+"""``BY_CLASSES`` for two towers, if there are half as many classes as anchors."""
 
 COUNTS: Table = {
     "mean": lambda s: s.anchors.sum(),

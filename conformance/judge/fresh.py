@@ -66,7 +66,7 @@ LARGE_BATCH: Mapping[str, Any] = {
 TRAINING_ROWS = ((33, 64), (65, 128), (129, 256), (129, 256), (257, 400), (401, 512))
 """Ranges of the number of rows of the batches of training size. Every check has one batch for each range."""
 
-LIKE_CIFAR = 4
+FEW_CLASSES = 4
 """The number of a batch with few, large classes. It is also plain, and has rows without positives."""
 
 MOST_CLASSES, MOST_ALONE = 6, 8
@@ -377,7 +377,7 @@ def draw_training(claim: Claim, seed: int, number: int) -> Case:
         plan = {**plans[place], "rows": (rows, rows), "columns": (columns, columns)}
         if number % 3 == 1 and "single" in factors["classes"]:
             plan["classes"] = "single"
-        if number == LIKE_CIFAR:
+        if number == FEW_CLASSES:
             usual = {"no_positive": "drop", "reduction": "mean"}
             plan |= {"few": True, **{name: x for name, x in usual.items() if x in factors.get(name, ())}}
         case = _Drawing(claim, plan, random.Random(f"training {seed} {number}")).case(name)

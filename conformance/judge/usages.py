@@ -343,8 +343,8 @@ def _is_of_zero_similarities(case: Case, outcome: Outcome) -> bool:
 
 def drawn_batch(claim: Claim, kind: str) -> Case | None:
     """Draw a batch of ``DRAWN``, always the same one for a claim; None if the loss or its proof does not allow it."""
-    of_labels = {"lonely-anchors": ("labels", "pairs"), "large-labels": ("labels",)}
-    if kind in of_labels and LOSSES[claim.loss].positives_by not in of_labels[kind]:
+    by = LOSSES[claim.loss].positives_by
+    if (kind == "lonely-anchors" and by not in ("labels", "pairs")) or (kind == "large-labels" and by != "labels"):
         return None
     required = {key: value for name in claim.required for key, value in REQUIRED.get(name, {}).items()}
     case = draw_with(claim, {**SAME_CHOICES, **DRAWN[kind], **required}, f"drawn, {kind}", random.Random(kind))
