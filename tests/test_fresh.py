@@ -35,11 +35,10 @@ from pairproof.conformance.maintain.add import make_case
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.catalogue import LOSSES
 from pairproof.conformance.suite.flags import first_untrue
-from pairproof.conformance.suite.golden import DTYPES, GoldenCase, load_golden
+from pairproof.conformance.suite.golden import DTYPES, GoldenCase, known_rounding, load_golden
 from pairproof.conformance.truth import evaluate, loops
 from pairproof.conformance.truth.evaluate import CertificationError, stored_truth, truth
 from pairproof.conformance.truth.matrices import has_formula
-from pairproof.conformance.truth.tolerances import _known_errors
 
 BATCHES = "fresh-*"
 
@@ -684,4 +683,4 @@ def test_second_process_proves_the_same_results(monkeypatch: pytest.MonkeyPatch)
         assert (golden.case.id, golden.flags) == (expected.case.id, expected.flags)
         assert golden.expected.values == expected.expected.values
         np.testing.assert_array_equal(golden.expected.gradient, expected.expected.gradient)
-    assert _known_errors(found[0].case)
+    assert known_rounding(found[0].case)

@@ -310,6 +310,9 @@ FIELDS: list[tuple[str, str, Any, str]] = [
     ("supcon", "cases.0.expected.loss", [1.0], "expected one value, got [1.0]"),
     ("supcon", "cases.0.expected.loss", "2.5", "'2.5' is not valid"),
     ("supcon", "cases.0.expected.anchors", [1.0], "expected a list of 6, one value per"),
+    ("supcon", "cases.0.rounding.anchors", [1.0], "expected 6 numbers, got 1"),
+    ("supcon", "cases.0.rounding.rows.embeddings", [1.0], "expected 6 numbers, got 1"),
+    ("supcon", "cases.0.rounding.loss.0", -1.0, "-1.0 is less than the minimum of 0"),
     ("supcon", "cases.0.expected.gradient", [[1.0]], "expected shape [6, 3], got [1, 1]"),
     ("supcon", "cases.0.expected.gradient.5.2", "nan", "'nan' is not of type 'number'"),
     # Case 4 of supcon, 1 of nt_xent and 2 of nt_xent_pairwise have references; case 1 of info_nce has negatives.
@@ -863,15 +866,29 @@ def test_rebuild_restores_computed_fields(small: Path) -> None:
         data["cases"][1]["dtypes"] = ["float64"]
         data["cases"][3]["expected"]["gradient"][0][1] += 1e-9
         data["cases"][4]["expected"]["gradients"]["ref_embeddings"][5][2] += 1e-9
+        del data["cases"][2]["rounding"]
+        data["cases"][4]["rounding"]["rows"]["embeddings"][1] *= 1.02
 
     edit(small, "supcon", damage)
     changes = prove_golden(small, processes=1)
     assert [change.split(": ")[2] for change in changes] == [
         "expected",
         "dtypes",
+        "rounding",
         "expected.gradient[0][1]",
         "expected.gradients.ref_embeddings[5][2]",
+        "rounding.rows.embeddings[1]",
     ]
+    assert files(small) == before
+
+
+def test_rebuild_keeps_bounds_that_differ_by_the_last_digit(small: Path) -> None:
+    def change(data: Any) -> None:
+        data["cases"][4]["rounding"]["rows"]["embeddings"][1] *= 1.005
+
+    edit(small, "supcon", change)
+    before = files(small)
+    assert prove_golden(small, processes=1) == []
     assert files(small) == before
 
 

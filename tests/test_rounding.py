@@ -165,7 +165,7 @@ def test_bounds_allow_a_few_roundings_of_the_size_of_a_logit(loss: str, name: st
         found = bounds(case, true, dtype)
         # A similarity has its own error, and that of the division by the temperature.
         divided = FOLDED * unit_roundoff(dtype) * np.abs(true.similarity)
-        inherited = (np.abs(true.weights) * (found.similarity + divided)).sum()
+        inherited = (np.abs(true.weights) * (found.similarity() + divided)).sum()
         own = (found.values[0] - inherited) / unit_roundoff(dtype) - 2 * abs(golden.expected.values[0])
         # The logits of k positives are added with k - 1 roundings of this size.
         roundings = 3 + max(map(len, case.positives()))

@@ -36,7 +36,7 @@ from ..suite.flags import saturated, true_flags
 from ..suite.golden import DTYPES, GoldenCase
 from ..suite.records import Expected, Matrix
 from ..truth.matrices import has_formula
-from ..truth.tolerances import evaluated_errors
+from ..truth.tolerances import rounding_of
 from .options import DRAWN_IDS, Request, Selection
 from .proofs import prove, scaled_to_logits
 
@@ -269,7 +269,7 @@ def _proved_ahead(number: int) -> GoldenCase:
     assert _ahead is not None
     batches, claim = _ahead
     golden = batches[number]._proved(claim)
-    evaluated_errors(golden.case, "float32")
+    rounding_of(golden.case, "float32")
     return golden
 
 

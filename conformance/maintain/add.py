@@ -39,6 +39,7 @@ from ..suite.progress import Progress
 from ..suite.records import Expected
 from ..suite.store import dump_json, fixtures_at, fixtures_root, read_json, write_atomically, write_manifest
 from ..truth.certify import CertificationError, certify
+from ..truth.tolerances import evaluated_rounding
 from .rebuild import counted_without_running, failures, put_in_place, read_expected, staged, write_counts
 from .renew import renew
 
@@ -333,7 +334,7 @@ def add(
         progress("proving", 0, 1)
     expected = certify(case, gradient=gradient)
     _compare_slopes(case, expected)
-    entry = as_json(case, flags, note, expected)
+    entry = as_json(case, flags, note, expected, rounding=evaluated_rounding(case, "float32"))
     if dry_run:
         return Added(entry)
     name = case.entry.golden_file

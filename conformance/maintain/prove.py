@@ -7,6 +7,7 @@ import multiprocessing
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from math import isclose
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,15 @@ from ..suite import golden
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from ..suite.progress import Progress, tracked
-from ..suite.records import BY_CHOICE, Expected
+from ..suite.records import BY_CHOICE, Expected, Rounding
 from ..suite.store import damage_of, dump_json, fixtures_root, write_atomically, write_manifest
 from ..truth.certify import certify
+from ..truth.tolerances import evaluated_rounding
+
+KEPT = 0.01
+"""Stored bounds on rounding errors are kept if new ones differ by at most this share.
+
+New ones have the last bits of this machine."""
 
 
 def prove_golden(
@@ -51,8 +58,11 @@ def prove_golden(
     proved = prove(wanted, processes=processes, progress=progress)
     rebuilt: dict[str, list[Any]] = {name: [] for name in stored}
     found: dict[str, list[str]] = {name: [] for name in stored}
-    for (name, raw, case), expected, parts in zip(jobs, proved, formulas, strict=True):
-        rebuilt[name].append(golden.as_json(case, raw["flags"], raw["note"], expected, parts))
+    for (name, raw, case), (expected, rounding), parts in zip(jobs, proved, formulas, strict=True):
+        entry = golden.as_json(case, raw["flags"], raw["note"], expected, parts, rounding)
+        if _agree(raw.get("rounding"), entry.get("rounding")):
+            entry["rounding"] = raw["rounding"]
+        rebuilt[name].append(entry)
         found[name] += (f"{name}: {raw['id']}: {change}" for change in _differences(raw, rebuilt[name][-1]))
     texts = {name: dump_json(golden.file_of(LOSSES[data["loss"]], rebuilt[name])) for name, data in stored.items()}
     texts = {name: text for name, text in texts.items() if (root / name).read_bytes() != text.encode()}
@@ -61,6 +71,15 @@ def prove_golden(
     if texts:
         write_manifest(root)
     return [line for name in texts for line in found[name] or [f"{name}: the same content in another layout"]]
+
+
+def _agree(stored: Any, found: Any) -> bool:
+    """Whether two JSON objects have the same fields, and numbers that differ by at most ``KEPT``."""
+    if isinstance(stored, Mapping) and isinstance(found, Mapping):
+        return [*stored] == [*found] and all(_agree(stored[key], found[key]) for key in found)
+    if isinstance(stored, list) and isinstance(found, list):
+        return len(stored) == len(found) and all(map(_agree, stored, found))
+    return isinstance(stored, (int, float)) and isinstance(found, (int, float)) and isclose(stored, found, rel_tol=KEPT)
 
 
 def _proves_gradient(raw: Mapping[str, Any]) -> bool:
@@ -74,8 +93,8 @@ def prove(
     *,
     processes: int | None = None,
     progress: Progress | None = None,
-) -> list[Expected]:
-    """Certify the results of cases in parallel.
+) -> list[tuple[Expected, Rounding]]:
+    """Certify the results of cases, and evaluate bounds on their rounding errors, in parallel.
 
     Args:
         cases: for each case, whether to prove its gradient, and the names of the matrices that a formula gives.
@@ -83,7 +102,7 @@ def prove(
         progress: called at each step.
 
     Returns:
-        The results, in the order of the cases.
+        The results and the bounds in float32, in the order of the cases.
 
     Raises:
         CertificationError: A result cannot be proved.
@@ -99,8 +118,9 @@ def prove(
     return [results[k] for k in range(len(cases))]
 
 
-def _certified(job: tuple[Case, bool, tuple[str, ...]]) -> Expected:
-    return certify(job[0], gradient=job[1], formulas=job[2])
+def _certified(job: tuple[Case, bool, tuple[str, ...]]) -> tuple[Expected, Rounding]:
+    case, gradient, formulas = job
+    return certify(case, gradient=gradient, formulas=formulas), evaluated_rounding(case, "float32")
 
 
 def _cost(case: Case, gradient: bool) -> int:

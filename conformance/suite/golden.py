@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from decimal import ROUND_CEILING, Context, Decimal, localcontext
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -18,12 +19,12 @@ import numpy.typing as npt
 
 from pairproof.reference import checks
 
-from .cases import IDS, Case
+from .cases import IDS, SIGNIFICAND, Case, once
 from .catalogue import IGNORED, LOSSES, TOWER_TARGETS, WEIGHTS, Loss, choice_of
 from .flags import first_untrue
 from .formulas import PERIODS, Formula, stored_rows, stored_rows_of
 from .levels import Level
-from .records import Expected, Matrix
+from .records import Expected, Matrix, Rounding
 from .store import (
     FixtureError,
     check_ids,
@@ -68,7 +69,7 @@ ARGUMENTS = (
 ALWAYS = ("loss", "anchors", "gradient")
 """The fields of ``expected`` that every case has."""
 
-COMPUTED_FIELDS = ("dtypes", "expected")
+COMPUTED_FIELDS = ("dtypes", "expected", "rounding")
 """The fields of a case that ``make fixtures`` computes."""
 
 SHAPES: Mapping[str, str] = {
@@ -96,6 +97,12 @@ SHAPES: Mapping[str, str] = {
 
 WHOLE_NUMBERS = ("labels", "ref_labels", *IDS)
 """The arguments whose integers are only compared for equality."""
+
+ROUNDING_DIGITS = 3
+"""Bounds on rounding errors are stored with this many digits, rounded up."""
+
+ROUNDING_UNIT = 2.0 ** -SIGNIFICAND["float32"]
+"""The unit of the stored bounds is the unit roundoff; that of float32 is the unit of those in a ``Rounding``."""
 
 EXCEPTIONS: Mapping[str, type[Exception]] = {"type": TypeError, "value": ValueError}
 
@@ -205,6 +212,8 @@ def _load_file(root: Path, name: str, flags: Mapping[str, Flag]) -> Iterator[Gol
         expect(stored == dtypes, f"{path}.dtypes", f"{dtypes}, the dtypes that represent the matrices exactly", stored)
         formulas = formulas_of(case, raw)
         expected = _expected(f"{path}.expected", case, raw["expected"], formulas)
+        if "rounding" in raw:
+            known_rounding(case)["float32", ""] = _rounding(f"{path}.rounding", case, raw["rounding"], expected)
         yield GoldenCase(case, tuple(raw["flags"]), raw["note"], tuple(dtypes), expected, formulas)
 
 
@@ -212,6 +221,15 @@ def formulas_of(case: Case, raw: Mapping[str, Any]) -> dict[str, Formula]:
     """The formulas of the matrices of a case that its JSON object does not store as values, by name."""
     given = {case.first: raw["embeddings"], **raw["arguments"]}
     return {name: Formula(**given[name]) for name in case.matrices if isinstance(given[name], Mapping)}
+
+
+@once
+def known_rounding(case: Case) -> dict[tuple[str, str], Rounding]:
+    """The bounds on the rounding errors of a case that are known, those in its file included.
+
+    The keys are the accumulating dtype and, or "", the dtype to which derivatives are rounded.
+    """
+    return {}
 
 
 def load_flags(root: Path | None = None) -> dict[str, Flag]:
@@ -268,8 +286,12 @@ def as_json(
     note: str,
     expected: Expected,
     formulas: Mapping[str, Formula] = MappingProxyType({}),
+    rounding: Rounding | None = None,
 ) -> dict[str, Any]:
-    """The JSON object of a golden case; see ``GoldenCase`` for the arguments."""
+    """The JSON object of a golden case; see ``GoldenCase`` for the arguments.
+
+    ``rounding`` are the bounds on the rounding errors in float32. They are not stored if they depend on the dtype.
+    """
 
     def gradient(name: str, matrix: Matrix) -> Any:
         if name not in expected.products:
@@ -291,7 +313,7 @@ def as_json(
     given |= {name: asdict(formula) for name, formula in formulas.items()}
     for name in given.keys() & {*WHOLE_NUMBERS}:
         given[name] = [str(label) if abs(label) >= EXACT_INTEGERS else label for label in given[name]]
-    return {
+    stored = {
         "id": case.id.removeprefix("golden/"),
         "flags": list(flags),
         "note": note,
@@ -301,6 +323,20 @@ def as_json(
         "keywords": dict(case.keywords),
         "expected": {key: value for key, value in results.items() if key in ALWAYS or value not in (None, {})},
     }
+    if rounding and rounding.linear:
+        stored["rounding"] = {
+            "loss": [*map(_rounded_up, rounding.values)],
+            "anchors": [_rounded_up(rounding.anchors[i]) for i in expected.anchors],
+            "rows": {name: [*map(_rounded_up, rows)] for name, rows in rounding.rows.items()},
+        }
+    return stored
+
+
+def _rounded_up(error: float) -> float | int:
+    """A bound in units of the unit roundoff, rounded up to a number with few digits."""
+    with localcontext(Context(prec=ROUNDING_DIGITS, rounding=ROUND_CEILING)):
+        found = +Decimal(float(error) / ROUNDING_UNIT)
+    return int(found) if found == int(found) and found < 10**6 else float(found)
 
 
 def _dtypes(case: Case) -> list[str]:
@@ -541,6 +577,19 @@ def _expected(path: str, case: Case, raw: Mapping[str, Any], formulas: Collectio
         raw.get("bias_gradient"),
         products,
     )
+
+
+def _rounding(path: str, case: Case, raw: Mapping[str, Any], expected: Expected) -> Rounding:
+    """Read the bounds on the rounding errors of a case."""
+    sizes = {"loss": len(expected.values), "anchors": len(expected.anchors)}
+    found = {name: ROUNDING_UNIT * np.array(raw[name], dtype=np.float64) for name in sizes}
+    rows = {name: ROUNDING_UNIT * np.array(raw["rows"].get(name, ()), dtype=np.float64) for name in case.matrices}
+    for name, size in sizes.items():
+        expect(found[name].shape == (size,), f"{path}.{name}", f"{size} numbers", len(raw[name]))
+    for name, matrix in case.matrices.items():
+        expect(rows[name].shape == (len(matrix),), f"{path}.rows.{name}", f"{len(matrix)} numbers", len(rows[name]))
+    anchors = dict(zip(expected.anchors, found["anchors"].tolist(), strict=True))
+    return Rounding(found["loss"], anchors, rows)
 
 
 def _part(path: str, name: str, raw: Mapping[str, Any], matrix: Matrix) -> tuple[Matrix, Matrix]:

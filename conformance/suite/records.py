@@ -105,6 +105,23 @@ class Outcome:
     observed: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, eq=False)
+class Rounding:
+    """Bounds on the rounding errors of the straightforward evaluation of a case, in one dtype.
+
+    Attributes:
+        values: [V], for each value of the loss.
+        anchors: for the value of each anchor, by row.
+        rows: for every matrix, the embeddings first: for the Euclidean norm of each row of its gradient.
+        linear: whether the errors are proportional to the unit roundoff of the dtype.
+    """
+
+    values: Matrix
+    anchors: Mapping[int, float]
+    rows: Mapping[str, Matrix]
+    linear: bool = True
+
+
 @dataclass(frozen=True)
 class Bounds:
     """Bounds on the error of each quantity: one number per value, anchor and row of a gradient.
@@ -114,13 +131,13 @@ class Bounds:
         anchors: bounds on the error of each anchor's value, by row.
         rows: for every matrix, the embeddings first: bounds on the Euclidean norm of the error of each row of its
             gradient.
-        similarity: bounds on the error of each similarity, of the case's ``shape``.
+        similarity: computes bounds on the error of each similarity, of the case's ``shape``, which few checks need.
     """
 
     values: list[float]
     anchors: dict[int, float]
     rows: Mapping[str, Matrix]
-    similarity: Matrix
+    similarity: Callable[[], Matrix]
 
     def gradients(self, result: Expected | Outcome) -> dict[str, Matrix]:
         """The gradients of a result by the names of ``rows``; empty if it has none."""

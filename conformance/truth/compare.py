@@ -100,7 +100,7 @@ def _terms(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds) -> Iterat
     """Yield (name, true value, found value, bound) for each term of the outcome except the gradients."""
     if outcome.terms is not None and truth.similarity is not None:
         what = "rows" if len(case.matrices) == 1 else "anchor and column"
-        matrices = truth.similarity.tolist(), outcome.terms.similarity, bounds.similarity.tolist()
+        matrices = truth.similarity.tolist(), outcome.terms.similarity, bounds.similarity().tolist()
         for i, rows in enumerate(zip(*matrices, strict=True)):
             for j, (expected, found, bound) in enumerate(zip(*rows, strict=True)):
                 yield f"similarity of {what} {i} and {j}", expected, float(found), bound

@@ -3,7 +3,7 @@
 ``docs/tolerances.md`` derives the bounds, which hold on every machine: no rounding error is measured.
 
 *The bounds of a case* come from the straightforward torch implementation (``baseline.py``), evaluated in float64 with
-tensors that carry bounds on the rounding errors of the accumulating dtype (``rounding.py``):
+tensors that carry bounds on the rounding errors of the accumulating dtype (``rounding.py``). Golden cases store them:
 
 - A *value* has two errors. Its own operations, from the logits on, make the first. The second is inherited: the sum
   over its logits of the error of the logit times the derivative of the value with respect to it. A logit that is both
@@ -28,15 +28,15 @@ the dtype of the rows. These bounds distinguish ``backend="exact"`` from the oth
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..suite.cases import SIGNIFICAND, Case, once, row_norms
-from ..suite.records import Bounds, Matrix, Truth
+from ..suite.golden import known_rounding
+from ..suite.records import Bounds, Matrix, Rounding, Truth
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,50 +92,25 @@ def bounds(case: Case, truth: Truth, dtype: str, *, narrowed: bool = False) -> B
     return with_rounded_gradient(accumulated_bounds(case, truth, accumulating(dtype), to), truth, dtype)
 
 
-@dataclass(frozen=True)
-class _Errors:
-    """Bounds on the rounding errors of the straightforward evaluation of a case.
+def rounding_of(case: Case, dtype: str, narrowed: str = "") -> tuple[Rounding, float]:
+    """The rounding errors of a case, and the factor that converts them to an accumulating dtype.
 
-    Attributes:
-        loss: the errors of the values.
-        anchors: [R], the errors of the values of the rows.
-        rows: for every matrix, the Euclidean norms of the errors of the rows of its gradient.
-        similarity: the errors of the similarities.
-        linear: whether the errors are proportional to u.
+    Unless some errors are large, they are proportional to the unit roundoff, and are evaluated once for all dtypes.
     """
+    known = known_rounding(case)
+    for name in ("float32", dtype):
+        if (name, narrowed) not in known:
+            known[name, narrowed] = evaluated_rounding(case, name, narrowed)
+        if known[name, narrowed].linear:
+            break
+    return known[name, narrowed], unit_roundoff(dtype) / unit_roundoff(name)
 
-    loss: Matrix
-    anchors: Matrix
-    rows: Mapping[str, Matrix]
-    similarity: Matrix
-    linear: bool
 
+def evaluated_rounding(case: Case, dtype: str, narrowed: str = "") -> Rounding:
+    """Evaluate the rounding errors of a case in an accumulating dtype.
 
-def errors_of(case: Case, dtype: str, narrowed: str = "") -> tuple[_Errors, float]:
-    """The rounding errors of a case, and the factor that converts them to a dtype.
-
-    Unless some errors are large, they are proportional to u, and are evaluated once for all dtypes.
+    If ``narrowed`` is a dtype, the derivatives with respect to the similarities are rounded to it.
     """
-    found = evaluated_errors(case, "float32", narrowed)
-    if found.linear or dtype == "float32":
-        return found, unit_roundoff(dtype) / unit_roundoff("float32")
-    return evaluated_errors(case, dtype, narrowed), 1.0
-
-
-def evaluated_errors(case: Case, dtype: str, narrowed: str = "") -> _Errors:
-    """The rounding errors of a case in a dtype. They are stored in the case."""
-    known = _known_errors(case)
-    if (dtype, narrowed) not in known:
-        known[dtype, narrowed] = _evaluated_errors(case, dtype, narrowed)
-    return known[dtype, narrowed]
-
-
-@once
-def _known_errors(case: Case) -> dict[tuple[str, str], _Errors]:
-    return {}
-
-
-def _evaluated_errors(case: Case, dtype: str, narrowed: str) -> _Errors:
     import torch
 
     from .baseline import anchor_values, logits_of, pair_values, reduced, similarities
@@ -160,26 +135,28 @@ def _evaluated_errors(case: Case, dtype: str, narrowed: str) -> _Errors:
         slopes = torch.autograd.grad(found.sum(), given)[0] if found.requires_grad else torch.zeros_like(given)
         return np.asarray((slopes.abs() * errors).nan_to_num(nan=0.0).sum(dim=1))
 
+    def found(of_loss: Tensor | Matrix, of_anchors: Matrix) -> Rounding:
+        anchors = dict(zip(counted, of_anchors.tolist(), strict=True))
+        return Rounding(np.asarray(of_loss).reshape(-1), anchors, rows, arithmetic.linear)
+
     with torch.no_grad():
         z, errors, similarity = value_of(logits), error_of(logits), value_of(s)
         loss, values = reduced(case, s.detach(), Bounded(z, torch.zeros_like(z), arithmetic))
     counted, scale = case.counted(), _scale(case)
-    of_rows = np.zeros(case.shape[0])
     if case.form == "mass" or float(errors.max()) > FIRST_ORDER:
-        of_rows[counted], of_loss = error_of(of_all).detach(), error_of(total).detach().reshape(-1).numpy()
-        return _Errors(of_loss, of_rows, rows, error_of(s).detach().numpy(), arithmetic.linear)
-    of_rows[counted], of_loss = error_of(values), error_of(loss).reshape(-1).numpy()
+        return found(error_of(total).detach(), error_of(of_all).detach().numpy())
+    of_anchors, of_loss = error_of(values).numpy(), error_of(loss).reshape(-1).numpy()
     moved = inherited(z, errors, lambda z: anchor_values(case, z, similarity))
     moved = moved * (scale * np.array(case.anchor_weights()))
-    of_rows += moved
+    of_anchors = of_anchors + moved[counted]
     if case.option("reduction") == "none_pairs":
         chosen = [i for i, _ in case.pairs()]
         of_loss = of_loss + scale * inherited(z[chosen], errors[chosen], lambda z: pair_values(case, z))
     elif case.separate:
-        of_loss = of_rows[counted]
+        of_loss = of_anchors
     else:
         of_loss = of_loss + float((shares_of(case) * moved)[counted].sum())
-    return _Errors(of_loss, of_rows, rows, error_of(s).detach().numpy(), arithmetic.linear)
+    return found(of_loss, of_anchors)
 
 
 def accumulated_bounds(case: Case, truth: Truth, dtype: str, narrowed: str = "") -> Bounds:
@@ -187,7 +164,7 @@ def accumulated_bounds(case: Case, truth: Truth, dtype: str, narrowed: str = "")
 
     If ``narrowed`` is a dtype, the derivatives with respect to the similarities are rounded to it.
     """
-    u, tiny, (found, factor) = unit_roundoff(dtype), lost(dtype), errors_of(case, dtype, narrowed)
+    u, tiny, (found, factor) = unit_roundoff(dtype), lost(dtype), rounding_of(case, dtype, narrowed)
     # The effect of results that underflow: products and exponentials.
     cosine, number = case.option("similarity") == "cosine", sum(case.shape) * case.embeddings.shape[1]
     norms = {name: row_norms(matrix) for name, matrix in case.matrices.items()}
@@ -201,11 +178,21 @@ def accumulated_bounds(case: Case, truth: Truth, dtype: str, narrowed: str = "")
         return factor * error + 2 * u * abs(value) + tiny * steepest
 
     return Bounds(
-        values=[of_value(error, value) for error, value in zip(found.loss.tolist(), truth.values, strict=True)],
-        anchors={i: of_value(float(found.anchors[i]), value) for i, value in truth.anchors.items()},
+        values=[of_value(error, value) for error, value in zip(found.values.tolist(), truth.values, strict=True)],
+        anchors={i: of_value(found.anchors[i], value) for i, value in truth.anchors.items()},
         rows={name: factor * rows + underflow[name] for name, rows in found.rows.items()},
-        similarity=factor * found.similarity + tiny * number,
+        similarity=partial(_similarity_bounds, case, dtype),
     )
+
+
+def _similarity_bounds(case: Case, dtype: str) -> Matrix:
+    from .baseline import similarities
+    from .rounding import Arithmetic, error_of
+
+    given, _ = _scaled_rows(case, Arithmetic(unit_roundoff(dtype)))
+    errors = error_of(similarities(case, given)).detach().numpy()
+    found: Matrix = errors + lost(dtype) * sum(case.shape) * case.embeddings.shape[1]
+    return found
 
 
 def _other_order(case: Case, narrowed: str, slopes: Bounded) -> Bounded:
