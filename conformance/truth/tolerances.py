@@ -3,7 +3,7 @@
 ``docs/tolerances.md`` derives the bounds, which hold on every machine: no rounding error is measured.
 
 *The bounds of a case* come from the straightforward torch implementation (``baseline.py``), evaluated in float64 with
-tensors that carry bounds on the rounding errors of the accumulating dtype (``rounding.py``). Golden cases store them:
+tensors that carry bounds on the rounding errors of the accumulating dtype (``rounding.py``):
 
 - A *value* has two errors. Its own operations, from the logits on, make the first. The second is inherited: the sum
   over its logits of the error of the logit times the derivative of the value with respect to it. A logit that is both
@@ -11,6 +11,8 @@ tensors that carry bounds on the rounding errors of the accumulating dtype (``ro
   The two sums over the negatives in ``hard_negative`` may come from separate products, so nothing cancels there. Nor
   does it where logits have errors above FIRST_ORDER.
 - A *row of the gradient* has the errors of all operations, forward and backward.
+
+Golden cases store these bounds, because evaluating them takes longer than the judged implementations.
 
 *Narrowed weights.* Fused kernels for bfloat16 and float16 compute the derivatives with respect to the similarities in
 float32 and round them once to the dtype of the rows, because tensor cores multiply numbers of one dtype. This applies
