@@ -73,6 +73,10 @@ VIEWS = "; flatten_views lays out [batch, views, dim] as rows"
 """Hint for embeddings ``[batch, views, dim]``."""
 ROWS_NOT_ITEMS = "; stacked_partners and interleaved_partners take the number of rows, not of items"
 """Hint for partners with half as many entries as there are rows."""
+ZERO_ROWS = '; SupCon and NT-Xent accept such rows with zero_row="zero"'
+"""Hint for rows of zeros."""
+LEARNED = "; to learn it, pass torch.exp(-log_scale) of a parameter log_scale, which is always positive"
+"""Hint for a tensor as temperature that is not positive, as after a step of an optimizer."""
 NOT_LABELS = "; partners are row numbers: for labels use nt_xent_pairwise_loss or NTXentPairwiseLoss"
 """Hint for partners with repeated values, which are probably class labels."""
 
@@ -99,8 +103,8 @@ def ranks_of(group: object) -> Ranks:
     return cast(Ranks, group)
 
 
-def check_number(name: str, value: object) -> None:
-    """Check that an option is a number in the range of temperatures."""
+def check_number(name: str, value: object, hint: str = "") -> None:
+    """Check that an option is a number in the range of temperatures. The hint is for a number that is not positive."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
     try:
@@ -108,7 +112,7 @@ def check_number(name: str, value: object) -> None:
     except OverflowError:
         number = math.inf
     if not 0 < number < math.inf:
-        raise ValueError(f"{name}: expected a positive finite number, got {value}")
+        raise ValueError(f"{name}: expected a positive finite number, got {value}{hint if number <= 0 else ''}")
     if not LOWEST <= number <= 1 / LOWEST:
         raise ValueError(f"{name}: expected a number in the range {LOWEST:g} to {1 / LOWEST:g}, got {value}")
 
@@ -123,7 +127,7 @@ def check_temperature(value: object, *, validate: bool = False) -> None:
     if value.ndim:
         raise ValueError(f"temperature: expected a number or a 0-dimensional tensor, got shape {_shape(value)}")
     if device.may_read(value, validate):
-        check_number("temperature", float(value.detach()))
+        check_number("temperature", float(value.detach()), LEARNED)
 
 
 def check_bias(value: object, *, validate: bool = False) -> None:
@@ -236,8 +240,7 @@ def check_embeddings(
     Returns:
         The sizes of the rows; None if values were not read or there are no rows.
     """
-    if not isinstance(embeddings, Tensor):
-        raise TypeError(f"{name}: expected a tensor, got {type(embeddings).__name__}")
+    embeddings = _dense(name, embeddings)
     if not embeddings.is_floating_point():
         raise TypeError(f"{name}: expected a floating dtype, got {embeddings.dtype}")
     if embeddings.ndim != 2:
@@ -257,7 +260,7 @@ def check_embeddings(
         raise ValueError(f"{name}: expected finite values, got NaN or infinity in row {row}")
     if similarity == "cosine" and sizes.low == 0:
         row = _first(sizes.each.view(-1) == 0)
-        raise ValueError(f"{name}: expected no zero row under cosine similarity, got zeros in row {row}")
+        raise ValueError(f"{name}: expected no zero row under cosine similarity, got zeros in row {row}{ZERO_ROWS}")
     return sizes
 
 
@@ -289,8 +292,7 @@ def check_references(
 
 def check_hard_negatives(hard_negatives: object, embeddings: Tensor, name: str = "hard_negatives") -> Tensor:
     """Check hard negatives ``[N, H, D]`` for embeddings ``[N, D]``, and return them as rows ``[N H, D]``."""
-    if not isinstance(hard_negatives, Tensor):
-        raise TypeError(f"{name}: expected a tensor, got {type(hard_negatives).__name__}")
+    hard_negatives = _dense(name, hard_negatives)
     if not hard_negatives.is_floating_point():
         raise TypeError(f"{name}: expected a floating dtype, got {hard_negatives.dtype}")
     count, columns = embeddings.shape
@@ -473,8 +475,7 @@ def check_weights(
     """
     if weights is None:
         return None
-    if not isinstance(weights, Tensor):
-        raise TypeError(f"{name}: expected a tensor, got {type(weights).__name__}")
+    weights = _dense(name, weights)
     if weights.dtype not in (torch.float32, torch.float64):
         raise TypeError(f"{name}: expected dtype float32 or float64, got {weights.dtype}")
     count = embeddings.shape[0]
@@ -677,6 +678,18 @@ torch.library.custom_op(
 ).register_fake(lambda kind, rows, own, columns, validate: torch.empty_like(rows))
 
 
+def _dense(name: str, value: object) -> Tensor:
+    """Check that an argument is a dense tensor, and return it."""
+    if not isinstance(value, Tensor):
+        nested = isinstance(value, (list, tuple)) and any(isinstance(item, Tensor) and item.ndim for item in value)
+        array = isinstance(value, (list, tuple)) or hasattr(value, "__array__")
+        hint = f"; pass torch.as_tensor({name})" if array and not nested else ""
+        raise TypeError(f"{name}: expected a tensor, got {type(value).__name__}{hint}")
+    if value.layout != torch.strided:
+        raise TypeError(f"{name}: expected a dense tensor, got layout {value.layout}; pass {name}.to_dense()")
+    return value
+
+
 def _given(
     name: str,
     value: object,
@@ -695,22 +708,24 @@ def _given(
         meaning: what the shape means, for messages.
         kind: "integer", "label" (integers or bool) or "bool".
     """
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{name}: expected a tensor, got {type(value).__name__}")
-    is_bool = value.dtype == torch.bool
+    tensor = _dense(name, value)
+    is_bool = tensor.dtype == torch.bool
     if kind == "bool" and not is_bool:
-        raise TypeError(f"{name}: expected dtype bool, got {value.dtype}")
-    if value.is_floating_point() or value.is_complex() or (is_bool and kind == "integer"):
-        raise TypeError(f"{name}: expected an integer dtype, got {value.dtype}")
-    if shape is not None and value.shape != torch.Size(shape):
-        hint = ROWS_NOT_ITEMS if name == "partners" and _shape(value) == [shape[0] / 2] else ""
-        raise ValueError(f"{name}: expected {meaning}, shape {shape}, got shape {_shape(value)}{hint}")
-    if value.device != embeddings.device:
-        raise ValueError(f"{name}: expected the embeddings' device, {embeddings.device}, got {value.device}")
+        raise TypeError(f"{name}: expected dtype bool, got {tensor.dtype}; pass {name}.bool()")
+    if tensor.is_floating_point() or tensor.is_complex() or (is_bool and kind == "integer"):
+        # Other shapes, such as those of one-hot labels, would be wrong after a conversion too.
+        same = tensor.is_floating_point() and tensor.ndim == len(shape or tensor.shape)
+        hint = f"; pass {name}.long()" if same else ""
+        raise TypeError(f"{name}: expected an integer dtype, got {tensor.dtype}{hint}")
+    if shape is not None and tensor.shape != torch.Size(shape):
+        hint = ROWS_NOT_ITEMS if name == "partners" and _shape(tensor) == [shape[0] / 2] else ""
+        raise ValueError(f"{name}: expected {meaning}, shape {shape}, got shape {_shape(tensor)}{hint}")
+    if tensor.device != embeddings.device:
+        raise ValueError(f"{name}: expected the embeddings' device, {embeddings.device}, got {tensor.device}")
     if kind == "bool":
-        return value
+        return tensor
     # uint64 labels are read as int64, because only equality matters.
-    return value.view(torch.int64) if value.dtype == torch.uint64 else value.to(torch.int64)
+    return tensor.view(torch.int64) if tensor.dtype == torch.uint64 else tensor.to(torch.int64)
 
 
 def _columns(value: object, columns: int, shared: bool) -> int:

@@ -124,11 +124,15 @@ class Bad:
 
 FAST_WORDING = {
     "an integer dtype, got object": "a tensor, got NoneType",
+    r"^(\w+)(: expected an integer dtype, got )(float\w+)$": r"\1\2torch.\3; pass \1.long()",
+    r"^(\w+)(: expected dtype bool, got )(\w+)$": r"\1\2torch.\3; pass \1.bool()",
+    r"(got zeros in row \d+)$": r'\1; SupCon and NT-Xent accept such rows with zero_row="zero"',
     r"(dtype\b.* got )(\w+)$": r"\1torch.\2",
 }
-"""The only differences between the messages of the packages: the types of arrays, and the names of dtypes."""
+"""The only differences between the messages of the packages: types of arrays, names of dtypes, and hints for torch."""
 NOT_LABELS = "; partners are row numbers: for labels use nt_xent_pairwise_loss or NTXentPairwiseLoss"
 ROWS_NOT_ITEMS = "; stacked_partners and interleaved_partners take the number of rows, not of items"
+LEARNED = "; to learn it, pass torch.exp(-log_scale) of a parameter log_scale, which is always positive"
 PLAIN = ("plain",)
 REFERENCES = ("ref_embeddings",)
 
@@ -252,7 +256,12 @@ def tensor_temperatures() -> list[Bad]:
         ("tensor of bool", torch.tensor(True), TypeError, "a floating dtype, got bool"),
         ("complex tensor", torch.tensor(0.07 + 0j), TypeError, "a floating dtype, got complex64"),
         *(
-            (f"{number} in a tensor", value, ValueError, f"a positive finite number, got {number}")
+            (
+                f"{number} in a tensor",
+                value,
+                ValueError,
+                f"a positive finite number, got {number}{LEARNED if number <= 0 else ''}",
+            )
             for number in NOT_POSITIVE
             for value in (
                 torch.tensor(number),
@@ -829,7 +838,24 @@ def test_fast_rejects_non_tensors(loss: Loss, form: str, name: str) -> None:
     for value in (arguments[name].tolist(), arguments[name].numpy()):
         with pytest.raises(TypeError) as caught:
             getattr(fast, loss.function)(**arguments | {name: value})
-        assert_message(caught.value, name, ("tensor", type(value).__name__))
+        assert_message(caught.value, name, ("tensor", f"{type(value).__name__}; pass torch.as_tensor({name})"))
+    with pytest.raises(TypeError) as caught:
+        getattr(fast, loss.function)(**arguments | {name: [arguments[name], arguments[name]]})
+    assert str(caught.value) == f"{name}: expected a tensor, got list"
+
+
+@each(("loss", "form", "name"), tensor_rows(tensors_of))
+def test_fast_rejects_sparse_tensors(loss: Loss, form: str, name: str) -> None:
+    arguments = good_tensor_arguments(loss, form, name)
+    with pytest.raises(TypeError) as caught:
+        getattr(fast, loss.function)(**arguments | {name: arguments[name].to_sparse()})
+    hint = f"pass {name}.to_dense()"
+    assert str(caught.value) == f"{name}: expected a dense tensor, got layout torch.sparse_coo; {hint}"
+
+
+def test_one_hot_labels_of_a_floating_dtype_are_not_told_to_be_converted() -> None:
+    with pytest.raises(TypeError, match=r"^labels: expected an integer dtype, got torch.float32$"):
+        fast.supcon_loss(torch.tensor(EMBEDDINGS), torch.eye(4))
 
 
 @each(("loss", "form", "name"), tensor_rows(lambda loss, form: tensors_of(loss, form)[1:]))
