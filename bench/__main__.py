@@ -13,11 +13,13 @@ from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
+from pairproof import install_command
+
 try:
     import typer
     from rich.console import Console
 except ImportError as error:
-    sys.exit(f'bench: the command needs {error.name}: pip install "pairproof[verify,bench]"')
+    sys.exit(f"bench: the command needs {error.name}: {install_command('verify,bench')}")
 
 from . import cuda, goals, jobs, measure, report
 from .forms import COLUMNS, FORMS, RECIPES

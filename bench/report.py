@@ -51,6 +51,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from pairproof import install_command
 from pairproof.conformance.suite.store import dump_json
 
 from .forms import COLUMNS, CORNERS, RECIPES, WAYS
@@ -292,7 +293,7 @@ def pyplot() -> Any:
     try:
         matplotlib: Any = importlib.import_module("matplotlib")
     except ImportError as error:
-        raise Unavailable(f'the plot needs matplotlib ({error}): pip install "pairproof[bench]"') from None
+        raise Unavailable(f"the plot needs matplotlib ({error}): {install_command('bench')}") from None
     matplotlib.use("Agg")
     # A fixed salt makes the file reproducible.
     matplotlib.rcParams["svg.hashsalt"] = FORMAT

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from pairproof import install_command
+
 try:
     from pytorch_metric_learning.distances import CosineSimilarity, DotProductSimilarity
     from pytorch_metric_learning.losses.generic_pair_loss import GenericPairLoss
@@ -26,7 +28,7 @@ try:
     from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 except ImportError as error:
     raise ImportError(
-        'pairproof.compat.pytorch_metric_learning needs pytorch-metric-learning: pip install "pairproof[pml]"'
+        f"pairproof.compat.pytorch_metric_learning needs pytorch-metric-learning: {install_command('pml')}"
     ) from error
 
 from ..fast import nt_xent_pairwise_loss

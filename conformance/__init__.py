@@ -1,4 +1,4 @@
-"""Check implementations of contrastive losses. Requires ``pip install "pairproof[verify]"``.
+"""Check implementations of contrastive losses. Requires ``pip install "./pairproof[verify]"``.
 
 * ``check_loss`` checks whether a loss is correct.
 * ``identify`` recognises which loss a function computes.
@@ -12,6 +12,8 @@ from functools import wraps
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+from pairproof import install_command
 
 from . import _moved
 
@@ -39,7 +41,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     for package in ("pytest",) if name == "parametrize" else ("flint", "jsonschema", "rich"):
         if find_spec(package) is None:
-            raise ImportError(f'{package} is not installed: pip install "pairproof[verify]"')
+            raise ImportError(f"{package} is not installed: {install_command('verify')}")
     function = getattr(import_module(HOMES[name], __name__), name)
     if name != "identify":
         return function

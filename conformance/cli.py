@@ -22,6 +22,8 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
+from pairproof import __version__, install_command
+
 try:
     import typer
     from rich.console import Console
@@ -30,9 +32,7 @@ try:
     from rich.progress import Progress as Bars
     from typer.core import TyperCommand, TyperGroup
 except ImportError as error:  # the base install contains only the losses
-    sys.exit(f'pairproof: the command needs {error.name}: pip install "pairproof[verify]"')
-
-from pairproof import __version__
+    sys.exit(f"pairproof: the command needs {error.name}: {install_command('verify')}")
 
 from .judge import options as tables
 from .judge.options import CouldNotRun, Request, Selection, UsageError

@@ -206,8 +206,10 @@ def _suite(config: pytest.Config) -> Suite:
         try:
             config.stash[_SUITE] = Suite(config)
         except ImportError as error:
+            from pairproof import install_command
+
             missing = error.name or error
-            raise UsageError(f'pairproof: {missing} is not installed: pip install "pairproof[verify]"') from None
+            raise UsageError(f"pairproof: {missing} is not installed: {install_command('verify')}") from None
     return config.stash[_SUITE]
 
 

@@ -9,7 +9,7 @@ supcon and nt_xent contrast two augmented views of each image. clip contrasts th
 image, with one encoder per half. At the end, a k-nearest-neighbour classifier with 100 labelled training images
 classifies the test images. The accuracy is printed for pixels and for embeddings.
 
-Requirements: pip install "pairproof[examples]", and with --compare "pairproof[pml]".
+Requirements: pip install "./pairproof[examples]", and with --compare "./pairproof[pml]".
 """
 
 from __future__ import annotations

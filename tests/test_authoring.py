@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 
+from pairproof import install_command
 from pairproof.conformance import cli
 from pairproof.conformance import implementations as peers
 from pairproof.conformance.explain import describe, find_golden
@@ -558,7 +559,7 @@ def test_add_appends_a_proved_case(root: Path, batch: Path, capsys: pytest.Captu
 
 
 def test_every_format_gives_the_same_case(batch: Path) -> None:
-    pytest.importorskip("safetensors", reason="safetensors is not installed: pip install 'pairproof[safetensors]'")
+    pytest.importorskip("safetensors", reason=f"safetensors is not installed: {install_command('safetensors')}")
     from safetensors.torch import save_file
 
     tensors = {"z": torch.tensor(EMBEDDINGS, dtype=torch.bfloat16), "y": torch.tensor(LABELS)}
@@ -582,7 +583,7 @@ def test_every_format_gives_the_same_case(batch: Path) -> None:
 def test_without_safetensors_the_error_says_what_to_install(batch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "safetensors", None)
     (batch / "all.safetensors").write_bytes(b"")
-    with pytest.raises(Refused, match=r'this format requires safetensors: pip install "pairproof\[safetensors\]"'):
+    with pytest.raises(Refused, match=r'this format requires safetensors: pip install "\./pairproof\[safetensors\]"'):
         read_array(f"{batch}/all.safetensors:z", "--embeddings", "embeddings")
 
 

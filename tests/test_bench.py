@@ -1026,7 +1026,7 @@ def test_without_matplotlib_the_error_names_the_extra(monkeypatch: pytest.Monkey
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(peers.Unavailable, match=r'pip install "pairproof\[bench\]"'):
+    with pytest.raises(peers.Unavailable, match=r'pip install "\./pairproof\[bench\]"'):
         report.pyplot()
 
 

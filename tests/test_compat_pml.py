@@ -15,7 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
-pml = pytest.importorskip("pytorch_metric_learning", reason='not installed: pip install "pairproof[pml]"')
+from pairproof import install_command
+
+pml = pytest.importorskip("pytorch_metric_learning", reason=f"not installed: {install_command('pml')}")
 
 from pytorch_metric_learning import distances, losses, miners, reducers, regularizers  # noqa: E402
 from pytorch_metric_learning.utils import distributed  # noqa: E402
@@ -423,7 +425,7 @@ def test_module_without_the_library_says_what_to_install(monkeypatch: pytest.Mon
     for module in [one for one in sys.modules if one.startswith(("pytorch_metric_learning", name))]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "pytorch_metric_learning", None)
-    with pytest.raises(ImportError, match=rf'^{name} needs .*pip install "pairproof\[pml\]"'):
+    with pytest.raises(ImportError, match=rf'^{name} needs .*pip install "\./pairproof\[pml\]"'):
         importlib.import_module(name)
 
 

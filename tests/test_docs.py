@@ -16,6 +16,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from pairproof import install_command
 from pairproof.conformance.cli import app
 from pairproof.conformance.suite.golden import load_golden
 from tools import build_docs
@@ -120,7 +121,7 @@ def test_generated_pages_name_every_loss_and_document() -> None:
 @pytest.mark.slow
 def test_the_documentation_is_built_without_warnings(tmp_path: Path) -> None:
     if find_spec("sphinx") is None:
-        pytest.skip('sphinx is not installed: pip install "pairproof[docs]"')
+        pytest.skip(f"sphinx is not installed: {install_command('docs')}")
     command = [sys.executable, str(ROOT / "tools/build_docs.py"), "--output", str(tmp_path)]
     subprocess.run(command, check=True, timeout=300)
     html = {path.name: path.read_text(encoding="utf-8") for path in (tmp_path / "html").glob("*.html")}

@@ -510,7 +510,7 @@ def test_missing_jsonschema_is_an_error_only_for_a_copy_of_the_fixtures(
     """Installed fixtures are not validated when they are loaded, so they do not need jsonschema."""
     edit(copy, "pair_notebook", lambda d: d["document"].__setitem__("title", "Another title"))
     monkeypatch.setitem(sys.modules, "jsonschema", None)
-    with pytest.raises(ImportError, match=re.escape('pip install "pairproof[verify]"')):
+    with pytest.raises(ImportError, match=re.escape('pip install "./pairproof[verify]"')):
         load_worked(copy)
     assert len(load_worked()) == len(COUNTS | TESTS)
 

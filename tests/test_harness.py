@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from pairproof import fast
+from pairproof import fast, install_command
 from pairproof.conformance.documents.load import load_worked
 from pairproof.conformance.implementations import Deviation, Implementation, Unavailable, reference
 from pairproof.conformance.implementations.base import normalised, outcome_of
@@ -614,7 +614,7 @@ def test_each_fast_implementation_passes_its_backend(
     assert compare(QUEUE, true, found, bounds(QUEUE, true, "float64")).ratio <= 1
 
 
-NEEDS_PML = "pytorch-metric-learning is not installed: pip install 'pairproof[pml]'"
+NEEDS_PML = f"pytorch-metric-learning is not installed: {install_command('pml')}"
 
 
 def test_implementations_without_references_refuse_them() -> None:

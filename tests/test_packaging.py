@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import tomllib
@@ -14,6 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from pairproof import install_command
 from tools import check_release, check_wheel
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -117,3 +119,31 @@ def test_a_release_needs_its_version_and_a_section_of_the_changelog(tmp_path: Pa
     changelog.write_text("# Changelog\n\n## [Unreleased]\n\n- New.\n")
     with pytest.raises(ValueError, match=r"expected a section ## \[0\.2\.0\] with text"):
         check_release.notes_of("v0.2.0", tmp_path)
+
+
+HINTING = ("bench", "compat", "conformance", "tests", "tools")
+"""The folders with code that calls `install_command`."""
+
+
+@pytest.mark.parametrize("folder", [*HINTING, "docs", "fast", "reference", "src"])
+def test_hints_name_no_package_index(folder: str) -> None:
+    """pairproof is on no index: hints come from `install_command`, and documents install from the clone."""
+    hint = re.compile(r"""pip install\b[^\n]*["' ]pairproof\\?\[""")
+    found = [
+        f"{path}: {line}"
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".md")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if hint.search(line)
+    ]
+    assert not found
+
+
+def test_hint_names_extras_that_exist() -> None:
+    assert install_command("verify") == 'pip install "./pairproof[verify]" (./pairproof is the path of the clone)'
+    text = "".join(path.read_text(encoding="utf-8") for name in HINTING for path in (ROOT / name).rglob("*.py"))
+    named = re.findall(r"install_command\(['\"]([\w,]+)['\"]\)", text)
+    assert len(named) >= 12
+    assert {extra for names in named for extra in names.split(",")} <= PROJECT["project"][
+        "optional-dependencies"
+    ].keys()

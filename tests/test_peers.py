@@ -322,7 +322,7 @@ def test_peer_computes_its_losses_and_no_other(kind: type[Implementation]) -> No
 @pytest.mark.parametrize("kind", PACKAGES, ids=lambda kind: kind.name)
 def test_missing_package_names_what_to_install(kind: type[PackagePeer], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, kind.modules[0], None)
-    with pytest.raises(Unavailable, match=rf'is not installed .*pip install "pairproof\[{kind.extra}\]"'):
+    with pytest.raises(Unavailable, match=rf'is not installed .*pip install "\./pairproof\[{kind.extra}\]"'):
         kind({}, "cpu")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert any(re.match(rf"{kind.distribution}\b", package) for package in extras[kind.extra])
@@ -340,7 +340,7 @@ def test_package_without_metadata_is_unavailable(tmp_path: Path, monkeypatch: py
 def test_optax_requires_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "jax" else find(name, *rest))
-    with pytest.raises(Unavailable, match=r'jax is not installed: pip install "pairproof\[peers\]"'):
+    with pytest.raises(Unavailable, match=r'jax is not installed: pip install "\./pairproof\[peers\]"'):
         optax_ntxent.Optax({}, "cpu")
 
 

@@ -508,5 +508,5 @@ def test_batches_without_hypothesis_name_what_to_install(monkeypatch: pytest.Mon
         return plain(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ImportError, match=r'drawn with hypothesis .*: pip install "pairproof\[verify\]"'):
+    with pytest.raises(ImportError, match=r'drawn with hypothesis .*: pip install "\./pairproof\[verify\]"'):
         batches("supcon")

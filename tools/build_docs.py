@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
+from pairproof import install_command
 from pairproof.conformance.documents.load import load_worked
 from pairproof.conformance.implementations import ALL
 from pairproof.conformance.suite.catalogue import CHOICES, LOSSES, Loss
@@ -136,7 +137,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     for name in ("sphinx", "furo", "myst_parser"):
         if find_spec(name) is None:
-            parser.error(f'{name} is not installed: pip install "pairproof[docs]"')
+            parser.error(f"{name} is not installed: {install_command('docs')}")
     write_pages(ROOT, options.output / "source")
     folders = [str(options.output / name) for name in ("source", "html")]
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", *folders]

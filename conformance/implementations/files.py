@@ -16,6 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
+from pairproof import install_command
+
 from .base import TorchImplementation, Unavailable
 from .sandbox import import_file
 
@@ -38,7 +40,7 @@ class PackagePeer(TorchImplementation):
             self.package: Any = importlib.import_module(name.partition(".")[0])
             self.installed = version(self.distribution)
         except ImportError as error:
-            install = f'pip install "pairproof[{self.extra}]"'
+            install = install_command(self.extra)
             raise Unavailable(f"{self.distribution} is not installed ({error}): {install}") from None
 
     def version(self) -> str:

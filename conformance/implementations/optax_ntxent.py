@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from pairproof import install_command
+
 from ..suite.cases import Case
 from ..suite.records import Outcome, Truth
 from .base import Implementation, Support, Unavailable, deviation, labels_of, logits, norms_out_of_range
@@ -108,7 +110,7 @@ class Optax(Implementation):
         """Check that JAX and optax are installed, without importing them."""
         for package in ("jax", "optax"):
             if importlib.util.find_spec(package) is None:
-                raise Unavailable(f'{package} is not installed: pip install "pairproof[peers]"')
+                raise Unavailable(f"{package} is not installed: {install_command('peers')}")
         self._lines = Lines(COMMAND)
         weakref.finalize(self, self._lines.close)
 

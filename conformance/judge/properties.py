@@ -42,6 +42,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pairproof import install_command
 from pairproof.reference import stacked_partners
 
 from ..suite.cases import Case
@@ -357,7 +358,7 @@ def _hypothesis() -> Any:
     try:
         import hypothesis
     except ImportError as error:
-        raise ImportError(f'batches are drawn with hypothesis ({error}): pip install "pairproof[verify]"') from None
+        raise ImportError(f"batches are drawn with hypothesis ({error}): {install_command('verify')}") from None
     return hypothesis
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pairproof import install_command
 from pairproof.reference import views
 
 from ..judge.options import Batch, Selection, TrainingBatch, UsageError
@@ -131,7 +132,7 @@ def _read_safetensors(path: Path, where: str, tensor: str) -> Array:
     try:
         safetensors: Any = importlib.import_module("safetensors")
     except ImportError:
-        raise Refused(f'{where}: this format requires safetensors: pip install "pairproof[safetensors]"') from None
+        raise Refused(f"{where}: this format requires safetensors: {install_command('safetensors')}") from None
     # With torch, because numpy has no bfloat16.
     with safetensors.safe_open(str(path), framework="pt", device="cpu") as file:
         names = sorted(file.keys())

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from pairproof import install_command
+
 from ..documents.load import WorkedFixture, worked_cases
 from ..implementations import ALL
 from ..judge.check import CONFORMS, CheckResult
@@ -241,7 +243,7 @@ def page_of(data: Mapping[str, Any]) -> str:
         CouldNotRun: jinja2 is not installed.
     """
     if find_spec("jinja2") is None:
-        raise CouldNotRun('jinja2 is not installed: pip install "pairproof[verify]"')
+        raise CouldNotRun(f"jinja2 is not installed: {install_command('verify')}")
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 

@@ -15,6 +15,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from pairproof import install_command
+
 MANIFEST_FORMAT = "pairproof-manifest/1"
 MANIFEST = "manifest.json"
 
@@ -272,7 +274,7 @@ def check_schema(root: Path, name: str, data: Any, expected: str, loosen: Callab
     try:
         jsonschema: Any = importlib.import_module("jsonschema")
     except ImportError as error:
-        raise ImportError('loading the fixtures needs jsonschema: pip install "pairproof[verify]"') from error
+        raise ImportError(f"loading the fixtures needs jsonschema: {install_command('verify')}") from error
     try:
         rules, rows = json.dumps(loosen(schema)), _first_rows(data)
         # Commands validate the same content several times.

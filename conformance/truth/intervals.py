@@ -16,10 +16,12 @@ from typing import Any, cast
 
 import numpy as np
 
+from pairproof import install_command
+
 try:
     from flint import arb, ctx
 except ImportError as error:  # pragma: no cover - the base install has no harness
-    raise ImportError('the conformance harness needs python-flint: pip install "pairproof[verify]"') from error
+    raise ImportError(f"the conformance harness needs python-flint: {install_command('verify')}") from error
 
 PRECISION = 256
 """Working precision in bits, so high that the width of a result is due only to the width of the inputs."""

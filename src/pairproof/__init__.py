@@ -16,6 +16,14 @@ __all__ = ["diagnose"]
 __version__ = "0.1.0"
 
 
+def install_command(extras: str) -> str:
+    """Return the command that installs pairproof with these extras, for messages.
+
+    pairproof is on no package index, so the command names the path of its clone.
+    """
+    return f'pip install "./pairproof[{extras}]" (./pairproof is the path of the clone)'
+
+
 def __getattr__(name: str) -> Any:
     """Import ``diagnose`` on first use, because it imports torch."""
     if name != "diagnose":
