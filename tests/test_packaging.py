@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 import zipfile
 from pathlib import Path
@@ -15,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from pairproof import install_command
+from pairproof import __version__, install_command
 from tools import check_release, check_wheel
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -147,3 +148,31 @@ def test_hint_names_extras_that_exist() -> None:
     assert {extra for names in named for extra in names.split(",")} <= PROJECT["project"][
         "optional-dependencies"
     ].keys()
+
+
+def test_wheel_has_no_file_of_an_earlier_build(tmp_path: Path) -> None:
+    clone = tmp_path / "clone"
+    clone.mkdir()
+    for name in {Path(folder).parts[0] for folder in MAPPING.values()}:
+        shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in", "CHANGELOG.md"):
+        shutil.copy(ROOT / name, clone)
+    stale = clone / "build/lib/pairproof/fast/deleted.py"
+    stale.parent.mkdir(parents=True)
+    stale.touch()
+    before = {path.name for path in clone.iterdir()}
+    build = "from setuptools.build_meta import build_wheel as build; import sys; build(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=clone, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert check_wheel.differences(wheel, clone) == []
+    assert {path.name for path in clone.iterdir()} - before <= {"pairproof.egg-info"}
+    assert [path for path in (clone / "build").rglob("*") if path.is_file()] == [stale]
+
+
+def test_citation_has_the_versions_of_the_suite_and_of_the_vectors() -> None:
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install pyyaml")
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    (vectors,) = cited["references"]
+    versions = re.findall(r"^## (\S+)$", (ROOT / "fixtures/CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert (cited["version"], vectors["version"]) == (__version__, versions[0])
+    assert cited["license"] == vectors["license"] == PROJECT["project"]["license"]
