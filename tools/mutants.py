@@ -3,7 +3,8 @@
 A mutant is one change by an operator of cosmic-ray, such as a number plus one, ``<`` for ``<=``, a negated condition or
 a skipped loop. It is judged by these checks:
 
-- golden and worked cases up to the size ``MOST_ROWS``, with every adapter of the package, in every supported dtype;
+- golden and worked cases up to the size ``MOST_ROWS``, for ``fast/`` also larger ones of up to ``FEW_COLUMNS`` columns,
+  with every adapter of the package, in every supported dtype;
 - error cases, which are calls with invalid inputs;
 - for ``reference/``, the terms that it records: positives, negatives and anchors;
 - for ``fast/``, first and second derivatives on the *covering cases*: a few cases with every trait of the whole set.
@@ -61,6 +62,9 @@ EXPLAINED, RESULTS, REPORT = (ROOT / "tools" / f"mutants.{kind}" for kind in ("t
 
 MOST_ROWS = 130
 """Maximum ``Case.size``. Larger cases take seconds each."""
+
+FEW_COLUMNS = 4
+"""For ``fast/``, larger cases are judged too if their matrices have at most so many columns."""
 
 COUNT = 320
 GOAL = 0.95
@@ -325,9 +329,12 @@ class Judge:
         """
         self.loaded, self.code = Loaded(package), digest()
         self.hits: dict[tuple[str, int], list[int]] = {}
-        every = load_cases(load_worked()).items()
-        stored = {case: entry for case, entry in every if takes(case.id) and case.size <= MOST_ROWS}
-        few = set(subset.covering(stored))
+        every = {case: entry for case, entry in load_cases(load_worked()).items() if takes(case.id)}
+        few = set(subset.covering({case: entry for case, entry in every.items() if case.size <= MOST_ROWS}))
+        narrow = FEW_COLUMNS if package == "fast" else 0
+        stored = {
+            case: entry for case, entry in every.items() if case.size <= MOST_ROWS or case.embeddings.shape[1] <= narrow
+        }
         self.checks: list[Check] = []
         for case, entry in stored.items():
             self.checks += _checks_of(case, truth_of(case, entry), self.loaded, case in few)
