@@ -73,6 +73,12 @@ RUN: dict[str, tuple[str, dict[str, Any], str]] = {
     "LogScale": ("info_nce", {}, "temperature: passed as log_scale, with the value log(1/temperature)"),
     "required_queue": ("info_nce", A_TO_B, "negatives: passed as [D, K], because [K, D] raises an error"),
     "OfAMapping": ("info_nce", {}, "arguments: passed as one mapping with image_embed, text_embed, logit_scale"),
+    "OfSettings": ("nt_xent", {"init": {"batch": 4}}, "arguments: passed as one object with batch_size, tau, device"),
+    "of_settings_in_a_mapping": ("supcon", {}, "arguments: passed as one mapping with temperature"),
+    "of_a_pair": ("info_nce", {}, "arguments: passed as one pair with left, right"),
+    "with_ignored_parameters": ("info_nce", {}, "reading: _input = None, message = first tower [N, D], _noise = None"),
+    "ByAnotherMethod": ("info_nce", {}, "call: towers, guessed from the parameters (query, key)"),
+    "of_several_scales": ("info_nce", {}, "temperature: passed as logit_scale_audio"),
     "of_similarities": ("info_nce", {}, "temperature: similarities are divided by it before the call; override"),
     "of_logits_and_labels": ("supcon", {}, "call: similarities, guessed from the parameters (logits, labels)"),
     "of_square_similarities": ("nt_xent", {}, "call: similarities, guessed from the parameters (sim_matrix,"),
@@ -226,6 +232,19 @@ def test_wrapper_of_every_call_can_be_compiled(call: str) -> None:
     given = inspect.signature(names["adapted_fails"]).parameters
     assert given["temperature"].default is inspect.Parameter.empty
     assert ("labels" in given) == (call in ("labels", "features", "similarities"))
+
+
+def test_values_that_only_the_user_knows_are_asked_for_as_options() -> None:
+    class Odd:
+        def __init__(self, cosine, batch_size, temperature, args):
+            self.other = args.device, cosine
+
+        def __call__(self, z_i, z_j): ...
+
+    with pytest.raises(TargetError, match=r"\nPass --init cosine=VALUE\. Or copy this wrapper") as raised:
+        load_loss(Odd, loss="nt_xent")
+    assert "args=types.SimpleNamespace(device=view_a.device)" in str(raised.value)
+    assert "    import types\n" in str(raised.value)
 
 
 def test_class_in_a_wrapper_gets_its_constructor() -> None:

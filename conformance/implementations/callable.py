@@ -51,7 +51,7 @@ from .sandbox import (
     within,
     within_memory,
 )
-from .signatures import Claim, Signature, check_call, complete, guess_arrays, is_module, kind_of
+from .signatures import Claim, Signature, check_call, complete, guess_arrays, is_module, kind_of, method_of
 from .subprocess import Lines
 from .usages import BY_NAME, NotApplicable, NotJudged, Use
 
@@ -266,9 +266,8 @@ class Target:
 
     def _notes(self) -> tuple[str, ...]:
         changed = "arguments: the target changes them in place; it gets copies" if self._changed else ""
-        keys = self.signature.keys
-        packed = f"arguments: passed as one mapping with {', '.join(keys)}" if keys else ""
-        return tuple(filter(None, (*self.form.notes, packed, self._failed, self._result_note, changed)))
+        packed = [f"arguments: passed as one {it.kind} with {', '.join(it.keys)}" for it in self.signature.packs]
+        return tuple(filter(None, (*self.form.notes, *packed, self._failed, self._result_note, changed)))
 
     @property
     def choice(self) -> tuple[int, str | None]:
@@ -391,8 +390,8 @@ class Target:
             called = self.thing(**constructor) if self.constructs else self.thing
             if is_module(called) and any(x.device != batch.embeddings.device for x in _state_of(called)):
                 called.to(batch.embeddings.device)
-            if not callable(called):  # a class with forward and without __call__
-                called = called.forward
+            if not callable(called):
+                called = getattr(called, method_of(type(called)))
             return self._taken(self.use.call(called, given, others))
 
         if self.arrays == "jax":

@@ -6,6 +6,7 @@ is never chosen by the value that the target returns, because that would hide a 
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ import torch
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from .sandbox import TargetMisused, describe
-from .signatures import ARRAYS, CALLS, PARTNERS, Signature
+from .signatures import ARRAYS, CALLS, PARTNERS, Signature, method_of
 
 Tensor = torch.Tensor
 
@@ -381,17 +382,18 @@ def wrapper(spec: object, signature: Signature, form: Form) -> list[str]:
     own = f"adapted_{re.sub(chr(92) + 'W', '_', attribute) if importable else 'target'}"
     if signature.constructs:
         thing = f"{thing}({', '.join(_code(signature, signature.constructor, constructor))})"
-        thing += "" if any("__call__" in vars(kind) for kind in signature.thing.__mro__) else ".forward"
+        method = method_of(signature.thing)
+        thing += "" if method == "__call__" else f".{method}"
     given = ", ".join(_code(signature, signature.call, call))
-    if signature.keys:
-        given = "{" + re.sub(r"(\w+)=", r'"\1": ', given) + "}"
-    imports = ["import torch", ""] if "torch." in thing + given else []
+    imports = [f"import {it}" for it in ("types", "torch") if f"{it}." in thing + given]
+    imports += [""] * bool(imports)
     lines = [*imports, start, "", "", f"def {own}({', '.join(names)}, temperature):"]
     return [*lines, f"    return {thing}({given})  # return only the loss, as a tensor"]
 
 
-def _code(signature: Signature, parameters: Mapping[str, Any], values: Mapping[str, str]) -> Iterator[str]:
-    """Yield the arguments of a call as code."""
+def _code(signature: Signature, parameters: Mapping[str, inspect.Parameter], values: Mapping[str, str]) -> list[str]:
+    """Return the arguments of a call as code."""
+    texts: dict[str, str] = {}
     for p in parameters.values():
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
             continue
@@ -399,8 +401,15 @@ def _code(signature: Signature, parameters: Mapping[str, Any], values: Mapping[s
         if value is None and p.default is p.empty:
             value = "..."
         if value is not None:
-            value = re.sub(r"\Alog\((.*)\)\Z", r"torch.as_tensor(\1, dtype=torch.float64).log()", value)
-            yield value if p.kind is p.POSITIONAL_ONLY else f"{p.name}={value}"
+            texts[p.name] = re.sub(r"\Alog\((.*)\)\Z", r"torch.as_tensor(\1, dtype=torch.float64).log()", value)
+    for pack in signature.packs:
+        if pack.keys[0] in parameters:
+            own = {key: texts.pop(key) for key in pack.keys if key in texts}
+            texts = {pack.name: pack.code(own), **texts}
+    unnamed = [
+        name for name in texts if name in parameters and parameters[name].kind is inspect.Parameter.POSITIONAL_ONLY
+    ]
+    return [text if name in unnamed else f"{name}={text}" for name, text in texts.items()]
 
 
 def cannot_be_called(spec: object, signature: Signature, failures: Sequence[tuple[Form, str]]) -> list[str]:
@@ -420,16 +429,19 @@ def cannot_be_called(spec: object, signature: Signature, failures: Sequence[tupl
     for it, words in failures:
         if _line(words) not in (_line(error), *others.values()):
             others.setdefault(f"{it.call}{f', {it.arrays} arrays' if several else ''}", _line(words))
+    lines = wrapper(spec, signature, replace(form, labels=""))
+    unknown = " ".join(f"--init {name}=VALUE" for name in re.findall(r"(\w+)=\.\.\.", lines[-1]))
+    advice = f"Pass {unknown}" if unknown else "To call it in another way, pass --call or --init"
     return [
         f"called with {form.call} on a small batch, it fails: {error}",
         *(f"    {name}: {words}" for name, words in others.items()),
-        "To call it in another way, pass --call or --init. Or copy this wrapper, fill in each ..., and check it:",
+        f"{advice}. Or copy this wrapper, fill in each ..., and check it:",
         "",
-        *(f"    {line}".rstrip() for line in wrapper(spec, signature, replace(form, labels=""))),
+        *(f"    {line}".rstrip() for line in lines),
     ]
 
 
-_OF_MACHINE = re.compile(r"cuda|nvidia|\bgpu\b|No module named", re.IGNORECASE)
+_OF_MACHINE = re.compile(r"cuda|nvidia|\bgpu\b|No module named|Device index must not be negative", re.IGNORECASE)
 
 
 def _line(error: str) -> str:

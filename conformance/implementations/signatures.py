@@ -12,12 +12,12 @@ import inspect
 import math
 import re
 import textwrap
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, product, zip_longest
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -87,12 +87,48 @@ _MARKS = {"torch": ("torch", "Tensor"), "jax": ("jax", "jnp"), "numpy": ("numpy"
 """Words in annotations that show which arrays a target takes."""
 
 
+METHODS = ("__call__", "forward", "loss", "compute_loss", "calculate_loss", "calc_loss", "compute", "calc", "cal")
+"""Names of methods that compute a loss; the first one that a class has is called."""
+
+_SETTINGS = ("args", "cfg", "config", "conf", "opt", "opts", "options", "hparams", "params")
+"""Names of parameters for an object or a mapping with settings, such as ``args.temperature``."""
+
 Bound = tuple[dict[str, Any], list[Any], dict[str, Any]]
 
 FACTS_IN_WORDS = {
     **{"batch_size": "batch size", "n_views": "number of views", "device": "device", "dim": "D"},
     **{"world_size": "1", "rank": "0"},
 }
+
+
+@dataclass(frozen=True)
+class Pack:
+    """A parameter whose value is made of several values: a mapping, an object with attributes, or a pair.
+
+    Attributes:
+        name: the name of the parameter.
+        kind: what it gets, in words.
+        keys: the names of the values that the source reads from it.
+    """
+
+    name: str
+    kind: str
+    keys: tuple[str, ...]
+
+    def pack(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Replace the values of the keys by that of the parameter."""
+        own = {key: values.pop(key) for key in self.keys if key in values}
+        made = own if self.kind == "mapping" else SimpleNamespace(**own) if self.kind == "object" else (*own.values(),)
+        return {self.name: made, **values}
+
+    def code(self, texts: Mapping[str, str]) -> str:
+        """Return the code of its value from the code of the values."""
+        if self.kind == "object":
+            return f"types.SimpleNamespace({', '.join(f'{key}={text}' for key, text in texts.items())})"
+        if self.kind == "mapping":
+            pairs = (f'"{key}": {text}' for key, text in texts.items())
+            return f"{{{', '.join(pairs)}}}"
+        return f"({', '.join(texts.values())})"
 
 
 class Signature:
@@ -105,7 +141,7 @@ class Signature:
         call: the parameters of the call, without self; empty if they cannot be read.
         constructor: the parameters of the constructor; empty unless it is a class.
         named: the parameters of the call, without ``*args`` and ``**keywords``.
-        keys: if the call takes a single mapping: the keys that it reads. In ``call``, they replace the mapping.
+        packs: the parameters that are made of several values, which replace them in ``call`` and ``constructor``.
         takes_anything: whether the call or the constructor has ``**keywords``.
         scale: the parameter that gets 1 / temperature although its name does not show it; "" if there is none.
     """
@@ -124,7 +160,7 @@ class Signature:
         self.constructor = _parameters(thing) if self.constructs else {}
         if self.constructs:
             self.call.pop(next(iter(self.call), ""), None)
-        self.keys = self._read_keys()
+        self.packs = [*self._read_packs()]
         self.named = [p for p in self.call.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
         self.takes_anything = _takes_anything(self.call) or _takes_anything(self.constructor)
         known = [name for name in (*self.constructor, *self.call) if name not in ("args", "kwargs")]
@@ -135,24 +171,37 @@ class Signature:
                         f"--{option} {name}: the target has no such parameter; it has {', '.join(known)}"
                     )
 
-    def _read_keys(self) -> list[str]:
-        """Replace a single required mapping by the keys that the source reads from it; return these keys."""
-        required = [p for p in self.call.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
-        if len(required) != 1 or required[0] is not next(iter(self.call.values())):
-            return []
-        source = _source_of(_called(getattr(self.thing, "func", self.thing)))
-        keys = [*dict.fromkeys(re.findall(rf"""\b{required[0].name}\[["'](\w+)["']\]""", source))]
-        if keys:
-            _, *others = self.call.items()
-            self.call = {key: inspect.Parameter(key, inspect.Parameter.POSITIONAL_OR_KEYWORD) for key in keys}
-            self.call |= {name: p for name, p in others if name not in keys}
-        return keys
+    def _read_packs(self) -> Iterator[Pack]:
+        """Replace parameters that are made of several values by these values, and yield the parameters.
+
+        The first parameter may be a pair, or the only required one a mapping. Settings may be an object or a mapping.
+        """
+        called = _source_of(_called(getattr(self.thing, "func", self.thing)))
+        required = [p.name for p in self.call.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+        for own, source in ((self.constructor, self.source), (self.call, called)):
+            for name, p in [*own.items()]:
+                first, keys, kind = own is self.call and required[:1] == [name], list[str](), ""
+                settings = name.lower() in _SETTINGS and p.default is p.empty
+                if settings or (first and len(required) == 1):
+                    keys, kind = re.findall(rf"""\b{name}\[["'](\w+)["']\]""", source), "mapping"
+                if settings and not keys:
+                    keys, kind = re.findall(rf"\b{name}\.(\w+)\b(?!\()", source), "object"
+                if first and not keys:
+                    pair = re.search(rf"^\s*\(?(\w+), *(\w+)\)? *= *{name}\s*(?:#.*)?$", source, re.MULTILINE)
+                    keys, kind = [*pair.groups()] if pair else [], "pair"
+                if keys:
+                    made = {key: inspect.Parameter(key, inspect.Parameter.POSITIONAL_OR_KEYWORD) for key in keys}
+                    others = {it: one for it, one in own.items() if it not in (name, *made)}
+                    own.clear()
+                    own.update(made | others if first else others | made)
+                    yield Pack(name, kind, (*made,))
 
     def keyword(self, name: str) -> inspect.Parameter | None:
         """Return the parameter for an option of the catalogue; None if there is none or the user gives its value."""
         words = ALIASES.get(name, (name,))
-        if name == "temperature" and self.scale:
-            words = (self.scale,)
+        if name == "temperature":
+            scales = [word for word in (*self.constructor, *self.call) if word.startswith("logit_scale_")]
+            words = (self.scale,) if self.scale else (*words, *scales)
         found = (own[word] for own, word in product((self.constructor, self.call), words) if word in own)
         usable = (p for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
         return next((p for p in usable if p.name not in self.init and not self._doubtful(p)), None)
@@ -168,7 +217,8 @@ class Signature:
         taken = [self.keyword(name) for name in ("temperature", *SCALARS)]
         names = {*self.init, *(p.name for p in taken if p), *chain(*FACTS.values())}
         names |= {*ALIASES["negatives"], *ALIASES["hard_negatives"]}
-        return [p for p in self.named if p.name not in names]
+        names |= {key for pack in self.packs if pack.name.lower() in _SETTINGS for key in pack.keys}
+        return [p for p in self.named if p.name not in names and not _is_ignored(p)]
 
     @property
     def labels_first(self) -> bool:
@@ -195,6 +245,8 @@ class Signature:
     def bind(self, positional: Sequence[Any], keywords: Mapping[str, Any], facts: Mapping[str, Any] = {}) -> Bound:
         """Translate the catalogue's arguments to those of the target.
 
+        Required parameters whose names begin with an underscore get None.
+
         Args:
             positional: in the order of the call; None for an argument that is not given.
             keywords: options by their names in the catalogue.
@@ -203,6 +255,19 @@ class Signature:
         Returns:
             The keywords of the constructor, the positional arguments of the call, and the keywords of the call.
         """
+        constructor, given, call = self._bind(positional, keywords, facts)
+        if self.packs:
+            call = {**{p.name: value for p, value in zip(self.named, given, strict=False)}, **call}
+            given = []
+        for pack in self.packs:
+            if any(key in self.constructor for key in pack.keys):
+                constructor = pack.pack(constructor)
+            else:
+                call = pack.pack(call)
+        return constructor, given, call
+
+    def _bind(self, positional: Sequence[Any], keywords: Mapping[str, Any], facts: Mapping[str, Any]) -> Bound:
+        """Do the same as ``bind``, without packing values."""
         constructor: dict[str, Any] = {}
         call: dict[str, Any] = {}
 
@@ -240,19 +305,15 @@ class Signature:
                 given.append(value)
             else:
                 call[parameter.name] = value
-        if self.keys:
-            mapping = dict(zip((p.name for p in self.named), given, strict=False))
-            given = [mapping | {key: call.pop(key) for key in self.keys if key in call}]
-        return constructor, given, call
+        return constructor, given, {**{p.name: None for p in self.named if _is_ignored(p)}, **call}
 
     def arguments(
         self, positional: Sequence[str], keywords: Mapping[str, str], facts: Mapping[str, str] = FACTS_IN_WORDS
     ) -> tuple[dict[str, str], dict[str, str]]:
         """Return what ``bind`` passes to each parameter of the constructor and of the call, in words or as code."""
-        constructor, given, call = self.bind(positional, keywords, facts)
+        constructor, given, call = self._bind(positional, keywords, facts)
         for k, value in enumerate(given):
-            own = value if isinstance(value, dict) else {self.named[k].name if k < len(self.named) else f"*{k}": value}
-            call = {**own, **call}
+            call = {self.named[k].name if k < len(self.named) else f"*{k}": value, **call}
         ordered = {name: call[name] for name in self.call if name in call}
         return constructor, {**ordered, **call}
 
@@ -296,7 +357,7 @@ class Signature:
         """
         if word in LOGARITHMS:
             return True
-        if word not in (*INVERSES, "t", self.scale):
+        if word not in (*INVERSES, "t", self.scale) and not word.startswith("logit_scale_"):
             return False
         default = getattr({**self.call, **self.constructor}.get(word), "default", None)
         known = isinstance(default, float) and any(abs(default - it) < 1e-3 for it in LOG_DEFAULTS)
@@ -395,10 +456,20 @@ def _called(thing: Any) -> Any:
         return thing.forward
     if not isinstance(thing, type):
         return thing
-    for name in ("__call__", "forward"):
-        if found := next((vars(kind)[name] for kind in thing.__mro__ if name in vars(kind)), None):
-            return found
-    raise TargetError(f"instances of its class {thing.__name__} cannot be called: it has neither __call__ nor forward")
+    name = method_of(thing)
+    return next(vars(kind)[name] for kind in thing.__mro__ if name in vars(kind))
+
+
+def method_of(kind: type) -> str:
+    """Return the name of the method of a class that computes the loss.
+
+    Raises:
+        TargetError: it has none.
+    """
+    known = {name for one in kind.__mro__ for name in vars(one)}
+    if found := next((name for name in METHODS if name in known), ""):
+        return found
+    raise TargetError(f"instances of its class {kind.__name__} cannot be called: it has none of {', '.join(METHODS)}")
 
 
 def _parameters(called: Any) -> dict[str, inspect.Parameter]:
@@ -413,6 +484,11 @@ def _parameters(called: Any) -> dict[str, inspect.Parameter]:
     with suppress(TypeError, ValueError):
         return dict(inspect.signature(called).parameters)
     return {}
+
+
+def _is_ignored(parameter: inspect.Parameter) -> bool:
+    """Whether the name of a required parameter shows that the target does not use it."""
+    return parameter.name.startswith("_") and parameter.default is parameter.empty
 
 
 def _takes_anything(parameters: Mapping[str, inspect.Parameter]) -> bool:
@@ -688,7 +764,9 @@ def _temperature(claim: Claim, signature: Signature, notes: list[str]) -> float 
         missing = "the target takes no argument temperature (or tau, or logit_scale)"
         known = [p.name for p in (*signature.constructor.values(), *signature.named) if isinstance(p.default, float)]
         scale = f", or name the parameter that is 1/temperature with --scale {'|'.join(known)}" if known else ""
-        raise TargetMisused(f"{missing}: pass the temperature that is built in with --temperature{scale}")
+        raise TargetMisused(
+            f"{missing}: pass the temperature that is built in with --temperature (1 if none is){scale}"
+        )
     found = float(found)
     notes.append(f"temperature: {found!r} is built in, an attribute of the instance; override with --temperature")
     decimal = float(str(np.float32(found)))

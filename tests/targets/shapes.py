@@ -205,6 +205,45 @@ class OfAMapping(torch.nn.Module):
         return {"loss": loss, "clip_loss": loss, "clip_acc": 50.0}
 
 
+class OfSettings:
+    def __init__(self, batch, cfg):
+        self.batch, self.cfg = batch, cfg
+
+    def __call__(self, z_i, z_j):
+        assert len(z_i) == self.batch
+        return everything_in_the_call(z_i, z_j, self.cfg.batch_size, self.cfg.tau, self.cfg.device)
+
+
+def of_settings_in_a_mapping(embeddings, labels, config):
+    return plain(embeddings, labels, config["temperature"])
+
+
+def of_a_pair(views, temperature=0.5):
+    left, right = views  # two encoders
+    return unknown_names(left, right, temperature)
+
+
+def with_ignored_parameters(_input, message, _noise, answer, temperature=0.5):
+    assert (_input, _noise) == (None, None)
+    return unknown_names(message, answer, temperature)
+
+
+class ByAnotherMethod:
+    def __init__(self, temperature=0.5):
+        self.temperature = temperature
+
+    def similarity(self, rows, columns):
+        return rows @ columns.T
+
+    def compute_loss(self, query, key):
+        return unknown_names(query, key, self.temperature)
+
+
+def of_several_scales(audio_features, text_features, logit_scale_audio, logit_scale_text=None):
+    assert logit_scale_text is None
+    return unknown_names(audio_features, text_features, 1 / logit_scale_audio)
+
+
 def of_similarities(similarity):
     same = torch.arange(len(similarity))
     return (F.cross_entropy(similarity, same) + F.cross_entropy(similarity.T, same)) / 2
