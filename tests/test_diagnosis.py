@@ -118,6 +118,21 @@ def test_first_reason_is_the_mistake(name: str, loss: str, words: str, setting: 
     assert reason.words in result.summary
 
 
+def crossed(z_i: torch.Tensor, z_j: torch.Tensor, temperature: float = 0.5) -> torch.Tensor:
+    """The stacked views against the swapped ones: the positives are on the diagonal, and the anchor is not."""
+    rows = torch.nn.functional.normalize(torch.cat([z_i, z_j]), dim=1)
+    logits = rows @ rows.roll(len(z_i), dims=0).T / temperature
+    others = logits.masked_fill(torch.eye(len(rows), dtype=torch.bool), -torch.inf)
+    return (others.logsumexp(dim=1) - logits.diagonal()).mean()
+
+
+def test_both_differences_of_a_denominator_are_named() -> None:
+    found = check_loss(crossed, "nt_xent", cases=("golden/nt_xent/[a-d]*",), seed=1)
+    assert found.diagnosis.reasons[0].words == (
+        "the anchor itself is kept in the denominator; the denominator lacks the positives"
+    )
+
+
 def test_products_that_are_exact_are_not_said_to_be_rounded() -> None:
     """Two mistakes at once: raw dot products, and one direction. Many stored rows have products exact in bfloat16."""
     result = checked("raw_products_one_way", "info_nce", "golden/{}/[a-d]*")

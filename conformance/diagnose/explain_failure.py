@@ -816,13 +816,15 @@ def right_elsewhere(right: Variant, other: Variant) -> list[str]:
 
 
 def _words_elsewhere(right: str, other: str) -> str:
-    if (right, other) in OTHER_DENOMINATORS:
-        return f"the denominator {OTHER_DENOMINATORS[right, other]}"
+    base = "only_negatives" if other == "only_negatives, self" else other
+    if (right, base) in OTHER_DENOMINATORS:
+        return f"the denominator {OTHER_DENOMINATORS[right, base]}"
     return OTHER_FORMS.get((right, other)) or CHOICES.get(other, "")
 
 
 def _general_words(right: str, other: str) -> str:
-    return _words_elsewhere(right, other) or words_of(other) or f"{other} instead of {right}"
+    both = [words_of(other)] * (other in DENOMINATORS) + [_words_elsewhere(right, other)]
+    return "; ".join(filter(None, both)) or words_of(other) or f"{other} instead of {right}"
 
 
 def _first_wrong_anchor(found: Failure) -> int:
