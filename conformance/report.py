@@ -437,12 +437,12 @@ def _of_check(result: CheckResult, seconds: float, details: Collection[str] | No
     # By level, then by size; usages have no size and come last.
     sizes = {case: size for case, (size, _) in result.sizes.items()}
     failures.sort(key=lambda checks: (checks[0].level or Level.FORMULA, sizes.get(checks[0].case, math.inf)))
-    shown = len(failures) if result.explained is None else result.explained
-    for first, *others in failures[:shown]:
+    shown = failures if result.explained is None else _examples(result, failures)
+    for first, *others in shown:
         dtypes = ", ".join(check.dtype for check in (first, *others))
         words = f"{dtypes}: {result.sizes[first.case][1]}" if first.case in result.sizes else dtypes
         yield from _failure(first, words, result.diagnoses.get((first.case, first.dtype), ""))
-    if rest := Counter(first.kind for first, *_ in failures[shown:]):
+    if rest := Counter(first.kind for first, *_ in failures) - Counter(first.kind for first, *_ in shown):
         yield f"and {' and '.join(several(n, f'more {kind}') for kind, n in rest.items())}: --all shows them"
     if details is not None:
         yield from _judged(result)
@@ -465,6 +465,18 @@ def _of_check(result: CheckResult, seconds: float, details: Collection[str] | No
         yield from map(Verbatim, declared)
     yield from filter(None, [result.reading])
     yield Text(f"{result.summary} in {seconds:.1f} s", _style(result.verdict == CONFORMS))
+
+
+def _examples(result: CheckResult, failures: Sequence[list[Check]]) -> list[list[Check]]:
+    """Return the failing cases to show: one for each reason, and at least one without a reason.
+
+    ``failures`` are the checks of each failing case.
+    """
+    reasons = {case: place for place, reason in enumerate(result.diagnosis.reasons) for case in reason.cases}
+    first = {reasons.get(checks[0].case): place for place, checks in reversed([*enumerate(failures)])}
+    others = [place for place, checks in enumerate(failures) if checks[0].case not in reasons]
+    chosen = {*first.values(), *others[: max(0, (result.explained or 0) - len(first) + 1)]}
+    return [failures[place] for place in sorted(chosen)]
 
 
 def _levels(result: CheckResult) -> Iterator[Part]:

@@ -24,9 +24,10 @@ from pairproof.conformance.judge import check as checking
 from pairproof.conformance.judge import verify as run
 from pairproof.conformance.judge.check import CheckResult, check_loss
 from pairproof.conformance.judge.options import CouldNotRun, Request, UsageError, read_settings
-from pairproof.conformance.judge.results import Status
+from pairproof.conformance.judge.results import Check, Status
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.golden import GoldenCase
+from pairproof.conformance.suite.levels import Level
 
 FOLDER = Path(__file__).parent / "targets"
 LOSSES = FOLDER / "losses.py"
@@ -175,7 +176,7 @@ def test_first_failures_are_shown_and_option_all_shows_the_rest(capsys: pytest.C
     arguments = ["check", f"{LOSSES}:dot", "--loss", "supcon", "--case", "golden/supcon/temperature*"]
     assert call(*arguments) == 1
     short = capsys.readouterr().out
-    assert short.count("repeat: ") == 3
+    assert short.count(", none left") == short.count("repeat: ") == 1  # one reason explains all
     assert re.search(r"and \d+ more cases( and \d+ more usages?)?: --all shows them", " ".join(short.split()))
     assert "Checks by flag" not in short
     assert call(*arguments, "--all") == 1
@@ -183,6 +184,25 @@ def test_first_failures_are_shown_and_option_all_shows_the_rest(capsys: pytest.C
     assert text.count("repeat: ") > 3
     assert "more cases" not in text
     assert "Checks by flag" in text
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shown"),
+    [("ab", "", "acd"), ("ab", "de", "acd"), ("abc", "de", "ad"), ("abcde", "", "a"), ("", "", "abc")],
+)
+def test_an_example_of_each_reason_and_one_without_a_reason_are_shown(
+    first: str, second: str, shown: str, without_reasons: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = of("supcon", "golden/supcon/two-positives", fuzz=0)
+    result.report.checks = [
+        Check("case", "target", "supcon", name, "float64", Status.FAILED, level=Level.FORMULA) for name in "abcde"
+    ]
+    result.diagnosis = joint.Diagnosis([joint.Reason("first", (*first,)), joint.Reason("second", (*second,))], 5)
+    report.show(result, cli.Output(), seconds=1.0)
+    text = capsys.readouterr().out
+    assert re.findall(r"failed (.) float64", text) == [*shown]
+    rest = 5 - len(shown)
+    assert f"and {rest} more case{'s' * (rest > 1)}: --all shows them" in text
 
 
 def test_the_commonest_reasons_for_skipped_cases_are_shown_and_option_all_shows_the_rest(

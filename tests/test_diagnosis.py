@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+from pairproof import fast
+from pairproof.conformance.diagnose.explain_failure import Failure
 from pairproof.conformance.diagnose.identify import identify
-from pairproof.conformance.diagnose.joint import Diagnosis, Reason
-from pairproof.conformance.diagnose.search import Match
+from pairproof.conformance.diagnose.joint import Diagnosis, Reason, proposed
+from pairproof.conformance.diagnose.search import Match, drawn
+from pairproof.conformance.diagnose.variants import Variant, variant_of
 from pairproof.conformance.implementations.child import PRINTED
 from pairproof.conformance.judge.check import CheckResult, check_loss
 from pairproof.conformance.judge.results import Status
 from pairproof.conformance.judge.suggest import suggested
+from pairproof.conformance.suite.cases import Case
+from pairproof.conformance.suite.catalogue import LOSSES
 from pairproof.conformance.suite.levels import Level
+from pairproof.conformance.suite.records import Outcome
+from pairproof.conformance.truth.evaluate import truth
 
 sys.path.insert(0, str(Path(__file__).parent / "targets"))
 import public_mistakes as public
@@ -138,6 +149,116 @@ def test_products_that_are_exact_are_not_said_to_be_rounded() -> None:
     result = checked("raw_products_one_way", "info_nce", "golden/{}/[a-d]*")
     assert result.diagnosis.failing
     assert not any("bfloat16" in reason.words for reason in result.diagnosis.reasons)
+
+
+slow = partial(pytest.param, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda loss: loss * math.nan, "the loss is NaN for every batch"),
+        (lambda loss: 0 * loss + 1.5, "the loss is the constant 1.5 for every batch"),
+        slow(lambda loss: loss * math.inf, "the loss is infinite for every batch"),
+        slow(lambda loss: 0 * loss, "the loss is the constant 0 for every batch"),
+        slow(lambda loss: -loss, "values have the wrong sign"),
+        slow(lambda loss: loss.detach() + 0 * loss, "the value is right, but the gradient is 0"),
+    ],
+)
+def test_loss_without_information_is_described(change: Callable[[torch.Tensor], torch.Tensor], words: str) -> None:
+    def target(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float = 0.07) -> torch.Tensor:
+        return change(fast.supcon_loss(embeddings, labels, temperature=temperature))
+
+    cases = ("golden/supcon/shape-[3-8]-*", "golden/supcon/lonely*", "golden/supcon/two-positives")
+    (reason,) = check_loss(target, "supcon", cases=cases, fuzz=0).diagnosis.reasons
+    assert reason.words == words
+
+
+@pytest.mark.slow
+def test_loss_is_not_called_constant_if_a_passing_case_has_another_value() -> None:
+    def target(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float = 0.07) -> torch.Tensor:
+        right = fast.supcon_loss(embeddings, labels, temperature=temperature)
+        return right if len(embeddings) < 6 else 0 * right
+
+    cases = ("golden/supcon/shape-[3-8]-*", "golden/supcon/two-positives", "golden/supcon/labels-*")
+    result = check_loss(target, "supcon", cases=cases, fuzz=0)
+    assert result.diagnosis.failing > 2
+    assert [reason.words for reason in result.diagnosis.reasons] == ["the loss is 0"]
+
+
+@pytest.mark.parametrize(
+    ("loss", "claim", "options", "intended"),
+    [
+        ("supcon_in", "supcon", {}, "--loss supcon_in"),
+        slow("supcon_in", "supcon", {"inside_reduction": "sum"}, "--loss supcon_in --set inside_reduction=sum"),
+        slow("supcon", "supcon_in", {}, "--loss supcon"),
+        slow("nt_xent_pairwise", "supcon", {}, "--set denominator=one_positive"),
+    ],
+)
+def test_another_loss_of_the_catalogue_is_named(
+    loss: str, claim: str, options: dict[str, object], intended: str
+) -> None:
+    def target(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float = 0.07) -> torch.Tensor:
+        right: torch.Tensor = getattr(fast, f"{loss}_loss")(embeddings, labels, temperature=temperature, **options)
+        return right
+
+    cases = tuple(f"golden/{claim}/{name}" for name in ("shape-[3-8]-*", "two-positives", "labels-*"))
+    found = check_loss(target, claim, cases=cases, fuzz=0).diagnosis
+    assert f"{found.reasons[0].words} (if intended: {intended}): explains" in found.sentences()[0]
+
+
+def matched(variant: Variant, factor: float = 1.0) -> Match:
+    """The identified loss of a target with a temperature argument."""
+    return Match(variant, {0.5: 0.5, 0.2: 0.2}, "mean", {0.5: factor, 0.2: factor}, 0.0, ("", 0.0, 0.0), 0.0, False)
+
+
+def failure_of(loss: str, arguments: dict[str, object], value: Callable[[torch.Tensor], torch.Tensor]) -> Failure:
+    rows = drawn(17, [0] * 8, 0.0)
+    case = Case("mine", loss, rows.numpy(), arguments, {"temperature": 0.4})
+    leaf = rows.clone().requires_grad_()
+    found = value(leaf)
+    (gradient,) = torch.autograd.grad(found, leaf)
+    return Failure(case, Outcome([found.item()], gradient.numpy()), truth(case))
+
+
+def test_factor_beside_a_mistake_is_named() -> None:
+    labels = [0, 0, 0, 1, 1, 1, 1, 2]
+
+    def doubled_mean(rows: torch.Tensor) -> torch.Tensor:
+        right = fast.supcon_loss(rows, torch.tensor(labels), temperature=0.4)
+        return 2 * (right - math.log(7) * 7 / 8)  # one of 8 anchors has no positives
+
+    variant = replace(variant_of(LOSSES["supcon"], {}), denominator="all, mean")
+    failure = failure_of("supcon", {"labels": labels}, doubled_mean)
+    words, suspect = proposed(matched(variant, 2.0), failure) or ("", failure.right)
+    assert failure.remaining(suspect) < math.inf
+    assert words == "the denominator is a mean, not a sum; values are 2 times too large"
+
+
+def test_loss_of_two_towers_is_recognised_in_cases_of_partners() -> None:
+    def towers(rows: torch.Tensor) -> torch.Tensor:
+        return fast.info_nce_loss(rows[:4], rows[4:], temperature=0.4, direction="a_to_b")
+
+    variant = variant_of(LOSSES["info_nce"], {"direction": "a_to_b"})
+    failure = failure_of("nt_xent", {"partners": [4, 5, 6, 7, 0, 1, 2, 3]}, towers)
+    identified = matched(replace(variant, positives="towers a_to_b"))
+    words, suspect = proposed(identified, failure) or ("", failure.right)
+    assert failure.remaining(suspect) < math.inf
+    assert words == "the target computes info_nce with direction=a_to_b"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("claim", "intended"), [("nt_xent", "--loss info_nce --set direction=a_to_b"), ("info_nce", "--loss nt_xent")]
+)
+def test_loss_of_partners_and_loss_of_towers_are_told_apart(claim: str, intended: str) -> None:
+    def one_way(z_i: torch.Tensor, z_j: torch.Tensor, temperature: float = 0.1) -> torch.Tensor:
+        if claim == "nt_xent":
+            return fast.info_nce_loss(z_i, z_j, temperature=temperature, direction="a_to_b")
+        return fast.nt_xent_loss(torch.cat([z_i, z_j]), fast.stacked_partners(2 * len(z_i)), temperature=temperature)
+
+    found = check_loss(one_way, claim, cases=(f"golden/{claim}/*-by-*", f"golden/{claim}/shape-*"), fuzz=0).diagnosis
+    assert f"(if intended: {intended}): explains" in found.sentences()[0]
 
 
 def without_lone_anchors(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float = 0.07) -> torch.Tensor:

@@ -98,6 +98,7 @@ class Suspect:
         general: ``words`` without the numbers of this case; "" if ``words`` has no such numbers.
         scale: factor of the values.
         temperature: the temperature; None for that of the case.
+        loss: the loss of the catalogue that takes other pairs as this suspect does; "" if there is none.
     """
 
     variant: Variant
@@ -108,6 +109,7 @@ class Suspect:
     general: str = ""
     scale: float = 1.0
     temperature: float | None = None
+    loss: str = ""
 
     @property
     def setting(self) -> Setting:
@@ -494,7 +496,7 @@ def factors_of(found: Failure) -> tuple[float, float] | None:
 
 def gradient_words(slope: float) -> str:
     """Describe a gradient that is wrong by a factor although the value is correct."""
-    gradient = f"the gradient is {slope:.6g} times the true one" if abs(slope) >= 1e-9 else "no gradient flows"
+    gradient = f"the gradient is {slope:.6g} times the true one" if abs(slope) >= 1e-9 else "the gradient is 0"
     return f"the value is right, but {gradient}"
 
 
@@ -715,7 +717,9 @@ def _case_settings(found: Failure) -> Iterator[Suspect]:
             yield replace(found.read_again(words, direction=direction), general=general)
         if "negatives" not in case.others:
             member = ~torch.eye(n + m, dtype=torch.bool) & right.anchors[:, None]
-            yield suspect.read("the denominator also contains rows of the anchor's own tower", member=member)
+            words = "the denominator also contains rows of the anchor's own tower"
+            loss = "nt_xent" if case.option("direction") == "both" else ""
+            yield replace(suspect.read(words, member=member), loss=loss)
     if "partners" in case.arguments and "ref_embeddings" not in case.others:
         item = torch.tensor(stacked_order(case)).argsort() // 2
         yield suspect.read(MIXED_UP, positive=same(item) & right.member)

@@ -51,8 +51,8 @@ from .explain_failure import (
     work_of,
 )
 from .positives import CASE, POSITIVES, RIGHT_POSITIVES
-from .search import Match
-from .variants import COUNTS, ROUNDED, WRONG_COUNTS, weights_words, words_of
+from .search import Match, same_loss
+from .variants import COUNTS, ROUNDED, WRONG_COUNTS, Variant, weights_words, words_of
 
 WORK = 100
 """Limit of the work of testing all candidates on the failing cases. On further cases, only the best one is tested.
@@ -129,6 +129,7 @@ class Reason:
         words: describes the mistake, without the numbers of one case.
         cases: the ids of the cases.
         setting: "name=value" for ``--set`` if the behaviour is intended; "" if no option describes it.
+        loss: the arguments of ``pairproof check`` that name the loss, if the target computes another one; else "".
         also: whether these cases have the mistake in addition to the first reason.
         ordinary: whether the mistake is in the formula, not in a policy, the range or the digits.
     """
@@ -138,6 +139,12 @@ class Reason:
     setting: str = ""
     also: bool = False
     ordinary: bool = True
+    loss: str = ""
+
+    @property
+    def intended(self) -> str:
+        """The arguments of ``pairproof check`` to use if the behaviour is intended; "" if there are none."""
+        return self.loss or (self.setting and f"--set {self.setting}")
 
 
 @dataclass
@@ -167,7 +174,7 @@ class Diagnosis:
         for reason in self.reasons:
             count = len(reason.cases)
             left -= count
-            remedy = f" (if intended: --set {reason.setting})" * bool(reason.setting)
+            remedy = f" (if intended: {reason.intended})" * bool(reason.intended)
             also = "also, " * reason.also
             share = f"explains {count} of {_cases(self.failing)}, {left or 'none'} left"
             found.append(f"{also}{reason.words}{remedy}: {share}")
@@ -191,7 +198,7 @@ class Diagnosis:
     def as_data(self) -> dict[str, Any]:
         """Return the diagnosis as a JSON value, without ``details`` and ``match``."""
         reasons = [
-            {"words": one.words, "cases": list(one.cases), "setting": one.setting, "also": one.also}
+            {name: getattr(one, name) for name in ("words", "setting", "also", "loss")} | {"cases": list(one.cases)}
             for one in self.reasons
         ]
         return {"reasons": reasons, "failing": self.failing, "unexplained": self.unexplained}
@@ -433,7 +440,7 @@ def _tested(found: Failure, suspect: Suspect, words: str) -> str | None:
         unchanged = torch.equal(rounded, without) and exact.similarity != found.right.variant.similarity
         if unchanged or found.left(without, 0) < found.left(rounded, 0):
             return None
-    return suspect.words or (words if "; " in words else words_for_case(found, suspect.variant))
+    return suspect.words or (words if "; " in words else words_for_case(found, suspect.variant) or words)
 
 
 @np.errstate(over="ignore")  # the norm of a difference may exceed the range of float64
@@ -514,6 +521,10 @@ class Collector:
                 unexplained.
         """
         found = Diagnosis(failing=len(self.failing))
+        if words := self._everywhere():
+            found.reasons.append(Reason(words, tuple(self.dtypes)))
+            found.details = {(case, dtype): words for case, dtypes in self.dtypes.items() for dtype in dtypes}
+            return found
         self.refuting = self.passing[:PASSING]
         ordered = sorted(self.failing, key=lambda one: (not one[1], one[0].case.size))
         left = [evidence for evidence, _ in ordered]
@@ -542,7 +553,8 @@ class Collector:
             cases = tuple(x.case.id for x in left if id(x) in explained)
             same = next((k for k, reason in enumerate(found.reasons) if reason.words == precise), None)
             if same is None:
-                found.reasons.append(Reason(precise, cases, hint, also, not policy))
+                loss = "" if policy or also else self._other_loss(text, [one for one in left if id(one) in explained])
+                found.reasons.append(Reason(precise, cases, hint, also, not policy, loss))
             else:
                 reason = found.reasons[same]
                 found.reasons[same] = replace(reason, cases=reason.cases + cases)
@@ -555,6 +567,41 @@ class Collector:
             left, done = [evidence for evidence in left if id(evidence) not in explained], done | explained.keys()
             base = base or ("" if setting else text)
         return found
+
+    def _everywhere(self) -> str:
+        """Describe a target that returns NaN, infinity or the same number for every batch; "" for other targets.
+
+        Passing cases must not contradict this. Only an ordinary case shows that the cause is not the policy of a case.
+        """
+        cases = [*(one for one, _ in self.failing), *self.passing]
+        if len(self.failing) < FEW or not any(ordinary for _, ordinary in self.failing):
+            return ""
+        with np.errstate(over="ignore"):  # the results of some cases are rounded to float32
+            values = np.unique(np.concatenate([one.outcome.values for one in cases]).astype(np.float32))
+        if len(values) > 1:
+            return ""
+        (value,) = values
+        name = f"the constant {value:g}" if np.isfinite(value) else "NaN" if np.isnan(value) else "infinite"
+        return f"the loss is {name} for every batch"
+
+    def _other_loss(self, words: str, explained: Sequence[Evidence]) -> str:
+        """Return the arguments of ``pairproof check`` for the loss of the catalogue that the words describe.
+
+        Return "" if there is none, if it does not explain most failing cases, or if a passing case contradicts it.
+        """
+        if 2 * len(explained) <= len(self.failing) or self._refuted(words, self.passing):
+            return ""
+        match, found = explained[0].match, explained[0].failure
+        if match is not None and words == computes(match):
+            return _arguments(match.variant)
+        suspect = next((one for name, one in explained[0].suspects(found) if name == words), None)
+        if suspect is None or suspect.loss:
+            return f"--loss {suspect.loss}" if suspect else ""
+        same = replace(suspect, variant=found.right.variant, words="", general="")
+        if vars(same) != vars(found.right):  # not only the variant is wrong
+            return ""
+        other = same_loss(suspect.variant)
+        return _arguments(other) if other else ""
 
     def _narrow(self, words: str, left: Sequence[Evidence]) -> None:
         """If ``words`` say that the target computes in a dtype, use this dtype for the remaining cases."""
@@ -687,10 +734,29 @@ def proposed(match: Match, found: Failure) -> tuple[str, Suspect] | None:
     if scale is None or CASE not in POSITIVES[positives].calls or not (built_in or match.as_passed):
         return None
     reduction = match.count if match.count not in ("mean", "drop") else found.right.reduction
+    scale /= found.factor
     changed = replace(variant, loss=found.case.loss, positives=positives)
     same = built_in and math.isclose(used, found.temperature, rel_tol=1e-6)
     temperature = used if built_in and not same else None
     suspect = replace(found.right, variant=changed, reduction=reduction, scale=scale, temperature=temperature)
+    if found.right.setting.views is not None and variant.positives.startswith("towers"):
+        setting, rows = found.right.setting, torch.arange(len(found.rows))
+        items = rows.minimum(setting.positive.int().argmax(dim=1))
+        towers = POSITIVES[variant.positives].change(replace(setting, n_views=2, items=items))
+        suspect = replace(suspect, read_as=lambda: towers or setting)
     if words := match.words() + [words_of(match.count)] * (match.count in WRONG_COUNTS):
         words += right_elsewhere(right, changed)
-    return "; ".join(words) or match.name, suspect
+    if not math.isclose(scale, 1.0, rel_tol=1e-6):
+        power = match.scale[1] if match.scale else 0
+        words.append(factor_words(scale) if power == 0 else f"values are multiplied by temperature^{power}")
+    return "; ".join(words) or computes(match), suspect
+
+
+def computes(match: Match) -> str:
+    """Describe a target that computes another loss of the catalogue, or other options."""
+    return f"the target computes {match.name}"
+
+
+def _arguments(variant: Variant) -> str:
+    """Return the arguments of ``pairproof check`` for a loss of the catalogue and its options."""
+    return " ".join([f"--loss {variant.loss}", *(f"--set {name}={value}" for name, value in variant.options)])

@@ -372,6 +372,19 @@ def known_losses(call: str, bias: float | None = None) -> list[Variant]:
     return found
 
 
+def same_loss(variant: Variant) -> Variant | None:
+    """Return another loss of the catalogue that takes the same arguments and has these parts; None if there is none."""
+    if not variant.in_parts:
+        return None
+    own, (call, *_) = variant.entry, READ_AS[variant.entry.positives_by]
+    parts = replace(variant, loss="", options=())
+    for known in known_losses(call):
+        same = known.in_parts and known.entry.positives_by == own.positives_by
+        if same and parts == replace(known, loss="", options=(), positives=variant.positives):
+            return None if known.loss == own.name else known
+    return None
+
+
 RANKED = ("query_to_doc", "query_to_doc+doc_to_query", "query_to_doc+query_to_query+doc_to_query+doc_to_doc")
 """The directions of MultipleNegativesRankingLoss, of MultipleNegativesSymmetricRankingLoss, and of GTE."""
 

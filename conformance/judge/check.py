@@ -54,7 +54,7 @@ from .usages import names as usage_names
 from .verify import Report, check_names, flush_denormal, judge_case, load_cases, truth_of
 
 SHOWN = 3
-"""Default number of failing cases to show. The smallest ones are shown."""
+"""Default number of failing cases to show: the smallest one of each reason, and the smallest ones without a reason."""
 
 EXPLAINED = 10
 """Maximum number of failures that one pytest process explains."""
@@ -106,7 +106,8 @@ class CheckResult:
         aside: the declared deviations for this loss but another target.
         sizes: the size and a description of the shape of each failing or errored case, by id.
         failing: the failing and errored cases with their results, by id.
-        explained: number of failing cases to show. None shows all, also those above the required level.
+        explained: number of failing cases to show: one for each reason, the others without a reason. None shows all,
+            also those above the required level.
         fresh: the random batches.
         limits: the temperatures, norms or logits at which the target starts to break. Empty if only some cases were
             selected, or if the target cannot compute the ordinary batch of ``ranges.py``.
@@ -294,7 +295,8 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
     Args:
         request: the target, the loss and the options.
         progress: called at each step.
-        explain: number of failing cases to show. None shows all, also those above the required level.
+        explain: number of failing cases to show: one for each reason, the others without a reason. None shows all, also
+            those above the required level.
 
     Returns:
         The result of the check.
