@@ -221,6 +221,30 @@ def failure_of(loss: str, arguments: dict[str, object], value: Callable[[torch.T
     return Failure(case, Outcome([found.item()], gradient.numpy()), truth(case))
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda weights: None, "the weights of positives have no effect"),
+        (torch.square, "the weights of positives are applied twice"),
+    ],
+)
+def test_mistake_with_weights_is_named(change: Callable[[torch.Tensor], torch.Tensor | None], words: str) -> None:
+    """The variants have no weights, so none of them can be the reason."""
+
+    def target(
+        embeddings: torch.Tensor,
+        labels: torch.Tensor,
+        positive_weights: torch.Tensor | None = None,
+        temperature: float = 0.07,
+    ) -> torch.Tensor:
+        weights = None if positive_weights is None else change(positive_weights)
+        return fast.supcon_loss(embeddings, labels, positive_weights=weights, temperature=temperature)
+
+    found = check_loss(target, "supcon", cases=("golden/supcon/*weight*",), fuzz=0).diagnosis
+    assert [reason.words for reason in found.reasons] == [words]
+    assert found.unexplained == 0
+
+
 def test_factor_beside_a_mistake_is_named() -> None:
     labels = [0, 0, 0, 1, 1, 1, 1, 2]
 

@@ -324,7 +324,7 @@ def explain_failure(case: Case, outcome: Outcome, truth: Truth | Expected) -> st
     if not finite:
         return "a number is returned, but the case's policy requires NaN"
     if not WEIGHTS.keys().isdisjoint(case.arguments):
-        return _other_weights(found)
+        return next(other_weights(found), None)
     # On some cases, even the correct formula in float64 has this error.
     shared = found.remaining(found.right) < math.inf
     lost = f"{SLIGHT}: a straightforward evaluation in float64 gives the same result" if shared else None
@@ -332,8 +332,8 @@ def explain_failure(case: Case, outcome: Outcome, truth: Truth | Expected) -> st
     return words[1] if words else lost or _scaled(found) or found.best()
 
 
-def _other_weights(found: Failure) -> str | None:
-    """Explain a failure of a case with weights. Variants have no weights."""
+def other_weights(found: Failure) -> Iterator[str]:
+    """Yield mistakes with the weights of a case that explain the failure; none for a case without weights."""
     for words, case, factor in _reweighted(found.case):
         outcome = plain_outcome(case, "float64")
         compared = [torch.tensor(outcome.values)]
@@ -342,8 +342,7 @@ def _other_weights(found: Failure) -> str | None:
         if all(len(x) == len(y) for x, (y, _) in zip(compared, found.compared, strict=True)) and all(
             found.left(factor * x, place) <= EXPLAINED for place, x in enumerate(compared)
         ):
-            return words
-    return None
+            yield words
 
 
 def _reweighted(case: Case) -> Iterator[tuple[str, Case, float]]:

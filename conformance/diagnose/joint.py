@@ -23,6 +23,7 @@ import torch
 
 from ..implementations.base import items_of
 from ..suite.cases import Case
+from ..suite.catalogue import WEIGHTS
 from ..suite.records import Expected, Outcome, Truth
 from ..truth.baseline import plain_outcome, similarities
 from .explain_failure import (
@@ -44,6 +45,7 @@ from .explain_failure import (
     gradient_words,
     is_explained,
     not_finite,
+    other_weights,
     right_elsewhere,
     slight,
     suspects,
@@ -287,6 +289,7 @@ class Evidence:
             yield from self._norms(found)
             # A second mistake in the formula would contradict the cases that the first reason explains alone.
             return
+        yield from ((words, partial(str, words)) for words in other_weights(found))
         yield from self._factors(found)
         yield from ((words, partial(_tested, found, suspect, words)) for words, suspect in self.suspects(found))
         yield from self._last(found)
@@ -380,7 +383,9 @@ class Evidence:
             yield words, lambda: words
 
     def suspects(self, found: Failure) -> Iterator[tuple[str, Suspect]]:
-        """Yield suspects with their words; an identified loss comes first."""
+        """Yield suspects with their words, an identified loss first; none for a case with weights, which they lack."""
+        if not WEIGHTS.keys().isdisjoint(self.case.arguments):
+            return
         if self.match is not None and (identified := proposed(self.match, found)) is not None:
             yield identified
         yield from self._listed if found is self.failure else _listed(found)
