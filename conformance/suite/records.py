@@ -111,7 +111,7 @@ class Rounding:
 
     Attributes:
         values: [V], for each value of the loss.
-        anchors: for the value of each anchor, by row.
+        anchors: for the value of each anchor that counts, by row.
         rows: for every matrix, the embeddings first: for the Euclidean norm of each row of its gradient.
         linear: whether the errors are proportional to the unit roundoff of the dtype.
     """

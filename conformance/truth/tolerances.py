@@ -181,7 +181,7 @@ def accumulated_bounds(case: Case, truth: Truth, dtype: str, narrowed: str = "")
 
     return Bounds(
         values=[of_value(error, value) for error, value in zip(found.values.tolist(), truth.values, strict=True)],
-        anchors={i: of_value(found.anchors[i], value) for i, value in truth.anchors.items()},
+        anchors={i: of_value(found.anchors.get(i, 0.0), value) for i, value in truth.anchors.items()},
         rows={name: factor * rows + underflow[name] for name, rows in found.rows.items()},
         similarity=partial(_similarity_bounds, case, dtype),
     )
