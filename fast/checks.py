@@ -240,7 +240,8 @@ def check_embeddings(
     Returns:
         The sizes of the rows; None if values were not read or there are no rows.
     """
-    embeddings = _dense(name, embeddings)
+    if not isinstance(embeddings, Tensor) or embeddings.layout != torch.strided:
+        raise _not_dense(name, embeddings)
     if not embeddings.is_floating_point():
         raise TypeError(f"{name}: expected a floating dtype, got {embeddings.dtype}")
     if embeddings.ndim != 2:
@@ -292,7 +293,8 @@ def check_references(
 
 def check_hard_negatives(hard_negatives: object, embeddings: Tensor, name: str = "hard_negatives") -> Tensor:
     """Check hard negatives ``[N, H, D]`` for embeddings ``[N, D]``, and return them as rows ``[N H, D]``."""
-    hard_negatives = _dense(name, hard_negatives)
+    if not isinstance(hard_negatives, Tensor) or hard_negatives.layout != torch.strided:
+        raise _not_dense(name, hard_negatives)
     if not hard_negatives.is_floating_point():
         raise TypeError(f"{name}: expected a floating dtype, got {hard_negatives.dtype}")
     count, columns = embeddings.shape
@@ -475,7 +477,8 @@ def check_weights(
     """
     if weights is None:
         return None
-    weights = _dense(name, weights)
+    if not isinstance(weights, Tensor) or weights.layout != torch.strided:
+        raise _not_dense(name, weights)
     if weights.dtype not in (torch.float32, torch.float64):
         raise TypeError(f"{name}: expected dtype float32 or float64, got {weights.dtype}")
     count = embeddings.shape[0]
@@ -678,16 +681,14 @@ torch.library.custom_op(
 ).register_fake(lambda kind, rows, own, columns, validate: torch.empty_like(rows))
 
 
-def _dense(name: str, value: object) -> Tensor:
-    """Check that an argument is a dense tensor, and return it."""
-    if not isinstance(value, Tensor):
-        nested = isinstance(value, (list, tuple)) and any(isinstance(item, Tensor) and item.ndim for item in value)
-        array = isinstance(value, (list, tuple)) or hasattr(value, "__array__")
-        hint = f"; pass torch.as_tensor({name})" if array and not nested else ""
-        raise TypeError(f"{name}: expected a tensor, got {type(value).__name__}{hint}")
-    if value.layout != torch.strided:
-        raise TypeError(f"{name}: expected a dense tensor, got layout {value.layout}; pass {name}.to_dense()")
-    return value
+def _not_dense(name: str, value: object) -> TypeError:
+    """Return the error for an argument that is not a dense tensor."""
+    if isinstance(value, Tensor):
+        return TypeError(f"{name}: expected a dense tensor, got layout {value.layout}; pass {name}.to_dense()")
+    nested = isinstance(value, (list, tuple)) and any(isinstance(item, Tensor) and item.ndim for item in value)
+    array = isinstance(value, (list, tuple)) or hasattr(value, "__array__")
+    hint = f"; pass torch.as_tensor({name})" if array and not nested else ""
+    return TypeError(f"{name}: expected a tensor, got {type(value).__name__}{hint}")
 
 
 def _given(
@@ -708,24 +709,25 @@ def _given(
         meaning: what the shape means, for messages.
         kind: "integer", "label" (integers or bool) or "bool".
     """
-    tensor = _dense(name, value)
-    is_bool = tensor.dtype == torch.bool
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        raise _not_dense(name, value)
+    is_bool = value.dtype == torch.bool
     if kind == "bool" and not is_bool:
-        raise TypeError(f"{name}: expected dtype bool, got {tensor.dtype}; pass {name}.bool()")
-    if tensor.is_floating_point() or tensor.is_complex() or (is_bool and kind == "integer"):
+        raise TypeError(f"{name}: expected dtype bool, got {value.dtype}; pass {name}.bool()")
+    if value.is_floating_point() or value.is_complex() or (is_bool and kind == "integer"):
         # Other shapes, such as those of one-hot labels, would be wrong after a conversion too.
-        same = tensor.is_floating_point() and tensor.ndim == len(shape or tensor.shape)
+        same = value.is_floating_point() and value.ndim == len(shape or value.shape)
         hint = f"; pass {name}.long()" if same else ""
-        raise TypeError(f"{name}: expected an integer dtype, got {tensor.dtype}{hint}")
-    if shape is not None and tensor.shape != torch.Size(shape):
-        hint = ROWS_NOT_ITEMS if name == "partners" and _shape(tensor) == [shape[0] / 2] else ""
-        raise ValueError(f"{name}: expected {meaning}, shape {shape}, got shape {_shape(tensor)}{hint}")
-    if tensor.device != embeddings.device:
-        raise ValueError(f"{name}: expected the embeddings' device, {embeddings.device}, got {tensor.device}")
+        raise TypeError(f"{name}: expected an integer dtype, got {value.dtype}{hint}")
+    if shape is not None and value.shape != torch.Size(shape):
+        hint = ROWS_NOT_ITEMS if name == "partners" and _shape(value) == [shape[0] / 2] else ""
+        raise ValueError(f"{name}: expected {meaning}, shape {shape}, got shape {_shape(value)}{hint}")
+    if value.device != embeddings.device:
+        raise ValueError(f"{name}: expected the embeddings' device, {embeddings.device}, got {value.device}")
     if kind == "bool":
-        return tensor
+        return value
     # uint64 labels are read as int64, because only equality matters.
-    return tensor.view(torch.int64) if tensor.dtype == torch.uint64 else tensor.to(torch.int64)
+    return value.view(torch.int64) if value.dtype == torch.uint64 else value.to(torch.int64)
 
 
 def _columns(value: object, columns: int, shared: bool) -> int:

@@ -117,7 +117,7 @@ def reference_judge() -> Any:
 
 @pytest.fixture(scope="module")
 def fast_judge() -> Any:
-    judge = tool.Judge("fast", lambda name: name in ("golden/supcon/two-rows", "golden/supcon/shape-257-by-3"))
+    judge = tool.Judge("fast", lambda name: name in ("golden/supcon/two-rows", "golden/supcon/large-256-by-64"))
     judge.survey()
     return judge
 
@@ -197,8 +197,10 @@ def test_an_error_of_the_tool_is_not_a_killed_mutant(reference_judge: Any, monke
         tool.judge_one(reference_judge, tool.mutants("reference/terms.py")[0])
 
 
-def test_cases_with_too_many_rows_are_left_out(fast_judge: Any) -> None:
+def test_cases_with_too_many_rows_and_columns_are_left_out(fast_judge: Any) -> None:
     assert {check.name.split()[0] for check in fast_judge.checks} == {"golden/supcon/two-rows"}
+    large = [tool.Judge(package, lambda name: name == "golden/supcon/shape-257-by-3") for package in tool.PACKAGES]
+    assert [bool(judge.checks) for judge in large] == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,8 @@ def arithmetic_of_another_machine(monkeypatch: pytest.MonkeyPatch, seed: int) ->
 def test_no_machine_changes_a_bound_by_more_than_one_percent(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     # Beside logits of 1e300, a moved logsumexp is far from the largest logit, which no machine computes.
     chosen = [one for one in sampled(23 if seed else 61) if level_of_case(one[0].case, one[0]) < Level.RANGE]
+    # At a kink, machines differ in which side they evaluate, and no gradient is judged.
+    chosen = [one for one in chosen if one[1].gradient is not None]
     # A copy of a case has no stored bounds.
     here = [bounds(replace(golden.case), true, "float64") for golden, true in chosen]
     arithmetic_of_another_machine(monkeypatch, seed)
@@ -86,8 +88,8 @@ def test_stored_bounds_are_those_of_the_rule_rounded_up(step: int) -> None:
     tried = 0
     for golden in load_golden()[::step]:
         found, stored = evaluated_rounding(golden.case, "float32"), known_rounding(golden.case).get(("float32", ""))
-        assert found.linear == (stored is not None), golden.id
-        if stored:
+        assert found.linear == (stored is not None and stored.linear), golden.id
+        if stored and stored.linear:
             anchors = {i: found.anchors[i] for i in stored.anchors}
             pairs = [(found.values, stored.values), (list(anchors.values()), list(stored.anchors.values()))]
             pairs += [(found.rows[name], rows) for name, rows in stored.rows.items()]
