@@ -867,7 +867,7 @@ def test_rebuild_restores_computed_fields(small: Path) -> None:
         data["cases"][3]["expected"]["gradient"][0][1] += 1e-9
         data["cases"][4]["expected"]["gradients"]["ref_embeddings"][5][2] += 1e-9
         del data["cases"][2]["rounding"]
-        data["cases"][4]["rounding"]["rows"]["embeddings"][1] *= 1.02
+        data["cases"][4]["rounding"]["rows"]["embeddings"][1] *= 1.06
 
     edit(small, "supcon", damage)
     changes = prove_golden(small, processes=1)
@@ -882,9 +882,9 @@ def test_rebuild_restores_computed_fields(small: Path) -> None:
     assert files(small) == before
 
 
-def test_rebuild_keeps_bounds_that_differ_by_the_last_digit(small: Path) -> None:
+def test_rebuild_keeps_bounds_that_differ_as_those_of_machines_do(small: Path) -> None:
     def change(data: Any) -> None:
-        data["cases"][4]["rounding"]["rows"]["embeddings"][1] *= 1.005
+        data["cases"][4]["rounding"]["rows"]["embeddings"][1] *= 1.04
 
     edit(small, "supcon", change)
     before = files(small)

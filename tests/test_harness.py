@@ -34,7 +34,7 @@ from pairproof.conformance.judge.verify import load_cases, run
 from pairproof.conformance.report import _of_run, as_json
 from pairproof.conformance.suite.cases import Case, once
 from pairproof.conformance.suite.garbage import without_collections
-from pairproof.conformance.suite.golden import load_golden
+from pairproof.conformance.suite.golden import known_rounding, load_golden
 from pairproof.conformance.suite.machine import described, machine
 from pairproof.conformance.suite.records import Outcome, Truth
 from pairproof.conformance.suite.subset import covering, traits_of
@@ -584,12 +584,16 @@ def test_bounds_are_computed_once_for_all_implementations(monkeypatch: pytest.Mo
 
         monkeypatch.setattr(module, name, count)
 
+    (case,) = (golden.case for golden in load_golden(losses=("supcon",)) if golden.id == "golden/supcon/refs-self-some")
     counted(running, "stored_truth")
     counted(tolerances, "evaluated_rounding")
     names = ("fast", "fast-dense", "fast-tiled", "fast-exact", "reference")
-    report = run(Selection(cases=("golden/supcon/refs-self-some",), implementations=names, processes=1))
-    assert len(report.checks) == 4 * 4 + 1
+    selection = Selection(cases=(case.id,), implementations=names, processes=1)
+    assert len(run(selection).checks) == 4 * 4 + 1
     assert computed == ["stored_truth"]  # the bounds of a golden case are stored
+    monkeypatch.delitem(known_rounding(case), ("float32", ""))
+    run(selection)
+    assert computed[1:] == ["stored_truth", "evaluated_rounding"]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from pairproof.conformance.judge.levels import Level, level_of_case
+from pairproof.conformance.maintain.prove import KEPT
 from pairproof.conformance.suite.cases import Case, row_norms
 from pairproof.conformance.suite.golden import DTYPES, GoldenCase, known_rounding, load_golden
 from pairproof.conformance.suite.records import Bounds, Outcome, Truth
@@ -68,8 +69,6 @@ def arithmetic_of_another_machine(monkeypatch: pytest.MonkeyPatch, seed: int) ->
 def test_no_machine_changes_a_bound_by_more_than_one_percent(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     # Beside logits of 1e300, a moved logsumexp is far from the largest logit, which no machine computes.
     chosen = [one for one in sampled(23 if seed else 61) if level_of_case(one[0].case, one[0]) < Level.RANGE]
-    # At a kink, machines differ in which side they evaluate, and no gradient is judged.
-    chosen = [one for one in chosen if one[1].gradient is not None]
     # A copy of a case has no stored bounds.
     here = [bounds(replace(golden.case), true, "float64") for golden, true in chosen]
     arithmetic_of_another_machine(monkeypatch, seed)
@@ -77,7 +76,8 @@ def test_no_machine_changes_a_bound_by_more_than_one_percent(monkeypatch: pytest
     for (golden, true), expected in zip(chosen, here, strict=True):
         found = bounds(replace(golden.case), true, "float64")
         np.testing.assert_allclose(found.values, expected.values, rtol=0.01, err_msg=golden.id)
-        for name, rows in expected.rows.items():
+        # At a kink, machines differ in which side they evaluate. Its gradient is left out, and so not judged.
+        for name, rows in expected.rows.items() if true.gradient is not None else ():
             np.testing.assert_allclose(found.rows[name], rows, rtol=0.01, err_msg=golden.id)
             changed += bool((found.rows[name] != rows).any())
     assert changed > len(chosen) / 2
@@ -85,19 +85,24 @@ def test_no_machine_changes_a_bound_by_more_than_one_percent(monkeypatch: pytest
 
 @pytest.mark.parametrize("step", [43, pytest.param(1, marks=pytest.mark.slow)])
 def test_stored_bounds_are_those_of_the_rule_rounded_up(step: int) -> None:
-    tried = 0
+    tried = beyond = 0
     for golden in load_golden()[::step]:
         found, stored = evaluated_rounding(golden.case, "float32"), known_rounding(golden.case).get(("float32", ""))
         assert found.linear == (stored is not None and stored.linear), golden.id
         if stored and stored.linear:
             anchors = {i: found.anchors[i] for i in stored.anchors}
             pairs = [(found.values, stored.values), (list(anchors.values()), list(stored.anchors.values()))]
-            pairs += [(found.rows[name], rows) for name, rows in stored.rows.items()]
+            judged = golden.expected.gradient is not None
+            pairs += [(found.rows[name] * judged, rows) for name, rows in stored.rows.items()]
             assert [*stored.rows] == [*golden.case.matrices]
             for exact, rounded in pairs:
-                np.testing.assert_allclose(np.array(exact) * 1.005, rounded, rtol=0.0051, err_msg=golden.id)
+                np.testing.assert_allclose(exact, rounded, rtol=KEPT, err_msg=golden.id)
+            # Rounding up to three digits adds up to 1 %.
+            exact, rounded = (np.concatenate(numbers) for numbers in zip(*pairs, strict=True))
+            beyond += bool(((rounded < exact * (1 - 1e-6)) | (rounded > exact * 1.0101)).any())
             tried += 1
     assert tried > 2000 / step
+    assert beyond <= tried / 50
 
 
 def caps(case: Case, dtype: str) -> tuple[float, dict[str, np.ndarray]]:

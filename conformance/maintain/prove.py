@@ -20,10 +20,11 @@ from ..suite.store import damage_of, dump_json, fixtures_root, write_atomically,
 from ..truth.certify import certify
 from ..truth.tolerances import evaluated_rounding
 
-KEPT = 0.01
+KEPT = 0.05
 """Stored bounds on rounding errors are kept if new ones differ by at most this share.
 
-New ones have the last bits of this machine."""
+They depend slightly on the machine, because equal terms are recognised by their last bits: on other code paths of
+MKL, by up to 3.4 % in cases of two columns, and by more than 1 % in 5 of 2209 cases."""
 
 
 def prove_golden(
@@ -60,8 +61,7 @@ def prove_golden(
     found: dict[str, list[str]] = {name: [] for name in stored}
     for (name, raw, case), (expected, rounding), parts in zip(jobs, proved, formulas, strict=True):
         entry = golden.as_json(case, raw["flags"], raw["note"], expected, parts, rounding)
-        bounds = [_judged(one.get("rounding", {}), entry["expected"]) for one in (raw, entry)]
-        if _agree(*bounds) and "rounding" in raw and "rounding" in entry:
+        if _agree(raw.get("rounding"), entry.get("rounding")):
             entry["rounding"] = raw["rounding"]
         rebuilt[name].append(entry)
         found[name] += (f"{name}: {raw['id']}: {change}" for change in _differences(raw, rebuilt[name][-1]))
@@ -72,11 +72,6 @@ def prove_golden(
     if texts:
         write_manifest(root)
     return [line for name in texts for line in found[name] or [f"{name}: the same content in another layout"]]
-
-
-def _judged(rounding: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, Any]:
-    """The bounds that are used: at a kink, those of the gradient depend on the machine, and no gradient is judged."""
-    return {name: bounds for name, bounds in rounding.items() if name != "rows" or expected["gradient"] is not None}
 
 
 def _agree(stored: Any, found: Any) -> bool:
