@@ -65,27 +65,27 @@ def arithmetic_of_another_machine(monkeypatch: pytest.MonkeyPatch, seed: int) ->
     monkeypatch.setattr(rounding.Bounded, "__torch_dispatch__", classmethod(moved))
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_no_machine_changes_a_bound_by_more_than_one_percent(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    # Beside logits of 1e300, a moved logsumexp is far from the largest logit, which no machine computes.
-    chosen = [one for one in sampled(23 if seed else 61) if level_of_case(one[0].case, one[0]) < Level.RANGE]
+@pytest.mark.parametrize("step", [31, pytest.param(1, marks=pytest.mark.slow)])
+def test_no_machine_changes_a_bound(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    # Where bounds are not of first order, they grow with a moved logit, so range cases may change more.
+    chosen = [one for one in sampled(step) if level_of_case(one[0].case, one[0]) < Level.RANGE]
     # A copy of a case has no stored bounds.
     here = [bounds(replace(golden.case), true, "float64") for golden, true in chosen]
-    arithmetic_of_another_machine(monkeypatch, seed)
+    arithmetic_of_another_machine(monkeypatch, step)
     changed = 0
     for (golden, true), expected in zip(chosen, here, strict=True):
         found = bounds(replace(golden.case), true, "float64")
-        np.testing.assert_allclose(found.values, expected.values, rtol=0.01, err_msg=golden.id)
+        np.testing.assert_allclose(found.values, expected.values, rtol=1e-6, err_msg=golden.id)
         # At a kink, machines differ in which side they evaluate. Its gradient is left out, and so not judged.
         for name, rows in expected.rows.items() if true.gradient is not None else ():
-            np.testing.assert_allclose(found.rows[name], rows, rtol=0.01, err_msg=golden.id)
+            np.testing.assert_allclose(found.rows[name], rows, rtol=1e-6, err_msg=golden.id)
             changed += bool((found.rows[name] != rows).any())
     assert changed > len(chosen) / 2
 
 
 @pytest.mark.parametrize("step", [43, pytest.param(1, marks=pytest.mark.slow)])
 def test_stored_bounds_are_those_of_the_rule_rounded_up(step: int) -> None:
-    tried = beyond = 0
+    tried = 0
     for golden in load_golden()[::step]:
         found, stored = evaluated_rounding(golden.case, "float32"), known_rounding(golden.case).get(("float32", ""))
         assert found.linear == (stored is not None and stored.linear), golden.id
@@ -96,13 +96,11 @@ def test_stored_bounds_are_those_of_the_rule_rounded_up(step: int) -> None:
             pairs += [(found.rows[name] * judged, rows) for name, rows in stored.rows.items()]
             assert [*stored.rows] == [*golden.case.matrices]
             for exact, rounded in pairs:
-                np.testing.assert_allclose(exact, rounded, rtol=KEPT, err_msg=golden.id)
-            # Rounding up to three digits adds up to 1 %.
-            exact, rounded = (np.concatenate(numbers) for numbers in zip(*pairs, strict=True))
-            beyond += bool(((rounded < exact * (1 - 1e-6)) | (rounded > exact * 1.0101)).any())
+                assert (rounded >= exact * (1 - 1e-6)).all(), golden.id
+                # Rounding up to three digits adds up to 1 %.
+                assert (rounded <= exact * (1 + KEPT)).all(), golden.id
             tried += 1
     assert tried > 2000 / step
-    assert beyond <= tried / 50
 
 
 def caps(case: Case, dtype: str) -> tuple[float, dict[str, np.ndarray]]:
@@ -152,7 +150,7 @@ def test_every_bound_refuses_an_error_of_one_percent_and_three_caps(step: int) -
     with np.errstate(over="ignore", invalid="ignore"):
         for golden, true in sampled(step):
             for dtype in filter(golden.case.holds_in, DTYPES):
-                # Machines change a bound by less than 1 %.
+                # Rounding up stored bounds adds up to 1 %.
                 allowed = bounds(golden.case, true, dtype).times(0.98)
                 cap, of_rows = caps(golden.case, dtype)
                 three = 3 * cap, {name: 3 * rows for name, rows in of_rows.items()}

@@ -382,13 +382,23 @@ def info_nce_baseline(logits: Tensor, member: Tensor, positive: Tensor, *, insid
     return supcon_in_baseline(logits, member, positive, inside_reduction=inside_reduction)
 
 
+def _largest(logits: Tensor) -> Tensor:
+    """The largest logit of each row: the mean of all that are equal to it, so that each has the same derivative.
+
+    Rounding errors of float64 make equal logits differ by less than 2^-26 of their size.
+    """
+    top = logits.detach().amax(dim=1, keepdim=True)
+    equal = logits.detach() >= top - 2.0**-26 * top.abs()
+    return logits.where(equal, 0.0).sum(dim=1, keepdim=True) / equal.sum(dim=1, keepdim=True)
+
+
 def supcon_epsilon_baseline(logits: Tensor, member: Tensor, positive: Tensor, *, epsilon: float = 1e-8) -> Tensor:
     """The batch tutorial's loss: epsilon is added to every e^(logit - maximum) and to the number of positives."""
     import torch
 
     compared = member | torch.eye(len(member), dtype=torch.bool)
     logits = logits.masked_fill(~compared, -math.inf)
-    e = (logits - logits.max(dim=1, keepdim=True)[0]).exp() + epsilon
+    e = (logits - _largest(logits)).exp() + epsilon
     ratio = e.where(member, 0.0).sum(dim=1, keepdim=True).log() - e.log()
     return ratio.where(positive, 0.0).sum(dim=1) / (positive.sum(dim=1).to(e.dtype) + epsilon)
 

@@ -48,6 +48,11 @@ LOWEST = -1e4
 NONLINEAR = 1e-3
 """Errors of logits above this are too large for first-order bounds."""
 
+EQUAL = 2.0**-26
+"""Relative difference below which terms count as equal.
+
+Rounding errors of float64 make equal terms differ by less, so that no machine decides which terms are equal."""
+
 
 @dataclass
 class Arithmetic:
@@ -286,15 +291,18 @@ def _square(func: Any, of: Arithmetic, x: Bounded, power: float) -> tuple[Tensor
 
 def _independent(terms: Tensor, dim: int) -> Tensor:
     """The root of the sum of the squares of the multiplicities of the nonzero terms along ``dim``."""
-    ordered = terms.movedim(dim, -1).sort(dim=-1).values
+    ordered = terms.movedim(dim, -1).sort(dim=-1, descending=True).values
     number = _of_equal_terms(torch.ones_like(ordered), ordered)
     return (number.where(ordered != 0, 0.0)).sum(dim=-1).sqrt()
 
 
 def _of_equal_terms(numbers: Tensor, ordered: Tensor) -> Tensor:
-    """Replace each number by the sum over the terms of its row that are equal to its own; the terms are sorted."""
+    """Replace each number by the sum over the terms of its row that are equal to its own.
+
+    The terms are positive and sorted from the largest to the smallest.
+    """
     starts = torch.ones_like(ordered, dtype=torch.bool)
-    starts[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
+    starts[..., 1:] = ordered[..., 1:] < ordered[..., :-1] * (1 - EQUAL)
     groups = starts.reshape(-1).cumsum(0) - 1
     return groups.bincount(numbers.reshape(-1))[groups].reshape(ordered.shape)
 
@@ -335,9 +343,10 @@ def _sum(func: Any, of: Arithmetic, x: Bounded, dim: Any = None, keepdim: bool =
 def _matrix_product(func: Any, of: Arithmetic, a: Any, b: Any) -> tuple[Tensor, Tensor]:
     x, y = _value(a), _value(b)
     left, right = x.abs(), y.abs()
-    number = (left != 0).double() @ (right != 0).double()
+    sizes = left + _of(a), right + _of(b)  # an entry that is 0 by chance has an error
+    number = (sizes[0] != 0).double() @ (sizes[1] != 0).double()
     if x.shape[1] > LAMBDA**2:
-        independent = _independent(left, 1)[:, None].minimum(_independent(right, 0)[None])
+        independent = _independent(sizes[0], 1)[:, None].minimum(_independent(sizes[1], 0)[None])
         number = number.minimum(LAMBDA * independent)
     error = of.u * number * (left @ right)
     if isinstance(a, Bounded):

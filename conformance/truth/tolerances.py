@@ -143,7 +143,8 @@ def evaluated_rounding(case: Case, dtype: str, narrowed: str = "") -> Rounding:
 
     with torch.no_grad():
         z, errors, similarity = value_of(logits), error_of(logits), value_of(s)
-        loss, values = reduced(case, s.detach(), Bounded(z, torch.zeros_like(z), arithmetic))
+        # Without the errors of the logits; but a logit that is 0 by chance keeps an error, so that it counts in sums.
+        loss, values = reduced(case, s.detach(), Bounded(z, errors * 1e-30, arithmetic))
     counted, scale = case.counted(), _scale(case)
     if case.form == "mass" or float(errors.max()) > FIRST_ORDER:
         return found(error_of(total).detach(), error_of(of_all).detach().numpy())
@@ -209,7 +210,7 @@ def _other_order(case: Case, narrowed: str, slopes: Bounded) -> Bounded:
     size, error = slopes.value.abs(), slopes.error
     if case.entry.form not in ("binary", "sigmoid"):
         positive = torch.from_numpy(case.positive_array() & case.member_array())
-        own = size.where(positive, 0.0)
+        own = (size + error).where(positive, 0.0)  # a derivative that is 0 by chance has an error
         share = (own / own.sum(dim=1, keepdim=True)).nan_to_num(nan=0.0)
         error = error + share * error.where(~positive, 0.0).sum(dim=1, keepdim=True)
     if narrowed:
