@@ -143,12 +143,15 @@ def in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
                 text = " ".join(line.strip() for line in child.described(error).splitlines())
                 self._result({"error": text, "misused": isinstance(error, child.TargetMisused)}, "facts")
 
-        def ask(self, *asked: Any) -> Any:
+        def send(self, *asked: Any) -> None:
             try:
                 answer = {"result": self._serve(*asked)}
             except Exception as error:
                 answer = {"error": child.described(error), "late": isinstance(error, child.Overtime)}
-            return self._result(json.loads(json.dumps(answer)), "result")
+            self._written = json.dumps(answer)
+
+        def receive(self) -> Any:
+            return self._result(json.loads(self._written), "result")
 
     folders, names = list(sys.path), set(sys.modules)
     monkeypatch.setattr(child, "Child", Here)

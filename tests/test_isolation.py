@@ -11,6 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="targets run in 
 FOLDER = Path(__file__).parent / "targets"
 HOSTILE = FOLDER / "hostile.py"
 EVEN, ODD = "golden/supcon/two-positives", "golden/supcon/unbalanced-classes"
+TAKEN = {"labels", "temperature"}
 CASES = (ODD, EVEN, "golden/supcon/unbalanced-classes*", "golden/supcon/two-positives-default")
 
 ERRORS = {
@@ -176,6 +178,28 @@ def test_patched_functions_do_not_reach_the_comparison() -> None:
     assert {check.case for check in result.failures if check.status is Status.FAILED} == {ODD}
     assert all(check.ratio is not None and check.ratio > 1e6 for check in result.failures)
     assert torch.linalg.vector_norm is before
+
+
+def test_evaluations_that_begin_early_have_the_same_outcomes() -> None:
+    cases = [case for case in _every_case() if case.loss == "supcon" and {*case.arguments, *case.keywords} == TAKEN][:8]
+    asked = [(case, dtype) for case in cases for dtype in ("float64", "float32")]
+
+    def outcomes(early: bool) -> list[tuple[object, str]]:
+        found: list[tuple[object, str]] = []
+        with closing(load_loss(f"{HOSTILE}:exits", loss="supcon")) as target:
+            if early:
+                target.expect(iter(asked))
+            # An evaluation that was not expected comes first, between the dtypes of a case, and after an error.
+            for case, dtype in [(cases[-1], "float32"), asked[0], asked[5], *asked[1:]]:
+                try:
+                    found.append((target.evaluate(case, dtype).values, ""))
+                except TargetError as error:
+                    found.append((None, str(error)))
+        return found
+
+    expected = outcomes(early=False)
+    assert {message for _, message in expected} == {"", ERRORS["exits"]}
+    assert outcomes(early=True) == expected
 
 
 def test_target_that_always_dies_is_given_up() -> None:
