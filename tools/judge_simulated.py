@@ -178,6 +178,7 @@ class Summary:
         self.above: Counter[tuple[str, str]] = Counter()
         self.largest: dict[tuple[str, str], tuple[float, str]] = defaultdict(lambda: (0.0, ""))
         self.bins: Counter[float] = Counter()
+        self.compared = 0
 
     def add(self, implementation: str, dtype: str, case: str, ratios: Iterable[float]) -> None:
         """Count the ratios of an implementation on a case."""
@@ -196,7 +197,8 @@ class Summary:
             ratio, case = self.largest[name, dtype]
             yield f"{name:{width}}  {dtype:8} {count:9} {self.above[name, dtype]:7}  {ratio:.3f} {case}"
         total, low = self.counts.total(), None
-        yield f"{total} results, {self.above.total()} above the bound"
+        compared = f", {self.compared} numbers and rows compared" if self.compared else ""
+        yield f"{total} results, {self.above.total()} above the bound{compared}"
         for edge in (*EDGES, math.inf):
             interval = "ratio = 0" if low is None else f"{low:g} < ratio <= {edge:g}"
             yield f"  {interval:20} {self.bins[edge]:9}  {self.bins[edge] / max(total, 1):.3%}"
@@ -212,13 +214,14 @@ def _judge_one(work: tuple[int, int, int]) -> dict[str, Any]:
     """Judge a case on some machines, and return a line of the file."""
     k, first, count = work
     torch.set_num_threads(1)
-    began, ratios, failures = time.perf_counter(), defaultdict[str, list[float]](list), []
+    began, ratios, failures, compared = time.perf_counter(), defaultdict[str, list[float]](list), [], 0
     for result in judge(_cases[k], _implementations, range(first, first + count)):
         ratios[f"{result.implementation}|{result.dtype}"].append(float(f"{result.ratio:.4g}"))
+        compared += result.compared
         if result.ratio > 1:
             failures.append(result._asdict())
-    seconds = round(time.perf_counter() - began, 2)
-    return {"case": _cases[k].case.id, "seed": first, "seconds": seconds, "ratios": ratios, "failures": failures}
+    facts = {"seconds": round(time.perf_counter() - began, 2), "compared": compared}
+    return {"case": _cases[k].case.id, "seed": first, **facts, "ratios": ratios, "failures": failures}
 
 
 def run(wanted: int, seeds: int, processes: int, output: Path | None, first: int = 0) -> Summary:
@@ -226,6 +229,7 @@ def run(wanted: int, seeds: int, processes: int, output: Path | None, first: int
     summary, done = Summary(), set[tuple[str, int]]()
 
     def count(line: dict[str, Any]) -> None:
+        summary.compared += line.get("compared", 0)
         for key, ratios in line["ratios"].items():
             name, _, dtype = key.partition("|")
             summary.add(name, dtype, line["case"], ratios)

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from math import isclose
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,6 @@ from ..suite.records import BY_CHOICE, Expected, Rounding
 from ..suite.store import damage_of, dump_json, fixtures_root, write_atomically, write_manifest
 from ..truth.certify import certify
 from ..truth.tolerances import evaluated_rounding
-
-KEPT = 0.0101
-"""Stored bounds on rounding errors are kept if new ones differ by at most this share.
-
-They are rounded up to three digits. A number beside the edge of a step may be rounded otherwise on another machine."""
 
 
 def prove_golden(
@@ -59,10 +53,7 @@ def prove_golden(
     rebuilt: dict[str, list[Any]] = {name: [] for name in stored}
     found: dict[str, list[str]] = {name: [] for name in stored}
     for (name, raw, case), (expected, rounding), parts in zip(jobs, proved, formulas, strict=True):
-        entry = golden.as_json(case, raw["flags"], raw["note"], expected, parts, rounding)
-        if _agree(raw.get("rounding"), entry.get("rounding")):
-            entry["rounding"] = raw["rounding"]
-        rebuilt[name].append(entry)
+        rebuilt[name].append(golden.as_json(case, raw["flags"], raw["note"], expected, parts, rounding))
         found[name] += (f"{name}: {raw['id']}: {change}" for change in _differences(raw, rebuilt[name][-1]))
     texts = {name: dump_json(golden.file_of(LOSSES[data["loss"]], rebuilt[name])) for name, data in stored.items()}
     texts = {name: text for name, text in texts.items() if (root / name).read_bytes() != text.encode()}
@@ -71,15 +62,6 @@ def prove_golden(
     if texts:
         write_manifest(root)
     return [line for name in texts for line in found[name] or [f"{name}: the same content in another layout"]]
-
-
-def _agree(stored: Any, found: Any) -> bool:
-    """Whether two JSON objects have the same fields, and numbers that differ by at most ``KEPT``."""
-    if isinstance(stored, Mapping) and isinstance(found, Mapping):
-        return [*stored] == [*found] and all(_agree(stored[key], found[key]) for key in found)
-    if isinstance(stored, list) and isinstance(found, list):
-        return len(stored) == len(found) and all(map(_agree, stored, found))
-    return isinstance(stored, (int, float)) and isinstance(found, (int, float)) and isclose(stored, found, rel_tol=KEPT)
 
 
 def _proves_gradient(raw: Mapping[str, Any]) -> bool:

@@ -335,9 +335,13 @@ def as_json(
 
 
 def _rounded_up(error: float) -> float | int:
-    """A bound in units of the unit roundoff, rounded up to a number with few digits."""
+    """A bound in units of the unit roundoff, rounded up to a number with few digits.
+
+    Bounds of different machines differ by up to 10^-11 of their size. A number that is just above a step is rounded
+    down, so that they store the same.
+    """
     with localcontext(Context(prec=ROUNDING_DIGITS, rounding=ROUND_CEILING)):
-        found = +Decimal(float(error) / ROUNDING_UNIT)
+        found = +Decimal(float(error) / ROUNDING_UNIT * (1 - 1e-9))
     return int(found) if found == int(found) and found < 10**6 else float(found)
 
 
