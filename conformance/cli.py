@@ -28,7 +28,7 @@ try:
     import typer
     from rich.console import Console
     from rich.markup import escape
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
     from typer.core import TyperCommand, TyperGroup
 except ImportError as error:  # the base install contains only the losses
@@ -36,6 +36,7 @@ except ImportError as error:  # the base install contains only the losses
 
 from .judge import options as tables
 from .judge.options import CouldNotRun, Request, Selection, UsageError
+from .suite.levels import Level
 
 if TYPE_CHECKING:
     from .judge.check import CheckResult
@@ -46,6 +47,8 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 NOT_CONFORMING, MISUSED, COULD_NOT_RUN = 1, 2, 3
+INTERRUPTED = 130
+"""The exit code of a process that Ctrl-C ends: 128 plus the number of the signal."""
 
 
 class _NoTypeForFlags:
@@ -70,7 +73,6 @@ Group = functools.partial(
     cls=_Group,
     no_args_is_help=True,
     rich_markup_mode="rich",
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -103,8 +105,16 @@ def _command(group: typer.Typer, name: str | None = None) -> Callable[[T], T]:
     """Register a function as a command. Its docstring is the help text."""
 
     def register(function: T) -> T:
+        @functools.wraps(function)
+        def run(**given: Any) -> None:
+            try:
+                function(**given)
+            except KeyboardInterrupt as error:
+                _say("; ".join(["interrupted", *reversed(getattr(error, "__notes__", []))]))
+                raise typer.Exit(INTERRUPTED) from None
+
         text = re.sub(r"(?<=\S)\n(?=\S)", " ", inspect.getdoc(function) or "")
-        group.command(name, cls=_Command, help=escape(text))(function)
+        group.command(name, cls=_Command, help=escape(text))(run)
         return function
 
     return register
@@ -121,6 +131,20 @@ VERSION = typer.Option("--version", "-V", callback=_print_version, is_eager=True
 
 @app.callback()
 def _main(version: Annotated[bool, VERSION] = False) -> None: ...
+
+
+def _losses(incomplete: str) -> list[str]:
+    from .suite.catalogue import LOSSES
+
+    return [name for name in LOSSES if name.startswith(incomplete)]
+
+
+def _levels(incomplete: str) -> list[str]:
+    return [level for level in Level if level.startswith(incomplete)]
+
+
+COMPLETED = {"loss": _losses, "losses": _losses, "level": _levels}
+"""What a shell offers as the value of an option, by keyword."""
 
 
 def with_options(
@@ -146,7 +170,14 @@ def with_options(
             form = typer.Option if one.flags else typer.Argument
             text = escape(one.help.partition(until)[0] if until else one.help)
             metavar = one.metavar or ("FILE" if one.help.startswith("File with ") else None)
-            about = form(*one.flags, help=text, metavar=metavar, show_default=default is not None)
+            about: Any = form(
+                *one.flags,
+                help=text,
+                metavar=metavar,
+                show_default=default is not None,
+                rich_help_panel=one.panel,
+                autocompletion=COMPLETED.get(one.keyword),
+            )
             default = inspect.Parameter.empty if one.required else default
             more = {"default": default, "annotation": Annotated[kind, about]}
             parameters.append(inspect.Parameter(one.keyword, KEYWORD_ONLY, **more))
@@ -168,12 +199,28 @@ def with_options(
 
 @contextmanager
 def _bar() -> Iterator[Progress]:
-    """Show a progress bar if standard error is a terminal."""
+    """Show the current step, how far it is and its seconds, if standard error is a terminal."""
     console = Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}"), TimeElapsedColumn()
     with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = functools.cache(bars.add_task)
-        yield lambda what, done, total: bars.update(task(what), completed=done, total=total)
+        steps: list[tuple[str, Any]] = []
+
+        def report(what: str, done: int, total: int) -> None:
+            count = f"{done}/{total}" if total else ""
+            if not steps or steps[-1][0] != what:
+                for _, earlier in steps[-1:]:
+                    bars.update(earlier, visible=False)
+                # Without a total, the bar moves to and fro.
+                steps.append((what, bars.add_task(what, total=total or None, count=count)))
+            bars.update(steps[-1][1], completed=done, count=count)
+
+        try:
+            yield report
+        except KeyboardInterrupt as error:
+            for what, task in steps[-1:]:
+                count = next(one.fields["count"] for one in bars.tasks if one.id == task)
+                error.add_note(f"at {what} {count}".rstrip())
+            raise
 
 
 def _split(options: Mapping[str, Any], *kinds: type) -> Iterator[Any]:
@@ -342,6 +389,7 @@ def check(
             "--all",
             help="Show and explain all failing cases, also those above the required level, instead of the first three. "
             "Also show the counts for each flag and all reasons for skipped cases.",
+            rich_help_panel=tables.WRITTEN,
         ),
     ] = False,
     **options: Any,
@@ -371,22 +419,8 @@ def check(
         pairproof check losses.py:nt_xent --loss nt_xent --call views --normalised
         pairproof check './loss --stdin' --call command --loss supcon --limit 5
 
-    With --call command, the loss is a shell command, which is started once. It reads one JSON object per line from
-    standard input:
-
-        {"id": 7, "loss": "supcon", "dtype": "float64",
-         "matrices": {"embeddings": [[0.5, -1.25], ...]},
-         "arguments": {"labels": [0, ...]},
-         "options": {"temperature": 0.1, "reduction": "mean", ...}}
-
-    For each object, it writes one line to standard output and flushes it; gradients are optional:
-
-        {"id": 7, "value": 1.25, "gradients": {"embeddings": [[0.01, ...], ...]}}
-
-    With reduction "none" or "none_pairs", it writes "values", one per anchor or per pair. If it fails, it writes
-    "error" with a message. Non-finite values are written as NaN, Infinity or null. If the command hangs, crashes or
-    writes anything else, the check counts as errored, and the command is restarted, at most three times. For details,
-    see python -m pydoc pairproof.conformance.implementations.subprocess.
+    With --call command, the loss is a shell command that reads and writes JSON lines. For the format, see
+    python -m pydoc pairproof.conformance.implementations.subprocess.
     """
     from .judge import check as checking
 
@@ -425,7 +459,7 @@ def identify(
     try:
         found = diagnosis.identify(target, **options, bias=bias, title=target, faults=FAULTS)
     except TargetError as error:
-        typer.echo(f"pairproof: {target}: {error}", err=True)
+        _say(f"{target}: {error}")
         raise typer.Exit(MISUSED if isinstance(error, TargetMisused) else COULD_NOT_RUN) from None
     _print([*found.lines(), f"  {found.seconds:.1f} s"])
     raise typer.Exit(found.exit_code)
@@ -757,6 +791,10 @@ def _message(error: Exception) -> tuple[str, int]:
     """Return the message and the exit code of an error. Print the traceback of an unexpected one."""
     if isinstance(error, UsageError):
         return str(error), MISUSED
+    if hasattr(error, "format_message"):  # an error of the command line, from typer
+        command = getattr(getattr(error, "ctx", None), "command_path", "pairproof")
+        words = error.format_message()  # empty if the help was printed because there are no arguments
+        return words and f"{words}\nsee: {command} --help", MISUSED
     # Imported here, because --help must not wait for torch.
     from .implementations.base import Unavailable
     from .suite.store import FixtureError
@@ -771,21 +809,27 @@ def _message(error: Exception) -> tuple[str, int]:
     return f"internal error: {type(error).__name__}: {error}\n{whose}", COULD_NOT_RUN
 
 
-def main(arguments: list[str] | None = None) -> Any:
-    """Run the command line."""
-    _prepare_streams()
-    try:
-        return app(args=arguments)
-    except Exception as error:
-        words, code = _message(error)
-        if isinstance(error, OSError):
-            _discard_output()
+def _say(words: str) -> None:
+    """Print a message of the command itself to standard error."""
     text = f"pairproof: {words}"
     if sys.stderr.isatty():  # a terminal would break the message inside words
         width = shutil.get_terminal_size().columns - 2
         lines = (wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in text.splitlines())
         text = "\n".join(map("\n  ".join, lines))
     typer.echo(text, err=True)
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command line, and exit."""
+    _prepare_streams()
+    try:
+        sys.exit(app(args=arguments, prog_name="pairproof", standalone_mode=False))
+    except Exception as error:
+        words, code = _message(error)
+        if isinstance(error, OSError):
+            _discard_output()
+    if words:
+        _say(words)
     sys.exit(code)
 
 

@@ -55,6 +55,9 @@ NUMBERS = {*Status, *COLUMNS.values(), *(kind.name for kind in ALL), "skip", "ca
 }
 """Titles of right-aligned columns."""
 
+SHORT = 12
+"""Columns of words get at least this many characters, or the table is printed as lines."""
+
 TAGS = {Status.FAILED: "failure", Status.ERRORED: "error", Status.SKIPPED: "skipped"}
 """Elements of JUnit XML."""
 
@@ -102,11 +105,19 @@ def show(
     for part in (
         _of_check(found, seconds, details) if isinstance(found, CheckResult) else _of_run(found, seconds, details)
     ):
-        if isinstance(part, Verbatim):
-            part = Text(part)
-        elif not isinstance(part, Table):
-            part = Text(wrapped(str(part), console.width), part.style if isinstance(part, Text) else "")
-        console.print(part, soft_wrap=isinstance(part, Text))
+        shown = fitted(part, console)
+        console.print(shown, soft_wrap=isinstance(shown, Text))
+
+
+def fitted(part: Part, console: Console) -> Text | Table:
+    """Return a line as text without broken words, and a table that is wider than the console as lines."""
+    if isinstance(part, Verbatim):
+        return Text(part)
+    if not isinstance(part, Table):
+        return Text(wrapped(str(part), console.width), part.style if isinstance(part, Text) else "")
+    if console.measure(part, options=console.options.update(width=1000)).minimum <= console.width:
+        return part
+    return Text("\n".join(wrapped(line, console.width) for line in _as_lines(part)))
 
 
 def wrapped(text: str, width: int) -> str:
@@ -126,13 +137,14 @@ def wrapped(text: str, width: int) -> str:
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Iterator[Part]:
     """Yield a title and a table, or nothing without rows. Repeated cells in the first column are left blank."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)
-    for name in columns:
+    table, rows = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0), list(rows)
+    for k, name in enumerate(columns):
         table.add_column(
             name.replace("-", "-\n"),
             justify="right" if name in NUMBERS else "left",
             overflow="fold",
-            no_wrap=name == "published",
+            no_wrap=name == "published" or name in NUMBERS,
+            min_width=min(SHORT, max((len(str(row[k])) for row in rows), default=0)),
         )
     before: Cell = ""
     for first, *others in rows:
@@ -143,6 +155,15 @@ def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -
         before = first
     if table.row_count:
         yield from ("", Text(title, "bold"), table)
+
+
+def _as_lines(table: Table) -> Iterator[str]:
+    """Yield a line for each row of a table that is wider than the terminal."""
+    names = [str(column.header).replace("\n", "") for column in table.columns]
+    subject = ""
+    for first, *others in zip(*(map(str, column.cells) for column in table.columns), strict=True):
+        subject = first or subject
+        yield f"{subject}: {', '.join(f'{name} {cell}' for name, cell in zip(names[1:], others, strict=True) if cell)}"
 
 
 def _counts(counts: Counter[Status], statuses: Iterable[Status] = Status) -> list[Cell]:

@@ -19,8 +19,10 @@ from rich.console import Console
 
 import pairproof
 from pairproof.conformance import cli
+from pairproof.conformance import report as reports
 from pairproof.conformance.explain import find_case, find_golden
 from pairproof.conformance.implementations.optax_ntxent import Optax
+from pairproof.conformance.judge import check as checking
 from pairproof.conformance.judge import verify
 from pairproof.conformance.judge.options import DETAILS, Batch, Request, Selection, loss_named
 from pairproof.conformance.judge.results import Check, Status
@@ -226,6 +228,75 @@ print([name for name in {HEAVY!r} if name in sys.modules])
     assert run.stdout == "[]\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("check --loss dc", "dclw\n"),
+        ("verify --loss supcon_", "supcon_in\nsupcon_epsilon\n"),
+        ("check --level f", "formula\n"),
+    ],
+)
+def test_shell_completes_values(
+    words: str, offered: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMP_WORDS", f"pairproof {words}")
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split())))
+    monkeypatch.setenv("_PAIRPROOF_COMPLETE", "complete_bash")
+    monkeypatch.setattr(sys, "argv", ["pairproof"])
+    assert call() == 0
+    assert capsys.readouterr().out == offered
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words", "command"),
+    [
+        (["chek"], "No such command 'chek'. Did you mean 'check'?", "pairproof"),
+        (["check"], "Missing argument 'target'.", "pairproof check"),
+        (["verify", "--jobs", "some"], "Invalid value for '--jobs'", "pairproof verify"),
+    ],
+)
+def test_wrong_command_line_is_a_plain_message(
+    arguments: list[str], words: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(*arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"pairproof: {words}")
+    assert printed.err.splitlines()[-1] == f"see: {command} --help"
+
+
+def test_interrupted_check_says_what_was_judged(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C after the second evaluation of the third case."""
+    wrong = str(Path(__file__).parent / "targets/losses.py") + ":dot"
+    judged: list[str] = []
+    right = checking.judge_target
+
+    def judge(request: Any, target: Any, case: Any, *more: Any) -> Any:
+        if len(judged) == 3:
+            raise KeyboardInterrupt
+        judged.append(case.id)
+        return right(request, target, case, *more)
+
+    monkeypatch.setattr(checking, "judge_target", judge)
+    assert call("check", wrong, "--loss", "supcon", "--case", "golden/supcon/[a-l]*") == 130
+    message = capsys.readouterr().err
+    assert message.startswith("pairproof: interrupted; at cases 3/"), message
+    assert "; so far " in message
+    assert f"failing: {judged[0]}" in message
+
+
+def test_wide_tables_are_lines_in_a_narrow_terminal() -> None:
+    for width, expected in ((80, "dtype passed failed"), (40, "float64: passed 3, failed 1, worst")):
+        output = io.StringIO()
+        console = Console(file=output, width=width)
+        rows = [("float64", "3", "1", "", "", "", "4.09e+13")]
+        for part in reports._table("Checks", ("dtype", *Status, "worst"), rows):
+            console.print(reports.fitted(part, console))
+        assert expected in " ".join(output.getvalue().split())
+
+
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("--version") == 0
     assert capsys.readouterr().out == f"pairproof {pairproof.__version__}\n"
@@ -236,6 +307,7 @@ PLAIN = {name: value for name, value in os.environ.items() if name not in ("COLU
 ONE_CHECK = """
 import sys
 from pairproof.conformance import cli
+from pairproof.conformance.judge import check as checking
 from pairproof.conformance.judge import verify
 from pairproof.conformance.judge.results import Check, Status
 passed = Check("case", "fast", "supcon", "golden/supcon/some", "float64", Status.PASSED)

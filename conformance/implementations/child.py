@@ -103,6 +103,7 @@ class Child:
             raise CannotFork("CUDA is in use and does not survive a fork")
         self._load, self._limit, self._owner = load, math.inf if limit is None else limit, os.getpid()
         self._deaths, self.last_death, self._spawner, self._worker = 0, "", 0, 0
+        self._warned: set[tuple[Any, ...]] = set()
         try:
             self.facts: dict[str, Any] = self._start()
         except BaseException:
@@ -244,8 +245,11 @@ class Child:
         return bytes(line)
 
     def _result(self, answer: Mapping[str, Any], name: str) -> Any:
-        """Return a part of an answer, and repeat the target's warnings in this process."""
+        """Return a part of an answer, and repeat the target's warnings in this process, once for each line of code."""
         for category, text, file, row in answer.get("warnings", []):
+            if (category, file, row) in self._warned:
+                continue
+            self._warned.add((category, file, row))
             kind = getattr(builtins, str(category), UserWarning)
             kind = kind if isinstance(kind, type) and issubclass(kind, Warning) else UserWarning
             with suppress(Warning):
@@ -634,7 +638,8 @@ def _loaded(thing: Any, call: str | None, arrays: str | None, **options: Any) ->
 
 def _settled(settle: Callable[[], None], facts: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Find out how to call a target. Return the facts about it, or the lines of the error if no call fits."""
-    with Use() as use:
+    with Use() as use, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # most are about calls that do not fit; the others come again
         try:
             settle()
         except TargetError as error:

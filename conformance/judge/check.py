@@ -15,7 +15,7 @@ import re
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -38,7 +38,7 @@ from ..implementations.signatures import Claim
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from ..suite.golden import DTYPES, GoldenCase
-from ..suite.progress import Progress, tracked
+from ..suite.progress import Progress, tracked, unreported
 from ..suite.records import Outcome, Truth
 from ..truth.tolerances import FORMULA_TIMES
 from .deviations import deviations, project_file, read_declarations
@@ -316,9 +316,11 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
     path = request.deviations or project_file(Path.cwd())
     entries = read_declarations(path) if path else {}
     known = deviations(entries, load_cases(worked)) if entries else ()
-    with closing(load_target(request, known)) as target, ExitStack() as while_judging:
+    begun: list[CheckResult] = []
+    with _noting(begun), closing(load_target(request, known)) as target, ExitStack() as while_judging:
         report = Report(selection, versions={target.name: target.version()}, cases_in_all=len(cases))
         result = CheckResult(request, target.claim, target.notes, report, len(cases), explained=explain, fresh=fresh)
+        begun.append(result)
         result.declared = [one for one in known if one.concerns(request.loss, request.name)]
         result.aside = [one for one in known if one not in result.declared and one.concerns(request.loss, one.target)]
         failing: list[tuple[Case, Outcome]] = []
@@ -377,6 +379,8 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
             checks = judge_target(request, target, golden.case, golden, dtypes, probes(stored, target.claim))
             return any(one.status is Status.FAILED and not is_above(one, result.level) for one in checks)
 
+        step = progress or unreported
+        step("reasons for failures" if result.failures else "advice", 0, 0)
         compared = report.checks
         if all(golden.case.id in training for golden in drawn):  # large stored cases may fail for the same reason
             least = min((golden.case.size for golden in drawn), default=0)
@@ -398,11 +402,13 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
         usages = UsageJudge(
             target, request.dtypes, stored, lambda one: as_claimed(one, stored[one], target.claim), report.checks
         )
-        report.checks += usages.checks(request)
+        report.checks += usages.checks(request, progress)
         if not request.cases:
+            step("ranges of temperatures, norms and logits", 0, 0)
             result.limits = find_limits(target, target.claim, dtypes)
         result.notes = target.notes
         if result.failures_required:
+            step("other readings of the signature", 0, 0)
             result.question = _question(request, target, known, stored, judged, dtypes)
     result.untried = tried.missing()
     report.cases_chosen = len(cases) - result.left_out.total()
@@ -415,6 +421,19 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
     if result.verdict == COULD_NOT:
         report.problems.append(result.summary)
     return result
+
+
+@contextmanager
+def _noting(begun: Sequence[CheckResult]) -> Iterator[None]:
+    """Add what has been judged to the exception of Ctrl-C."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        for result in begun:
+            judged, failed = counted(result.judged), list(dict.fromkeys(one.case for one in result.failures_required))
+            so_far = ", ".join(phrase(status, judged[status]) for status in Status if judged[status])
+            error.add_note(f"so far {so_far}" + f"; failing: {', '.join(failed[:SHOWN])}" * bool(failed))
+        raise
 
 
 def _question(

@@ -38,6 +38,10 @@ DRAWN_IDS = ("fresh-", "training-")
 RANDOM_BATCHES = 80
 """Default number of random batches."""
 
+CALLED, JUDGED = "How the target is called", "What is judged"
+RUN, WRITTEN = "How it runs", "What is printed and written"
+"""Headings in the help of commands with many options."""
+
 KEY_VALUE = "KEY=VALUE"
 NAME_PATH = "NAME=PATH"
 
@@ -89,6 +93,7 @@ class Option:
         metavar: the placeholder for the value in help texts.
         read: converts the texts of a repeatable option to the value of the field; None if it is not repeatable.
         required: whether it is mandatory on the command line.
+        panel: the heading under which the help lists it.
     """
 
     keyword: str
@@ -99,6 +104,7 @@ class Option:
     metavar: str | None = None
     read: Callable[[Sequence[str]], Any] | None = None
     required: bool = False
+    panel: str | None = None
 
     def value(self, given: Any, flag: str) -> Any:
         """Return the value of the field for the arguments of a command line.
@@ -206,7 +212,7 @@ def option(default: Any, *flags: str, **more: Any) -> Any:
     Args:
         default: the default of the field. If it is an empty mapping, each object gets its own.
         flags: the flags, the long one first; none for a positional argument.
-        more: ``metavar``, ``read`` and ``required`` of :class:`Option`.
+        more: ``metavar``, ``read``, ``required`` and ``panel`` of :class:`Option`.
     """
     metadata = {"flags": flags, **more}
     if default == {}:
@@ -272,11 +278,11 @@ class Selection:
     cases: Sequence[str] = option((), "--case", "-c", metavar="CASE", read=tuple)
     implementations: Sequence[str] = option((), "--impl", "-i", metavar="NAME", read=read_commas)
     dtypes: Sequence[str] = option((), "--dtype", "-d", metavar="DTYPE", read=read_commas)
-    device: str = option("cpu", "--device", metavar="DEVICE")
-    flush_denormal: bool = option(False, "--flush-denormal")
-    required: Sequence[str] = option((), "--require", metavar="NAME", read=read_commas)
-    peers: Mapping[str, str] = option({}, "--peer", metavar=NAME_PATH, read=read_pairs)
-    processes: int | None = option(None, "--jobs", "-j", metavar="N")
+    device: str = option("cpu", "--device", metavar="DEVICE", panel=RUN)
+    flush_denormal: bool = option(False, "--flush-denormal", panel=RUN)
+    required: Sequence[str] = option((), "--require", metavar="NAME", read=read_commas, panel=RUN)
+    peers: Mapping[str, str] = option({}, "--peer", metavar=NAME_PATH, read=read_pairs, panel=RUN)
+    processes: int | None = option(None, "--jobs", "-j", metavar="N", panel=RUN)
     covering: bool = option(False, "--covering")
     thorough: bool = option(False, "--thorough")
 
@@ -327,11 +333,11 @@ class Printing:
         badge: Also write the verdict as JSON to this file, for an endpoint badge of shields.io.
     """
 
-    quiet: bool = option(False, "--quiet", "-q")
-    json: Path | None = option(None, "--json", metavar="FILE")  # noqa: RUF009 - it makes a field
-    junit: Path | None = option(None, "--junit", metavar="FILE")  # noqa: RUF009 - it makes a field
-    summary: Path | None = option(None, "--summary", metavar="FILE")  # noqa: RUF009 - it makes a field
-    badge: Path | None = option(None, "--badge", metavar="FILE")  # noqa: RUF009 - it makes a field
+    quiet: bool = option(False, "--quiet", "-q", panel=WRITTEN)
+    json: Path | None = option(None, "--json", metavar="FILE", panel=WRITTEN)  # noqa: RUF009 - it makes a field
+    junit: Path | None = option(None, "--junit", metavar="FILE", panel=WRITTEN)  # noqa: RUF009 - it makes a field
+    summary: Path | None = option(None, "--summary", metavar="FILE", panel=WRITTEN)  # noqa: RUF009 - it makes a field
+    badge: Path | None = option(None, "--badge", metavar="FILE", panel=WRITTEN)  # noqa: RUF009 - it makes a field
 
 
 @dataclass(frozen=True)
@@ -344,8 +350,8 @@ class CheckPrinting(Printing):
         html: Also write the verdict, the diagnosis and the failing cases as one HTML page to this file.
     """
 
-    html: Path | None = option(None, "--html", metavar="FILE")  # noqa: RUF009 - it makes a field
-    save: Path | None = option(None, "--save", metavar="FOLDER")  # noqa: RUF009 - it makes a field
+    html: Path | None = option(None, "--html", metavar="FILE", panel=WRITTEN)  # noqa: RUF009 - it makes a field
+    save: Path | None = option(None, "--save", metavar="FOLDER", panel=WRITTEN)  # noqa: RUF009 - it makes a field
 
 
 DETAILS = ("versions", "skips", "figures", "claims", "deviations", "bounds", "flags")
@@ -361,7 +367,7 @@ class RunPrinting(Printing):
             flags (kinds of mistakes), or all (repeatable or comma-separated).
     """
 
-    show: Sequence[str] = option((), "--show", metavar="DETAILS", read=read_commas)
+    show: Sequence[str] = option((), "--show", metavar="DETAILS", read=read_commas, panel=WRITTEN)
 
 
 @dataclass(frozen=True)
@@ -372,16 +378,10 @@ class Request:
         target: package.module:attribute or file.py:attribute. The attribute is a function, an instance, or a class,
             which is constructed with the options that its constructor takes. With --call command, a shell command line.
         loss: The loss that the target should compute; see: pairproof list.
-        call: The arguments of the target. By default, they are inferred from the parameter names, tried on a small
-            batch, and reported. labels: (embeddings, labels). partners: (embeddings, partners), the row of each row's
-            positive. mask: (embeddings, mask), with a mask of positives [N, N]. features: (features, labels=None,
-            mask=None), with features of shape [items, views, dim]; there are two views if all classes have even sizes,
-            else three if all sizes are divisible by three, else one. views: (view_a, view_b), or (view_a, view_b,
-            labels) with the labels of the items. towers: the same, for two encoders. stacked: (embeddings), all first
-            views, then all second views. interleaved: (embeddings), the views of an item in neighbouring
-            rows. similarities: (matrix) or (matrix, labels), a matrix of all similarities. pairs:
-            (embeddings, positive_pairs). A queue is passed to a parameter named negatives or queue. With
-            --call command, the target is a program that reads and writes JSON lines.
+        call: The arguments of the target: labels, partners, mask, features, views, towers, stacked, interleaved,
+            similarities or pairs (docs/judging.md describes them). By default, they are inferred from the parameter
+            names, tried on a small batch, and reported. With --call command, the target is a program that reads and
+            writes JSON lines.
         arrays: Kind of arrays passed to the target: torch, numpy or jax. By default the first kind that raises no
             error, and reported.
         temperature: The temperature that is built into the target, if no parameter takes it. Parameters named
@@ -424,24 +424,24 @@ class Request:
     target: object = option(None, required=True)
     loss: str = option("", "--loss", "-l", metavar="LOSS", required=True)
     _: KW_ONLY
-    call: str | None = option(None, "--call", metavar="HOW")
-    arrays: str | None = option(None, "--arrays", metavar="KIND")
-    temperature: float | None = option(None, "--temperature", metavar="T")
-    scale: str | None = option(None, "--scale", metavar="NAME")
-    normalised: bool | None = option(None, "--normalised/--raw")
-    settings: Mapping[str, object] = option({}, "--set", metavar=KEY_VALUE, read=read_settings)
-    init: Mapping[str, Any] = option({}, "--init", metavar=KEY_VALUE, read=read_literals)
-    result: str | None = option(None, "--result", metavar="NAME")
-    device: str = option("cpu", "--device", metavar="DEVICE")
-    flush_denormal: bool = option(False, "--flush-denormal")
-    limit: float = option(60.0, "--limit", metavar="SECONDS")
-    deviations: Path | None = option(None, "--deviations", metavar="FILE")  # noqa: RUF009 - it makes a field
-    cases: Sequence[str] = option((), "--case", "-c", metavar="CASE", read=tuple)
-    dtypes: Sequence[str] = option((), "--dtype", "-d", metavar="DTYPE", read=read_commas)
-    fuzz: int = option(RANDOM_BATCHES, "--fuzz", metavar="N")
-    seed: int | None = option(None, "--seed", metavar="S")
-    thorough: bool = option(False, "--thorough")
     level: str | None = option(None, "--level", metavar="LEVEL")
+    temperature: float | None = option(None, "--temperature", metavar="T")
+    settings: Mapping[str, object] = option({}, "--set", metavar=KEY_VALUE, read=read_settings)
+    normalised: bool | None = option(None, "--normalised/--raw")
+    call: str | None = option(None, "--call", metavar="HOW", panel=CALLED)
+    arrays: str | None = option(None, "--arrays", metavar="KIND", panel=CALLED)
+    scale: str | None = option(None, "--scale", metavar="NAME", panel=CALLED)
+    init: Mapping[str, Any] = option({}, "--init", metavar=KEY_VALUE, read=read_literals, panel=CALLED)
+    result: str | None = option(None, "--result", metavar="NAME", panel=CALLED)
+    device: str = option("cpu", "--device", metavar="DEVICE", panel=CALLED)
+    flush_denormal: bool = option(False, "--flush-denormal", panel=CALLED)
+    limit: float = option(60.0, "--limit", metavar="SECONDS", panel=CALLED)
+    deviations: Path | None = option(None, "--deviations", metavar="FILE", panel=JUDGED)  # noqa: RUF009 - it makes a field
+    cases: Sequence[str] = option((), "--case", "-c", metavar="CASE", read=tuple, panel=JUDGED)
+    dtypes: Sequence[str] = option((), "--dtype", "-d", metavar="DTYPE", read=read_commas, panel=JUDGED)
+    fuzz: int = option(RANDOM_BATCHES, "--fuzz", metavar="N", panel=JUDGED)
+    seed: int | None = option(None, "--seed", metavar="S", panel=JUDGED)
+    thorough: bool = option(False, "--thorough", panel=JUDGED)
 
     def __post_init__(self) -> None:
         for name in ("cases", "dtypes"):

@@ -27,6 +27,7 @@ from ..suite.cases import Case, row_norms
 from ..suite.catalogue import IGNORED, LOSSES, WEIGHTS
 from ..suite.golden import GoldenCase
 from ..suite.levels import Level
+from ..suite.progress import Progress, tracked
 from ..suite.records import Bounds, Matrix, Outcome, Truth
 from ..truth.compare import compare
 from ..truth.evaluate import PROVE_UP_TO, truth
@@ -166,8 +167,8 @@ class UsageJudge:
         wrong = (one for one in checks if one.status is Status.ERRORED or (one.ratio or 0) > 1)
         self._known_wrong = {(one.case, one.dtype) for one in wrong if one.status in BAD}
 
-    def checks(self, request: Request) -> Iterator[Check]:
-        """Judge the usages that a request selects.
+    def checks(self, request: Request, progress: Progress | None = None) -> Iterator[Check]:
+        """Judge the usages that a request selects. ``progress`` is called at each of them.
 
         Yields:
             One check per usage, which is skipped if the target refuses the usage. A usage that does not apply has no
@@ -175,7 +176,8 @@ class UsageJudge:
         """
         usages = [one for one in chosen(request) if self.target.claim.arrays in one.arrays]
         if usages and not self.target.command and self._cases_and_dtype[0]:
-            yield from filter(None, (self.check(request, usage) for usage in usages))
+            each = tracked("usages", usages, len(usages), progress)
+            yield from filter(None, (self.check(request, usage) for usage in each))
 
     @cached_property
     def _cases_and_dtype(self) -> tuple[list[tuple[Case, Truth]], str]:

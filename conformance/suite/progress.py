@@ -8,7 +8,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 Progress = Callable[[str, int, int], None]
-"""Called with the name of a step, the number of items done, and the number of all items."""
+"""Called with the name of a step, the number of items done, and the number of all items, which is 0 if unknown."""
+
+
+def unreported(what: str, done: int, total: int) -> None:
+    """Report nothing."""
 
 
 def tracked(what: str, items: Iterable[T], total: int, progress: Progress | None) -> Iterator[T]:
@@ -20,7 +24,7 @@ def tracked(what: str, items: Iterable[T], total: int, progress: Progress | None
         total: the number of items.
         progress: called before the first item and after each item; None for no reports.
     """
-    report = progress or (lambda what, done, total: None)
+    report = progress or unreported
     report(what, 0, total)
     for done, item in enumerate(items, 1):
         yield item
