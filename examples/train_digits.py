@@ -25,11 +25,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
-from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor, nn
-from tqdm import tqdm
+
+try:
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+    from sklearn.neighbors import KNeighborsClassifier
+    from tqdm import tqdm
+except ImportError as error:
+    sys.exit(f'train_digits.py needs {error.name}: pip install "./pairproof[examples]" (the path of the clone)')
 
 from pairproof.fast import info_nce_loss, nt_xent_loss, repeat_labels, stacked_partners, supcon_loss
 

@@ -46,6 +46,31 @@ def test_the_examples_of_a_page_run(page: str) -> None:
         exec(compile(block, f"docs/{page}.md", "exec"), names)
 
 
+def test_the_values_of_the_page_of_symptoms_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs/symptoms.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", text, re.MULTILINE | re.DOTALL)
+    assert all(bool(printed) == ("print(" in code) for code, printed in blocks)
+    assert sum(bool(printed) for _, printed in blocks) == text.count("```text") == 7
+    names: dict[str, object] = {}
+    for code, printed in blocks:
+        exec(compile(code, "docs/symptoms.md", "exec"), names)
+        assert capsys.readouterr().out == printed
+
+
+def test_the_commands_of_the_page_of_symptoms_are_right() -> None:
+    text = " ".join((ROOT / "docs/symptoms.md").read_text(encoding="utf-8").split())
+    outputs = {}
+    for line in re.findall(r"`(pairproof [^`]*)`", text):
+        command, *arguments = shlex.split(line)[1:]
+        done = CliRunner().invoke(app, [command, *arguments] if command == "diagnose" else [command, "--help"])
+        assert done.exit_code in ((0, 1) if command == "diagnose" else (0,)), done.output
+        assert all(one in done.output for one in arguments if one.startswith("--") and command != "diagnose"), line
+        outputs[command] = outputs.get(command, "") + done.output
+    assert {*outputs} == {"check", "diagnose", "identify", "parity"}
+    assert "A negative value is possible" in outputs["diagnose"]
+    assert "value       1.9459, near 'collapsed'" in outputs["diagnose"]
+
+
 @pytest.mark.parametrize("name", DOCTESTS)
 def test_the_examples_of_a_docstring_run(name: str) -> None:
     failed, attempted = doctest.testmod(importlib.import_module(name))
