@@ -80,7 +80,7 @@ def test_the_example_of_the_plugin_runs(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_python_is_only_in_documents_whose_examples_are_run() -> None:
     # here, in tests/test_docs.py and, of docs/distributed.md, in tests/test_distributed.py
-    pages = ("calls", "compat", "distributed", "judging", "losses", "start", "train")
+    pages = ("calls", "compat", "distributed", "judging", "losses", "start", "symptoms", "train")
     run = ["README.md", *(f"docs/{page}.md" for page in pages)]
     assert [name for name, text in DOCUMENTS.items() if "```python" in text] == run
 
