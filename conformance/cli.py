@@ -203,23 +203,25 @@ def _bar() -> Iterator[Progress]:
     console = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}"), TimeElapsedColumn()
     with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        steps: list[tuple[str, Any]] = []
+        now = ""
+        shown: Any = None
 
         def report(what: str, done: int, total: int) -> None:
+            nonlocal now, shown
             count = f"{done}/{total}" if total else ""
-            if not steps or steps[-1][0] != what:
-                for _, earlier in steps[-1:]:
-                    bars.update(earlier, visible=False)
+            if shown is None or bars.tasks[shown].description != what:
+                if shown is not None:
+                    bars.update(shown, visible=False)
                 # Without a total, the bar moves to and fro.
-                steps.append((what, bars.add_task(what, total=total or None, count=count)))
-            bars.update(steps[-1][1], completed=done, count=count)
+                shown = bars.add_task(what, total=total or None, count=count)
+            bars.update(shown, completed=done, count=count)
+            now = f"{what} {count}".rstrip()
 
         try:
             yield report
         except KeyboardInterrupt as error:
-            for what, task in steps[-1:]:
-                count = next(one.fields["count"] for one in bars.tasks if one.id == task)
-                error.add_note(f"at {what} {count}".rstrip())
+            if now:
+                error.add_note(f"at {now}")
             raise
 
 

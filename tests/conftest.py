@@ -136,7 +136,8 @@ def in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
         def __init__(self, load: Any, limit: float | None) -> None:
             self._deaths = self._owner = self._worker = self._spawner = 0
-            self.last_death = ""
+            self.last_death, self._warned = "", set()
+            self._deadline = math.inf
             try:
                 self.facts, self._serve = load()
             except Exception as error:

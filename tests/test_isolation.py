@@ -202,6 +202,16 @@ def test_evaluations_that_begin_early_have_the_same_outcomes() -> None:
     assert outcomes(early=True) == expected
 
 
+def test_answer_that_was_given_in_time_may_be_read_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer is longer than the buffer of the socket, so the worker writes its rest while it is read."""
+    case = max(_cases(None, ("supcon",)), key=lambda one: one.embeddings.size)
+    monkeypatch.setattr(children, "PATIENCE", 1.0)
+    with closing(load_loss(fast.supcon_loss, loss="supcon", limit=3.0)) as target:
+        target.expect(iter([(case, "float64")]))
+        monkeypatch.setattr(target.child, "_deadline", time.monotonic())
+        assert len(target.evaluate(case, "float64").values) == 1
+
+
 def test_target_that_always_dies_is_given_up() -> None:
     def dies(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float) -> torch.Tensor:
         os._exit(7)

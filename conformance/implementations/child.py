@@ -103,7 +103,7 @@ class Child:
             raise CannotFork("CUDA is in use and does not survive a fork")
         self._load, self._limit, self._owner = load, math.inf if limit is None else limit, os.getpid()
         self._deaths, self.last_death, self._spawner, self._worker = 0, "", 0, 0
-        self._warned: set[tuple[Any, ...]] = set()
+        self._deadline, self._warned = math.inf, set[tuple[Any, ...]]()
         try:
             self.facts: dict[str, Any] = self._start()
         except BaseException:
@@ -142,6 +142,8 @@ class Child:
         Raises:
             TargetError: the target raised an error, died, or did not answer in time.
         """
+        # An answer that was given in time may be read late, and in parts.
+        self._deadline = max(self._deadline, time.monotonic() + PATIENCE)
         answer = self._answer(f"took longer than {self._limit:g} s (--limit) and was killed")
         self._deaths = 0
         return self._result(answer, "result")
