@@ -137,22 +137,18 @@ def in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
         def __init__(self, load: Any, limit: float | None) -> None:
             self._deaths = self._owner = self._worker = self._spawner = 0
             self.last_death, self._warned = "", set()
-            self._deadline = math.inf
             try:
                 self.facts, self._serve = load()
             except Exception as error:
                 text = " ".join(line.strip() for line in child.described(error).splitlines())
                 self._result({"error": text, "misused": isinstance(error, child.TargetMisused)}, "facts")
 
-        def send(self, *asked: Any) -> None:
+        def ask(self, *asked: Any) -> Any:
             try:
                 answer = {"result": self._serve(*asked)}
             except Exception as error:
                 answer = {"error": child.described(error), "late": isinstance(error, child.Overtime)}
-            self._written = json.dumps(answer)
-
-        def receive(self) -> Any:
-            return self._result(json.loads(self._written), "result")
+            return self._result(json.loads(json.dumps(answer)), "result")
 
     folders, names = list(sys.path), set(sys.modules)
     monkeypatch.setattr(child, "Child", Here)

@@ -700,9 +700,6 @@ class External(Implementation):
             return None
         return f"not run: {LATE} {kind} took longer than {self.limit:g} s (--limit)"
 
-    def expect(self, wanted: Iterator[tuple[Case, str]]) -> None:
-        """Prepare for evaluations in this order; a target in this process has nothing to prepare."""
-
     @contextmanager
     def _counting_late(self, case: Case, usage: str) -> Iterator[None]:
         try:

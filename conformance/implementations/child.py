@@ -28,7 +28,7 @@ import socket
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -103,7 +103,7 @@ class Child:
             raise CannotFork("CUDA is in use and does not survive a fork")
         self._load, self._limit, self._owner = load, math.inf if limit is None else limit, os.getpid()
         self._deaths, self.last_death, self._spawner, self._worker = 0, "", 0, 0
-        self._deadline, self._warned = math.inf, set[tuple[Any, ...]]()
+        self._warned: set[tuple[Any, ...]] = set()
         try:
             self.facts: dict[str, Any] = self._start()
         except BaseException:
@@ -116,15 +116,6 @@ class Child:
         Raises:
             TargetError: the target raised an error, died, or did not answer in time.
         """
-        self.send(*request)
-        return self.receive()
-
-    def send(self, *request: Any) -> None:
-        """Send one request, whose answer ``receive`` returns.
-
-        Raises:
-            TargetError: the worker died too often.
-        """
         if self._worker and wait([self._control], 0):
             # The worker died after its last answer, which is not an error of this request.
             self._end(0.0)
@@ -134,17 +125,8 @@ class Child:
                     f"gave up after {DEATHS} deaths of the process in a row; the last: {self.last_death}", died=True
                 )
             self._start()
-        self._write(pickle.dumps(request), self._limit + PATIENCE)
-
-    def receive(self) -> Any:
-        """Return the answer to the last request.
-
-        Raises:
-            TargetError: the target raised an error, died, or did not answer in time.
-        """
-        # An answer that was given in time may be read late, and in parts.
-        self._deadline = max(self._deadline, time.monotonic() + PATIENCE)
-        answer = self._answer(f"took longer than {self._limit:g} s (--limit) and was killed")
+        late = f"took longer than {self._limit:g} s (--limit) and was killed"
+        answer = self._answer(pickle.dumps(request), self._limit + PATIENCE, late)
         self._deaths = 0
         return self._result(answer, "result")
 
@@ -199,25 +181,16 @@ class Child:
             raise TargetError("the process that starts the target was killed", died=True) from None
         self._worker, self._socket = int(worker), socket.socket(fileno=found)
         seconds = max(self._limit, LOADING)
-        self._write(b"", seconds)
-        answer = self._answer(f"took longer than {seconds:g} s to load and was killed")
+        answer = self._answer(b"", seconds, f"took longer than {seconds:g} s to load and was killed")
         if "cannot_fork" in answer:
             raise CannotFork(_line(answer["cannot_fork"]))
         facts: dict[str, Any] = self._result(answer, "facts")
         return facts
 
-    def _write(self, request: bytes, seconds: float) -> None:
-        """Write a request, whose answer must be read within a number of seconds."""
-        self._deadline = time.monotonic() + seconds
-        # Sending fails if the worker has died, but its last output can still be read.
-        with suppress(OSError):
-            self._socket.settimeout(None if math.isinf(seconds) else seconds)
-            self._socket.sendall(request)
-
-    def _answer(self, late: str) -> dict[str, Any]:
-        """Return the answer to the last request; end the worker if that fails or takes too long."""
+    def _answer(self, request: bytes, seconds: float, late: str) -> dict[str, Any]:
+        """Send a request and return the answer; end the worker if that fails or takes too long."""
         try:
-            line = self._line(late)
+            line = self._exchange(request, seconds, late)
             answer = json.loads(line)
             if not isinstance(answer, dict):
                 raise ValueError("not an object")
@@ -228,10 +201,15 @@ class Child:
             raise TargetError(self._died("wrote an answer that cannot be read")) from None
         return answer
 
-    def _line(self, late: str) -> bytes:
+    def _exchange(self, request: bytes, seconds: float, late: str) -> bytes:
+        deadline = time.monotonic() + seconds
         line = bytearray()
+        # Sending fails if the worker has died, but its last output can still be read.
+        with suppress(OSError):
+            self._socket.settimeout(None if math.isinf(seconds) else seconds)
+            self._socket.sendall(request)
         while not line.endswith(b"\n"):
-            left = max(self._deadline - time.monotonic(), 0.0)
+            left = max(deadline - time.monotonic(), 0.0)
             ready = wait([self._socket, self._control], None if math.isinf(left) else left)
             if not ready:
                 raise _Late(late)
@@ -467,42 +445,10 @@ class IsolatedLoss(External):
         self.gradients_judged = facts["gradients_judged"]
         self.readings = tuple(Reading(**one) for one in facts["readings"])
         self.outcomes: dict[tuple[str, str], Outcome] = {}
-        self._wanted: Iterator[tuple[Case, str]] = iter(())
-        self._begun: tuple[Case, str] | None = None
-        self._early: Callable[[], Any] | None = None
 
     def close(self) -> None:
         """End the child process."""
         self.child.close()
-
-    def expect(self, wanted: Iterator[tuple[Case, str]]) -> None:
-        """Begin each of these evaluations as soon as the one before it is done, while its outcome is judged."""
-        self._wanted = wanted
-        self._begin()
-
-    def _begin(self) -> None:
-        """Begin the next evaluation that is expected."""
-        self._begun, self._early = next(self._wanted, None), None
-        if self._begun:
-            try:
-                self.child.send(self._choice, *_request(*self._begun))
-            except TargetError as error:
-                self._early = partial(_raise, error)
-
-    def _answer(self, case: Case, dtype: str, usage: str) -> Any:
-        """Ask the worker for an outcome, unless this evaluation has begun."""
-        if self._begun and self._begun[0] is case and self._begun[1] == dtype and not usage:
-            try:
-                return self._early() if self._early else self.child.receive()
-            finally:
-                self._begin()
-        if self._begun and not self._early:
-            # Read the outcome that is expected first, and keep it.
-            try:
-                self._early = partial(_return, self.child.receive())
-            except TargetError as error:
-                self._early = partial(_raise, error)
-        return self.child.ask(self._choice, *_request(case, dtype, usage))
 
     def evaluate(self, case: Case, dtype: str, usage: str = "") -> Outcome:
         """Return the value and the gradients of a case; the arguments are those of ``External.evaluate``.
@@ -510,23 +456,12 @@ class IsolatedLoss(External):
         Raises:
             TargetError: the target raised an error, died or was late, or the result is not a loss.
         """
+        # Some cases have read-only mappings, which cannot be pickled.
+        mappings: dict[str, Any] = {name: dict(getattr(case, name)) for name in ("arguments", "keywords", "others")}
+        request = replace(case, **mappings), dtype, usage
         with self._counting_late(case, usage):
-            outcome = self.outcomes[case.id, dtype] = _read(self._answer(case, dtype, usage), case)
+            outcome = self.outcomes[case.id, dtype] = _read(self.child.ask(self._choice, *request), case)
         return outcome
-
-
-def _request(case: Case, dtype: str, usage: str = "") -> tuple[Case, str, str]:
-    # Some cases have read-only mappings, which cannot be pickled.
-    mappings: dict[str, Any] = {name: dict(getattr(case, name)) for name in ("arguments", "keywords", "others")}
-    return replace(case, **mappings), dtype, usage
-
-
-def _return(answer: Any) -> Any:
-    return answer
-
-
-def _raise(error: TargetError) -> NoReturn:
-    raise error
 
 
 def _written(outcome: Outcome, case: Case) -> dict[str, Any]:

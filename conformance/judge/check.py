@@ -19,7 +19,6 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
-from itertools import tee
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,7 @@ from .shrink import Shrunk, smallest_failure
 from .tried import Tried
 from .usages import UsageJudge, Watch
 from .usages import names as usage_names
-from .verify import Report, check_names, evaluated_in, flush_denormal, judge_case, load_cases, truth_of
+from .verify import Report, check_names, flush_denormal, judge_case, load_cases, truth_of
 
 SHOWN = 3
 """Default number of failing cases to show: the smallest one of each reason, and the smallest ones without a reason."""
@@ -333,11 +332,11 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
         training: dict[str, tuple[Case, list[str], Outcome, Truth, bool]] = {}
         judged: list[tuple[Case, GoldenCase | None]] = []
         while_judging.enter_context(proved_ahead(fresh, target.claim))
-        judging = [chosen for chosen in every if chosen.id not in same]
-        result.left_out.update({SAME: len(every) - len(judging)} if same else {})
-        each, ahead = tee((chosen, *inputs_of(chosen, stored, target.claim, request)) for chosen in judging)
-        target.expect((case, dtype) for _, case, _ in ahead for dtype in evaluated_in(target, case, selection))
-        for chosen, case, golden in tracked("cases", each, len(judging), progress):
+        for chosen in tracked("cases", every, len(every), progress):
+            if chosen.id in same:
+                result.left_out[SAME] += 1
+                continue
+            case, golden = inputs_of(chosen, stored, target.claim, request)
             checks = list(judge_target(request, target, case, golden, dtypes, probes(stored, target.claim)))
             report.checks += checks
             watch.note()

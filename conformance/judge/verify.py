@@ -207,11 +207,6 @@ def _dtypes(implementation: Implementation, case: Case, selection: Selection) ->
     return implementation.shared(case, chosen) if selection.alternates else chosen
 
 
-def evaluated_in(implementation: Implementation, case: Case, selection: Selection) -> list[str]:
-    """Return the dtypes in which ``judge_case`` evaluates an implementation on a case."""
-    return [] if implementation.refuses(case) else list(filter(case.holds_in, _dtypes(implementation, case, selection)))
-
-
 def truth_of(case: Case, golden: GoldenCase | None) -> Truth:
     """Return the true results of a case: stored for a golden case, computed for a worked example."""
     return truth(case) if golden is None else stored_truth(case, golden.expected)
