@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -160,8 +162,15 @@ def in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
             del sys.modules[name]
 
 
+@pytest.fixture(scope="session")
+def _jax() -> None:
+    """Import jax, if it is installed. A run of ``pytester`` forgets its imports, and a second import of jax aborts."""
+    with suppress(ImportError):
+        importlib.import_module("jax")
+
+
 @pytest.fixture
-def pytester(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+def pytester(_jax: None, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """Run pytest without the plugin of hypothesis, which imports hypothesis again in every run."""
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest")
     return pytester
