@@ -768,7 +768,7 @@ def ignores_partners(embeddings, partners, temperature=0.1):
     return ntxent_of(embeddings, rows(embeddings) ^ 1, temperature)
 
 
-def interleaves(embeddings, temperature=0.1):
+def pairs_two_rows(embeddings, temperature=0.1):
     return ntxent_of(embeddings, rows(embeddings) ^ 1, temperature)
 
 
@@ -852,7 +852,7 @@ ODD = [
         "2k and 2k + 1 are treated as partners",
     ),
     (
-        interleaves,
+        pairs_two_rows,
         "but stacked views are read as interleaved",
         "right for interleaved views: --call inter",
     ),

@@ -398,8 +398,8 @@ def test_unknown_level_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_command_to_repeat_a_check_keeps_the_level() -> None:
     request = Request("losses:supcon", "supcon", level="digits")
-    assert request.repeat("some", "float64").endswith("--level digits")
-    assert Request("losses:supcon", "supcon").repeat("some", "float64", POLICIES).endswith("--dtype float64")
+    assert " --level digits " in request.repeat("some", "float64")
+    assert "--level" not in Request("losses:supcon", "supcon").repeat("some", "float64", POLICIES)
 
 
 def test_declared_deviation_counts_at_its_level_and_must_occur_at_every_level(tmp_path: Path) -> None:
