@@ -1,6 +1,6 @@
 """Train a small encoder on scikit-learn's images of digits with a contrastive loss.
 
-    python examples/train_digits.py                                  # SupCon; about ten seconds
+    python examples/train_digits.py                                  # SupCon; 10 to 20 seconds
     python examples/train_digits.py --loss nt_xent --plot digits.png # SimCLR, without labels
     python examples/train_digits.py --loss clip --compare            # two towers, then the same with another library
     torchrun --nproc-per-node 2 examples/train_digits.py             # SupCon in two processes
