@@ -268,7 +268,7 @@ def test_wrong_command_line_is_a_plain_message(
 def test_interrupted_check_says_what_was_judged(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C after the second evaluation of the third case."""
+    """Ctrl-C before the fourth case."""
     wrong = str(Path(__file__).parent / "targets/losses.py") + ":dot"
     judged: list[str] = []
     right = checking.judge_target
@@ -307,7 +307,6 @@ PLAIN = {name: value for name, value in os.environ.items() if name not in ("COLU
 ONE_CHECK = """
 import sys
 from pairproof.conformance import cli
-from pairproof.conformance.judge import check as checking
 from pairproof.conformance.judge import verify
 from pairproof.conformance.judge.results import Check, Status
 passed = Check("case", "fast", "supcon", "golden/supcon/some", "float64", Status.PASSED)

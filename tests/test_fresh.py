@@ -148,11 +148,11 @@ def test_reference_agrees_with_the_oracle_on_drawn_batches(loss: str, number: in
 def test_batches_have_every_value_of_every_option(loss: str) -> None:
     entry = LOSSES[loss]
     claim = External(entry.fast, loss=loss).claim
-    cases = [draw(claim, 5, number) for number in range(RANDOM_BATCHES)]
-    assert max(case.n for case in cases) in ({259} if entry.targets == "labels" else {23, 24})
+    cases = [draw(claim, 16, number) for number in range(RANDOM_BATCHES)]
+    assert max(case.n for case in cases) == (259 if entry.targets == "labels" else 24)
     for name, values in entry.choices.items() - {("zero_row", entry.choices.get("zero_row"))}:  # no row is zero
         assert {case.option(name) for case in cases} == set(values), name
-    assert len({case.temperature for case in cases}) >= RANDOM_BATCHES - 2
+    assert len({case.temperature for case in cases}) == RANDOM_BATCHES
     assert {case.option("base_temperature") is None for case in cases} == {True, False}
     sizes = sorted(case.n for case in cases)
     assert sizes[10] <= 6
@@ -181,7 +181,8 @@ def test_combinations_of_three_choices_are_covered(loss: str) -> None:
         for triple in plans.triples({name: chance.choice(values) for name, values in factors.items()})
     }
     covered = [_covered(plans, number) & possible for number in (8, RANDOM_BATCHES)]
-    assert len(covered[1]) > 0.9 * len(possible)
+    # With six reductions and four kinds of temperature, 80 batches cover less: 0.928 with four times the candidates.
+    assert len(covered[1]) > (0.92 if loss == "nt_xent_pairwise" else 0.94) * len(possible)
     assert len(covered[0]) > 0.3 * len(possible)
 
 
@@ -382,7 +383,10 @@ def test_every_kind_of_batch_can_be_shrunk(loss: str, step: int) -> None:
         found = shrunk(golden, lambda each: True, work=math.inf).case
         # Shrinking may stop before 2 rows and 1 column: it takes no step to a batch with a flag of a higher level.
         assert found.n <= 8
-        assert found.embeddings.shape[1] <= 4
+        if (columns := found.embeddings.shape[1]) > 2:
+            others = {name: rows[:, : columns - 1] for name, rows in found.others.items()}
+            narrower = replace(found, embeddings=found.embeddings[:, : columns - 1], others=others)
+            assert level_of(with_proof(narrower).flags) > level_of(golden.flags)
         kept = {"temperature"}
         usual = replace(found, keywords={**found.keywords, "similarity": LOSSES[loss].keywords["similarity"]})
         if "similarity" in found.keywords and level_of(with_proof(usual).flags) > level_of(golden.flags):

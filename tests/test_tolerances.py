@@ -65,10 +65,15 @@ def arithmetic_of_another_machine(monkeypatch: pytest.MonkeyPatch, seed: int) ->
     monkeypatch.setattr(rounding.Bounded, "__torch_dispatch__", classmethod(moved))
 
 
+def of_first_order(golden: GoldenCase) -> bool:
+    """Whether a case is ordinary or its bounds are proportional to u. The other bounds follow logits of 1e300."""
+    stored = known_rounding(golden.case).get(("float32", ""))
+    return (stored is not None and stored.linear) or level_of_case(golden.case, golden) < Level.RANGE
+
+
 @pytest.mark.parametrize("step", [31, pytest.param(1, marks=pytest.mark.slow)])
 def test_no_machine_changes_a_bound(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    # Where bounds are not of first order, they grow with a moved logit, so range cases may change more.
-    chosen = [one for one in sampled(step) if level_of_case(one[0].case, one[0]) < Level.RANGE]
+    chosen = [(golden, true) for golden, true in sampled(step) if of_first_order(golden)]
     # A copy of a case has no stored bounds.
     here = [bounds(replace(golden.case), true, "float64") for golden, true in chosen]
     arithmetic_of_another_machine(monkeypatch, step)

@@ -382,13 +382,16 @@ def info_nce_baseline(logits: Tensor, member: Tensor, positive: Tensor, *, insid
     return supcon_in_baseline(logits, member, positive, inside_reduction=inside_reduction)
 
 
-def _largest(logits: Tensor) -> Tensor:
-    """The largest logit of each row: the mean of all that are equal to it, so that each has the same derivative.
+EQUAL = 2.0**-26
+"""Relative difference below which numbers of float64 count as equal.
 
-    Rounding errors of float64 make equal logits differ by less than 2^-26 of their size.
-    """
+Rounding errors make equal ones differ by less, so that no machine decides which are equal."""
+
+
+def _largest(logits: Tensor) -> Tensor:
+    """The largest logit of each row: the mean of all that are equal to it, so that each has the same derivative."""
     top = logits.detach().amax(dim=1, keepdim=True)
-    equal = logits.detach() >= top - 2.0**-26 * top.abs()
+    equal = logits.detach() >= top - EQUAL * top.abs()
     return logits.where(equal, 0.0).sum(dim=1, keepdim=True) / equal.sum(dim=1, keepdim=True)
 
 

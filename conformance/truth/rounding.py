@@ -29,6 +29,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..suite.catalogue import EQUAL
+
 LAMBDA = 9.0
 """Probabilistic factor: with it, one of 10^11 sums exceeds its bound with a probability of at most 6e-7."""
 
@@ -47,11 +49,6 @@ LOWEST = -1e4
 
 NONLINEAR = 1e-3
 """Errors of logits above this are too large for first-order bounds."""
-
-EQUAL = 2.0**-26
-"""Relative difference below which terms count as equal.
-
-Rounding errors of float64 make equal terms differ by less, so that no machine decides which terms are equal."""
 
 
 @dataclass
