@@ -126,12 +126,7 @@ class Machine(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _rule(self, func: Any) -> _Rule | None:
         """Return how an operation is evaluated; None for one whose result is the same on every machine."""
-        schema = func._schema
-        name = schema.name.partition("::")[2]
-        written = [one for one in schema.arguments if one.alias_info is not None and one.alias_info.is_write]
-        out = tuple(one.name for one in written if one.kwarg_only)
-        in_place = bool(written) and not out
-        name = name.rstrip("_") if in_place else name
+        name, in_place, out = _described(func)
         if name in MOVED:
             return _Rule(name, partial(self._function, name), in_place, out) if self.functions else None
         evaluate = getattr(self, f"_op_{name.lstrip('_')}", None)
@@ -479,6 +474,17 @@ class _Rule(NamedTuple):
     evaluate: Callable[..., Any]
     in_place: bool
     out: tuple[str, ...]
+
+
+@cache
+def _described(func: Any) -> tuple[str, bool, tuple[str, ...]]:
+    """Return the name of an operation, whether its result replaces the first argument, and what takes its results."""
+    schema = func._schema
+    name = schema.name.partition("::")[2]
+    written = [one for one in schema.arguments if one.alias_info is not None and one.alias_info.is_write]
+    out = tuple(one.name for one in written if one.kwarg_only)
+    in_place = bool(written) and not out
+    return name.rstrip("_") if in_place else name, in_place, out
 
 
 @cache
