@@ -14,9 +14,9 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from itertools import accumulate
-from typing import Any
+from functools import cache, cached_property, partial
+from itertools import accumulate, count
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -214,6 +214,26 @@ Test = Callable[[], Any]
 """Tests a candidate on one case. Returns an explanation, or None if the candidate does not explain the case."""
 
 
+T = TypeVar("T")
+
+
+class Kept(Generic[T]):
+    """An iterable that takes each item of an iterator when it is first needed, and keeps it."""
+
+    def __init__(self, items: Iterator[T]) -> None:
+        self._items, self._found = items, list[T]()
+
+    def __iter__(self) -> Iterator[T]:
+        """Yield the items from the first."""
+        for place in count():
+            if place == len(self._found):
+                try:
+                    self._found.append(next(self._items))
+                except StopIteration:
+                    return
+            yield self._found[place]
+
+
 class Evidence:
     """A case with the result of the target.
 
@@ -238,8 +258,8 @@ class Evidence:
         return Failure(self.case, self.outcome, self.truth, NOISE[self.computes])
 
     @cached_property
-    def _listed(self) -> list[tuple[str, Suspect]]:
-        return list(_listed(self.failure))
+    def _listed(self) -> Kept[tuple[str, Suspect]]:
+        return Kept(_listed(self.failure))
 
     @cached_property
     def comparable(self) -> bool:
@@ -332,8 +352,9 @@ class Evidence:
     @cached_property
     def _straightforward(self) -> bool:
         """Whether the straightforward implementation is equally wrong, so that the formula is right."""
-        plain = _plain(self.case)
-        return bool(np.isfinite(plain.values).all()) and self._equals(plain, EXPLAINED)
+        values = _plain(self.case, gradient=False)
+        finite = bool(np.isfinite(values.values).all())
+        return finite and self._equals(values, EXPLAINED) and self._equals(_plain(self.case), EXPLAINED)
 
     def _dtypes(self, found: Failure) -> Iterator[tuple[str, Test]]:
         """Yield that the target computes in a narrower dtype, if this explains the error."""
@@ -398,7 +419,7 @@ class Evidence:
             if self.case.option(option) == choice:
                 return False
             changed = replace(self.case, keywords={**self.case.keywords, option: choice})
-            right, other = (torch.tensor(_plain(case).values) for case in (self.case, changed))
+            right, other = (torch.tensor(_plain(case, gradient=False).values) for case in (self.case, changed))
         else:
             suspect = next((one for name, one in self.suspects(self.failure) if name == text), None)
             if suspect is None:
@@ -420,9 +441,9 @@ def _listed(found: Failure) -> Iterator[tuple[str, Suspect]]:
     return ((general_words(found, suspect), suspect) for suspect in suspects(found))
 
 
-def _plain(case: Case) -> Outcome:
+def _plain(case: Case, *, gradient: bool = True) -> Outcome:
     """Return the result of the straightforward implementation, with NaN where the policies of the case require it."""
-    outcome, undefined = plain_outcome(case, "float64"), case.undefined()
+    outcome, undefined = plain_outcome(case, "float64", gradient=gradient), case.undefined()
     values = outcome.anchors if case.option("reduction") == "none" else None
     if not any(case.undefined_values()):
         return outcome
@@ -653,24 +674,37 @@ class Collector:
         refuted = {words: self._refuted(words, self.refuting, views[words]) for words in first}
         first = [words for words in first if 2 * refuted[words] <= len(explains[words])]
         first = sorted(first, key=lambda words: refuted[words] - len(explains[words]))[:TESTED]
-        work = 0.0
-        for evidence in (one for one in left if one not in explored):
+        contradictions = cache(lambda words: self._refuted(words, self.passing[PASSING:], views[words]))
+        others, work = [one for one in left if one not in explored], 0.0
+        for evidence in others:
+            self._test(evidence, base, first[:1], explains)
+        if first and len(explains[first[0]]) == len(left) and not refuted[first[0]] + contradictions(first[0]):
+            first = first[:1]  # no candidate explains more
+        for evidence in others if first[1:] else ():
             work += work_of(evidence.case)
-            first = first[:1] if work > WORK else first
-            for words, test in self._candidates(evidence, base):
-                if words in first and id(evidence) not in explains[words] and (details := _safely(test)):
-                    explains[words][id(evidence)] = details
+            if work > WORK:
+                break
+            self._test(evidence, base, first[1:], explains)
         ranked = sorted(first, key=lambda words: refuted[words] - len(explains[words]))
         best, least = None, 0
         for words in ranked:
-            contradictions = self._refuted(words, self.passing[PASSING:], views[words])
-            score = refuted[words] + contradictions - len(explains[words])
-            if 2 * contradictions <= len(explains[words]) and score < least:
+            score = refuted[words] + contradictions(words) - len(explains[words])
+            if 2 * contradictions(words) <= len(explains[words]) and score < least:
                 best, least = words, score
-            if not contradictions:
+            if not contradictions(words):
                 break  # the others explain fewer cases
         few = best is None or (len(explains[best]) == 1 and len(self.failing) > FEW and best not in CERTAIN)
         return None if best is None or few else (best, explains[best], bool(base))
+
+    def _test(self, evidence: Evidence, base: str, names: Iterable[str], explains: dict[str, dict[int, str]]) -> None:
+        """Test some candidates on a case, and add the explanations."""
+        left = {words for words in names if id(evidence) not in explains[words]}
+        for words, test in self._candidates(evidence, base) if left else ():
+            if words in left and (details := _safely(test)):
+                explains[words][id(evidence)] = details
+                left.remove(words)
+                if not left:
+                    return
 
     def _refuted(self, words: str, cases: Sequence[Evidence], views: Collection[int] = ()) -> int:
         """Return the number of cases that refute a candidate: they should fail in this way, but do not.

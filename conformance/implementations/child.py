@@ -15,6 +15,7 @@ it is not possible, the target runs in the judging process, and a note says so.
 
 from __future__ import annotations
 
+import base64
 import builtins
 import faulthandler
 import gc
@@ -39,7 +40,7 @@ import numpy as np
 import torch
 
 from ..suite.cases import Case
-from ..suite.records import Outcome
+from ..suite.records import Matrix, Outcome
 from .callable import Answer, Batch, External, Target
 from .forms import Reading
 from .sandbox import NoCallFits, Overtime, TargetError, TargetMisused, described, find
@@ -465,20 +466,24 @@ class IsolatedLoss(External):
 
 
 def _written(outcome: Outcome, case: Case) -> dict[str, Any]:
-    """Return an outcome as JSON data, without rounding."""
+    """Return an outcome as JSON data, without rounding; matrices as base64 of float64 numbers, which is faster."""
     gradients = {} if outcome.gradient is None else {case.first: outcome.gradient, **outcome.other_gradients}
     anchors = None if outcome.anchors is None else list(outcome.anchors.items())
-    rows = {name: gradient.tolist() for name, gradient in gradients.items()}
+    rows = {
+        name: base64.b64encode(gradient.astype(np.float64).tobytes()).decode() for name, gradient in gradients.items()
+    }
     return {"values": outcome.values, "anchors": anchors, "gradients": rows, "observed": outcome.observed}
 
 
 def _read(answer: Any, case: Case) -> Outcome:
     """Decode what ``_written`` returned; raise ``TargetError`` for malformed data."""
     try:
-        rows = {name: np.array(matrix, dtype=np.float64) for name, matrix in answer["gradients"].items()}
+        written, rows = answer["gradients"], dict[str, Matrix]()
+        if written and written.keys() != case.matrices.keys():
+            raise ValueError("names")
+        for name, matrix in case.matrices.items() if written else ():
+            rows[name] = np.frombuffer(base64.b64decode(written[name], validate=True)).reshape(matrix.shape).copy()
         anchors = answer["anchors"] and {int(row): float(value) for row, value in answer["anchors"]}
-        if rows and {name: z.shape for name, z in rows.items()} != {n: z.shape for n, z in case.matrices.items()}:
-            raise ValueError("shapes")
         values = [float(value) for value in answer["values"]]
         observed = read_observed(answer["observed"])
         observed["seen"] = {kind: _line(text) for kind, text in observed.get("seen", {}).items()}

@@ -16,26 +16,28 @@ from ..suite.cases import Case
 from ..suite.records import Matrix, Outcome
 
 
-def plain_outcome(case: Case, dtype: str, *, single: bool = True) -> Outcome:
+def plain_outcome(case: Case, dtype: str, *, single: bool = True, gradient: bool = True) -> Outcome:
     """The results of the straightforward implementation on a case.
 
     Args:
         case: the case.
         dtype: dtype of the inputs and of the gradient.
         single: whether bfloat16 and float16 accumulate in float32.
+        gradient: whether to compute the gradients.
     """
     given = {
-        name: torch.tensor(matrix).to(getattr(torch, dtype)).requires_grad_() for name, matrix in case.matrices.items()
+        name: torch.tensor(matrix).to(getattr(torch, dtype)).requires_grad_(gradient)
+        for name, matrix in case.matrices.items()
     }
     s = similarities(case, _single(given) if single and dtype != "float64" else given)
     loss, values = reduced(case, s, logits_of(case, s))
-    gradients = dict(zip(given, torch.autograd.grad(loss.sum(), list(given.values())), strict=True))
-    gradient = gradients.pop(case.first)
+    found = torch.autograd.grad(loss.sum(), list(given.values())) if gradient else ()
+    gradients = {name: slopes.double().numpy() for name, slopes in zip(given, found, strict=False)}
     return Outcome(
         values=loss.detach().double().reshape(-1).tolist(),
-        gradient=gradient.double().numpy(),
+        gradient=gradients.pop(case.first, None),
         anchors=dict(zip(case.counted(), values.detach().double().tolist(), strict=True)),
-        other_gradients={name: found.double().numpy() for name, found in gradients.items()},
+        other_gradients=gradients,
     )
 
 

@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..suite.catalogue import EQUAL
 
@@ -122,6 +123,25 @@ class Bounded(torch.Tensor):
         if name in EXACT:
             return values
         raise NotImplementedError(f"{func}: add a rule for its rounding errors to truth/rounding.py")
+
+
+class Rules(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Applies the rules of ``Bounded`` inside a ``with`` statement.
+
+    They apply without it as well. But then torch 2.13 imports ``torch.distributed.tensor`` at the first operation,
+    which takes a second.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Otherwise torch adds a wrapper, whose import takes seconds.
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Evaluate an operation with ``Bounded``, if it is among the arguments."""
+        if Bounded in types:
+            return Bounded.__torch_dispatch__(func, types, args, kwargs)
+        return func(*args, **(kwargs or {}))
 
 
 def _arithmetic(given: Any) -> Arithmetic:

@@ -31,8 +31,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING
+from functools import partial, wraps
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .rounding import Arithmetic, Bounded
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 FORMULA_TIMES = 2.0
 """Largest error at levels below "digits", in units of the bound.
@@ -108,6 +111,20 @@ def rounding_of(case: Case, dtype: str, narrowed: str = "") -> tuple[Rounding, f
     return known[name, narrowed], unit_roundoff(dtype) / unit_roundoff(name)
 
 
+def _with_rules(function: Callable[P, R]) -> Callable[P, R]:
+    """Apply the rules for rounding errors inside a function."""
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        from .rounding import Rules
+
+        with Rules():
+            return function(*args, **kwargs)
+
+    return run
+
+
+@_with_rules
 def evaluated_rounding(case: Case, dtype: str, narrowed: str = "") -> Rounding:
     """Evaluate the rounding errors of a case in an accumulating dtype.
 
@@ -188,6 +205,7 @@ def accumulated_bounds(case: Case, truth: Truth, dtype: str, narrowed: str = "")
     )
 
 
+@_with_rules
 def _similarity_bounds(case: Case, dtype: str) -> Matrix:
     from .baseline import similarities
     from .rounding import Arithmetic, error_of
@@ -220,6 +238,7 @@ def _other_order(case: Case, narrowed: str, slopes: Bounded) -> Bounded:
     return Bounded(slopes.value, error, slopes.arithmetic)
 
 
+@_with_rules
 def scalar_bounds(case: Case, dtype: str) -> tuple[float, float]:
     """The bounds on the derivatives with respect to the temperature and to the bias, which is 0 without a bias."""
     import torch
