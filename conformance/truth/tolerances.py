@@ -118,7 +118,7 @@ def _with_rules(function: Callable[P, R]) -> Callable[P, R]:
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         from .rounding import Rules
 
-        with Rules():
+        with Rules():  # type: ignore[no-untyped-call]
             return function(*args, **kwargs)
 
     return run
