@@ -136,16 +136,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=ROOT / "dist", metavar="FOLDER", help="default: dist")
     parser.add_argument("--previous", type=Path, metavar="FILE", help="an earlier archive whose cases must be kept")
     options = parser.parse_args(arguments)
-    load_golden()  # validates the files and their checksums
-    files = contents(ROOT)
     try:
+        earlier = unpack(options.previous) if options.previous else None
+        load_golden()  # validates the files and their checksums
+        files = contents(ROOT)
         version = version_of(files["CHANGELOG.md"].decode())
         formats = {json.loads(files[name])["format"] for name in golden_files(ROOT / "fixtures")}
         wrong = [name for name in formats if not name.endswith(f"/{version[0]}")]
         if wrong:
             raise Refused(f"fixtures/CHANGELOG.md: version {version[0]}.{version[1]}, but the format is {wrong[0]}")
-        if options.previous:
-            compare(files, unpack(options.previous))
+        if earlier:
+            compare(files, earlier)
     except Refused as error:
         print(f"fixtures-archive: {error}", file=sys.stderr)
         return 1

@@ -848,14 +848,13 @@ class _Drawing:
 
     def _exact(self, rows: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, Matrix]:
         """Round entries to integers of 8 bits times a power of two. With cosine, the power can differ between rows."""
-        largest = max(abs(x) for matrix in rows.values() for row in matrix for x in row)
-        return {name: np.array(list(map(list, self._integers(matrix, largest)))) for name, matrix in rows.items()}
+        given = {name: np.array(matrix).reshape(len(matrix), self.dim) for name, matrix in rows.items()}
+        largest = max(float(np.abs(matrix).max(initial=0.0)) for matrix in given.values())
+        return {name: self._scaled(np.rint(matrix / largest * SIGNIFICANT) + 0.0) for name, matrix in given.items()}
 
-    def _integers(self, rows: Sequence[Sequence[float]], largest: float) -> Iterator[list[float]]:
-        for row in rows:
-            integers = [float(round(x / largest * SIGNIFICANT)) for x in row]
-            if not any(integers):
-                integers[0] = 1.0
-            mixed = self.plan["mixed norms"] and self.plan["similarity"] == "cosine"
-            size = self.chance.choice((-2, -1, 0, 1, 2)) if mixed else 0
-            yield [math.ldexp(x, size - 7) for x in integers]
+    def _scaled(self, integers: Matrix) -> Matrix:
+        integers[~integers.any(axis=1), :1] = 1.0
+        mixed = self.plan["mixed norms"] and self.plan["similarity"] == "cosine"
+        sizes = [self.chance.choice((-2, -1, 0, 1, 2)) if mixed else 0 for _ in integers]
+        found: Matrix = np.ldexp(integers, np.array(sizes, dtype=int)[:, None] - 7)
+        return found

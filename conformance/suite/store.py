@@ -198,13 +198,22 @@ def dump_json(value: Any, longest: float = float("inf")) -> str:
         The text, ending in a newline.
     """
 
+    nested = (list, tuple, Mapping)
+
+    def in_lines(value: Any) -> bool:
+        if not isinstance(value, nested):
+            return False
+        kinds = {*map(type, value)}  # most rows consist of thousands of floats
+        return any(issubclass(kind, nested) for kind in kinds) or (
+            longest < float("inf") and any(len(str(x)) > longest for x in value)
+        )
+
     def write(value: Any, indent: str) -> str:
         inner = indent + " "
         if isinstance(value, Mapping) and value:
             lines = [f"{inner}{json.dumps(key)}: {write(item, inner)}" for key, item in value.items()]
             return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
-        nested = (list, tuple, Mapping)
-        if isinstance(value, nested) and any(isinstance(x, nested) or len(str(x)) > longest for x in value):
+        if in_lines(value):
             return "[\n" + ",\n".join(inner + write(item, inner) for item in value) + f"\n{indent}]"
         return json.dumps(value, ensure_ascii=False)
 
