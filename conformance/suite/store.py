@@ -197,7 +197,6 @@ def dump_json(value: Any, longest: float = float("inf")) -> str:
     Returns:
         The text, ending in a newline.
     """
-
     nested = (list, tuple, Mapping)
 
     def in_lines(value: Any) -> bool:

@@ -24,6 +24,7 @@ class Finding:
         argued: whether an argument says why it may.
         caught: number of cases that failed.
         summary: the last line of ``pairproof check``.
+        first: the first case that failed, or "".
     """
 
     name: str
@@ -31,11 +32,18 @@ class Finding:
     argued: bool
     caught: int
     summary: str
+    first: str
 
 
-def judged(one: Wrong) -> Finding:
-    """Check a wrong implementation at the level at which it must fail, or at the default level if that is higher."""
+def judged(one: Wrong, *cases: str) -> Finding:
+    """Check a wrong implementation at the level at which it must fail, or at the default level if that is higher.
+
+    Args:
+        one: the wrong implementation.
+        cases: the cases; all if none is given.
+    """
     level = max(Level(one.level), DEFAULT_LEVEL).value
-    result = check(Request(one.target, one.loss, level=level, seed=SEED, **one.options), explain=0)
-    cases = {failure.case for failure in result.failures_required}
-    return Finding(one.name, result.verdict == CONFORMS, bool(one.argument), len(cases), result.summary)
+    result = check(Request(one.target, one.loss, level=level, seed=SEED, cases=cases, **one.options), explain=0)
+    failing = list(dict.fromkeys(failure.case for failure in result.failures_required))
+    conforms, first = result.verdict == CONFORMS, next(iter(failing), "")
+    return Finding(one.name, conforms, bool(one.argument), len(failing), result.summary, first)
