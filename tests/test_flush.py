@@ -33,6 +33,7 @@ def pairproof(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_verify_passes_where_bounds_and_norms_are_flushed(tmp_path: Path) -> None:
     # Bounds of gradients that are 0 are flushed to 0, and the largest norms have subnormal reciprocals.
     cases = ["--case", "golden/supcon/zero-row-cosine-one-positive", "--case", "golden/supcon/near-largest-float64"]

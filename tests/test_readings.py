@@ -145,6 +145,7 @@ def judged(name: str, loss: str, **options: Any) -> CheckResult:
 
 @pytest.mark.usefixtures("without_reasons")
 @pytest.mark.parametrize("name", ASKED)
+@pytest.mark.quick(1)
 def test_mistake_that_another_reading_excuses_is_a_question(name: str) -> None:
     loss, question = ASKED[name]
     found = judged(name, loss)
@@ -157,6 +158,7 @@ def test_mistake_that_another_reading_excuses_is_a_question(name: str) -> None:
 
 @pytest.mark.usefixtures("without_reasons")
 @pytest.mark.parametrize("name", WRONG)
+@pytest.mark.quick(2)
 def test_wrong_loss_stays_wrong_without_a_question(name: str) -> None:
     found = judged(name, WRONG[name])
     assert (found.exit_code, found.question) == (1, "")
@@ -307,6 +309,7 @@ def _wrapper(path: Path, name: str, loss: str) -> str:
 
 @pytest.mark.parametrize("loss", ["supcon", "nt_xent", "info_nce"])
 @pytest.mark.parametrize("path", [READINGS, FOLDER / "shapes.py"], ids=lambda path: path.stem)
+@pytest.mark.quick(2)
 def test_every_wrapper_runs_as_pasted(path: Path, loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(FOLDER)
     module, printed, broken = find(f"{path}:__name__"), set[str](), dict[str, Exception]()
@@ -343,6 +346,7 @@ def test_wrapper_gets_facts_and_the_logarithm() -> None:
 
 
 @pytest.mark.parametrize("weights", ["0.75,0.25", "(0.75, 0.25)", (0.75, 0.25)])
+@pytest.mark.quick(1)
 def test_weights_of_the_directions_can_be_claimed(weights: object) -> None:
     name = f"{READINGS}:weighted_directions"
     cases = ("golden/info_nce/direction-weights*", "golden/info_nce/t*")

@@ -398,6 +398,7 @@ def test_second_derivatives_equal_a_difference_of_gradients() -> None:
     np.testing.assert_allclose(found["embeddings"], (ends[0] - ends[1]) / (2 * step), rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_slow_usage_is_judged_only_if_it_is_selected() -> None:
     (check,) = (one for one in of("supcon", "usage/compiled").checks if one.case == "usage/compiled")
     assert check.status is Status.PASSED

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from . import BEFORE, REGIMES, WRONG
-from .judging import Finding, judged
+from .judging import FIRST_FILE, Finding, judged
 
 PAGE, MISSED_FILE = (Path(__file__).with_name(name) for name in ("README.md", "missed.txt"))
 
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("patterns", nargs="*", default=["*"], help="names, such as 'sizes/*'")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time")
     parser.add_argument("--json", type=Path, help="add the results to this file, and reuse the results in it")
-    parser.add_argument("--write", action="store_true", help="write README.md and missed.txt, if all are checked")
+    parser.add_argument("--write", action="store_true", help="write README.md, missed.txt and first.json, if all are checked")
     options = parser.parse_args(arguments)
     before = json.loads(options.json.read_text()) if options.json and options.json.is_file() else {}
     found = {name: Finding(**facts) for name, facts in before.items()}
@@ -61,18 +61,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if one.name in found or time.monotonic() > end:
             continue
         finding = found[one.name] = judged(one)
-        sys.stdout.write(f"{'CONFORMS' if finding.conforms else 'caught':8} {one.name} {finding.summary}\n")
+        sys.stdout.write(f"{one.name}: {f'fails at {finding.first}' if finding.first else 'CONFORMS'}\n")
         sys.stdout.flush()
         if options.json:
             options.json.write_text(json.dumps({name: vars(each) for name, each in found.items()}, indent=1))
     known = [found[one.name] for one in chosen if one.name in found]
-    conforming = [one.name for one in known if one.conforms]
+    conforming = [one.name for one in known if not one.first]
     sys.stdout.write(f"{len(known)} of {len(chosen)} checked, {len(conforming)} conform\n")
     if options.write and len(known) == len(WRONG):
         missed = [one.name for one in WRONG if one.name in conforming and not one.argument]
         MISSED_FILE.write_text("".join(f"{name}\n" for name in missed), encoding="utf-8")
+        first = {one.name: one.first for one in known if one.first}
+        FIRST_FILE.write_text(json.dumps(first, indent=1) + "\n", encoding="utf-8")
         PAGE.write_text(page(conforming), encoding="utf-8")
-    return int(any(one.conforms and not one.argued for one in known))
+    return int(any(not one.first and not one.argued for one in known))
 
 
 if __name__ == "__main__":

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
-from pairproof.conformance.judge.check import CONFORMS, check
+from pairproof.conformance.judge import check as checking
 from pairproof.conformance.judge.options import DEFAULT_LEVEL, Request
+from pairproof.conformance.judge.results import BAD, Check
 from pairproof.conformance.suite.levels import Level
 
 from .base import Wrong
 
 SEED = 0
 """The seed of the random batches, so that the verdict is the same in every run."""
+
+FIRST_FILE = Path(__file__).with_name("first.json")
+"""The first case that fails, by the name of a wrong implementation. ``python -m tests.wrong --write`` writes it."""
 
 
 @dataclass
@@ -20,30 +29,48 @@ class Finding:
 
     Attributes:
         name: its name.
-        conforms: whether the verdict is "conforms".
-        argued: whether an argument says why it may.
-        caught: number of cases that failed.
-        summary: the last line of ``pairproof check``.
-        first: the first case that failed, or "".
+        argued: whether an argument says why it may conform.
+        first: the first case that failed, or "" if it conforms.
     """
 
     name: str
-    conforms: bool
     argued: bool
-    caught: int
-    summary: str
     first: str
 
 
+class _Failed(Exception):
+    """Ends a check at its first failure."""
+
+
 def judged(one: Wrong, *cases: str) -> Finding:
-    """Check a wrong implementation at the level at which it must fail, or at the default level if that is higher.
+    """Check a wrong implementation, until a case fails, which decides the verdict.
 
     Args:
-        one: the wrong implementation.
+        one: the wrong implementation. It must fail at its level, or at the default level if that is higher.
         cases: the cases; all if none is given.
     """
-    level = max(Level(one.level), DEFAULT_LEVEL).value
-    result = check(Request(one.target, one.loss, level=level, seed=SEED, cases=cases, **one.options), explain=0)
-    failing = list(dict.fromkeys(failure.case for failure in result.failures_required))
-    conforms, first = result.verdict == CONFORMS, next(iter(failing), "")
-    return Finding(one.name, conforms, bool(one.argument), len(failing), result.summary, first)
+    level = max(Level(one.level), DEFAULT_LEVEL)
+    request = Request(one.target, one.loss, level=level.value, seed=SEED, cases=cases, **one.options)
+    judge = checking.judge_target
+
+    def until_failure(*given: Any) -> Iterator[Check]:
+        for check in judge(*given):
+            if check.status in BAD and not checking.is_above(check, level):
+                raise _Failed(check.case)
+            yield check
+
+    with patch.object(checking, "judge_target", until_failure):
+        try:
+            failures = checking.check(request, explain=0).failures_required
+        except _Failed as failed:
+            return Finding(one.name, bool(one.argument), str(failed))
+    return Finding(one.name, bool(one.argument), failures[0].case if failures else "")
+
+
+def refused(one: Wrong) -> bool:
+    """Whether a check refuses a wrong implementation.
+
+    The case that failed first in the latest full check is judged before all others.
+    """
+    known = json.loads(FIRST_FILE.read_text(encoding="utf-8")).get(one.name)
+    return bool(known and judged(one, known).first or judged(one).first)
