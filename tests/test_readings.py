@@ -130,6 +130,13 @@ def test_mask_is_not_passed_beside_labels_without_a_default() -> None:
     assert "has no parameter positives" in found.left_out
 
 
+def test_mask_is_passed_without_the_diagonal() -> None:
+    cases = ("golden/supcon/asymmetric-mask", "golden/supcon/diagonal-true-mask")
+    result = check_loss(f"{READINGS}:of_a_mask", "supcon", cases=cases, dtypes="float64")
+    found = {check.case: (check.status.value, check.message) for check in result.checks if check.case in cases}
+    assert found == dict(zip(cases, [("passed", ""), ("skipped", "its mask has a true diagonal")], strict=True))
+
+
 def test_features_without_a_default_for_labels_get_the_labels_of_the_case() -> None:
     cases = ("golden/supcon/labels-unsorted", "golden/supcon/two-views-of-classes")
     result = check_loss(f"{READINGS}:of_required_labels", "supcon", cases=cases)

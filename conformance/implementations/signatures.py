@@ -637,6 +637,8 @@ class Claim:
         also = [(f"has no {name}, which the target requires", _without(name)) for name in sorted(self.required)]
         if self.call == "views" and entry.targets == "labels":
             also.append(("its items do not have two views", lambda case: len(items_of(case)[0]) != 2))
+        if self.call == "mask":
+            also.append(("its mask has a true diagonal", lambda case: bool(case.positive_array().diagonal().any())))
         return Support((self.loss,), options, lacks, tuple(also), tuple(self.passed & {*OPT_IN, *TOWER_TARGETS}))
 
 

@@ -51,7 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("patterns", nargs="*", default=["*"], help="names, such as 'sizes/*'")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time")
     parser.add_argument("--json", type=Path, help="add the results to this file, and reuse the results in it")
-    parser.add_argument("--write", action="store_true", help="write README.md, missed.txt and first.json, if all are checked")
+    parser.add_argument(
+        "--write", action="store_true", help="write README.md, missed.txt and first.json, if all are checked"
+    )
     options = parser.parse_args(arguments)
     before = json.loads(options.json.read_text()) if options.json and options.json.is_file() else {}
     found = {name: Finding(**facts) for name, facts in before.items()}

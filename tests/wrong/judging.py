@@ -73,4 +73,4 @@ def refused(one: Wrong) -> bool:
     The case that failed first in the latest full check is judged before all others.
     """
     known = json.loads(FIRST_FILE.read_text(encoding="utf-8")).get(one.name)
-    return bool(known and judged(one, known).first or judged(one).first)
+    return bool((known and judged(one, known).first) or judged(one).first)
