@@ -638,8 +638,12 @@ class Claim:
         if self.call == "views" and entry.targets == "labels":
             also.append(("its items do not have two views", lambda case: len(items_of(case)[0]) != 2))
         if self.call == "mask":
-            also.append(("its mask has a true diagonal", lambda case: bool(case.positive_array().diagonal().any())))
+            also.append(("its mask has a true diagonal", _has_true_diagonal))
         return Support((self.loss,), options, lacks, tuple(also), tuple(self.passed & {*OPT_IN, *TOWER_TARGETS}))
+
+
+def _has_true_diagonal(case: Case) -> bool:
+    return "positives" in case.arguments and bool(np.diagonal(case.arguments["positives"]).any())
 
 
 def _without(name: str) -> Callable[[Case], bool]:
