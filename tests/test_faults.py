@@ -49,9 +49,10 @@ def test_every_fault_is_caught_and_the_table_lists_the_cases(loss: str) -> None:
 def judged_at(loss: str, temperature: float, every: int) -> None:
     """Assert that the faults of a loss are caught if this temperature is built in, unless they equal the right loss."""
     faults = [fault for fault in FAULTS if fault.loss == loss]
-    found, right = judge(loss, faults, temperature, every)
+    right_here = {one.name for one in faults if one.right_at and one.right_at[0] <= temperature <= one.right_at[1]}
+    found, right = judge(loss, faults, temperature, every, {one.name for one in faults} - right_here)
     for fault, verdict in zip(faults, found, strict=True):
-        if fault.right_at and fault.right_at[0] <= temperature <= fault.right_at[1]:
+        if fault.name in right_here:
             # A single row has only itself, whose term the fault may need.
             caught = [case for case in verdict.caught if "/lone-row" not in case]
             assert not caught, f"{fault.name} is caught by {caught[:3]}: correct its right_at"

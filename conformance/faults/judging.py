@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from types import MappingProxyType
@@ -85,7 +85,11 @@ def small_cases() -> tuple[GoldenCase, ...]:
 
 
 def judge(
-    loss: str, faults: Iterable[Fault], temperature: float | None = None, every: int = 1
+    loss: str,
+    faults: Iterable[Fault],
+    temperature: float | None = None,
+    every: int = 1,
+    until_caught: Collection[str] = (),
 ) -> tuple[list[Verdict], list[Verdict]]:
     """Judge faults of one loss, and the correct loss for every call that the faults use.
 
@@ -94,6 +98,7 @@ def judge(
         faults: faults of this loss.
         temperature: if given, all implementations use it, and each case is proved again at this temperature.
         every: 1 judges all cases, 2 every second case, and so on.
+        until_caught: names of faults that are judged only until a case of their level or below catches them.
 
     Returns:
         The verdicts on the faults, in their order, and on the correct implementations.
@@ -106,17 +111,28 @@ def judge(
     targets = [target_of(fault, temperature) for fault in (*faults, *right)]
     found: dict[str, list[Check]] = {target.name: [] for target in targets}
     claims = {str(target.claim.settings): target.claim for target in targets}
+    levels, done = {fault.name: fault.level for fault in faults if fault.name in until_caught}, set[str]()
     for golden in [golden for golden in small_cases() if golden.case.loss == loss][::every]:
         # Targets with the same claim share the truth and the bounds of a case.
         for settings, claim in claims.items():
             case, proved = (golden.case, golden) if temperature is None else as_claimed(golden.case, golden, claim)
-            same = [target for target in targets if str(target.claim.settings) == settings]
+            same = [one for one in targets if str(one.claim.settings) == settings and one.name not in done]
             for check in judge_case(case, proved, same, Selection(dtypes=DTYPES)):
                 found[check.implementation].append(check)
+                level = levels.get(check.implementation)
+                if level is not None and _error(check) >= CLEARLY and level_of(check.flags) <= level:
+                    done.add(check.implementation)
         for target in targets:
             target.outcomes.clear()
     verdicts = [_verdict(name, checks) for name, checks in found.items()]
     return verdicts[: len(faults)], verdicts[len(faults) :]
+
+
+def _error(check: Check) -> float:
+    """The error in units of the bound; infinity for a crash."""
+    if check.status is Status.SKIPPED:
+        return 0.0
+    return math.inf if check.ratio is None else check.ratio
 
 
 def _verdict(name: str, checks: Sequence[Check]) -> Verdict:
@@ -124,9 +140,7 @@ def _verdict(name: str, checks: Sequence[Check]) -> Verdict:
     cases = {check.case: check.flags for check in made}
     errors = dict.fromkeys(cases, 0.0)
     for check in made:
-        # A crash counts as an infinite error.
-        error = math.inf if check.ratio is None else check.ratio
-        errors[check.case] = max(errors[check.case], error)
+        errors[check.case] = max(errors[check.case], _error(check))
     caught = [case for case, error in errors.items() if error >= CLEARLY]
     near = sum(1 / NEAR < error / CLEARLY < NEAR for error in errors.values())
     judged = [flag for flags in cases.values() for flag in flags]
