@@ -253,11 +253,12 @@ def per_row_of_features(features: Tensor, labels: Tensor | None = None) -> Tenso
     return fast.supcon_loss(features.transpose(0, 1).flatten(0, 1), labels.repeat(2), reduction="none")
 
 
-@pytest.mark.parametrize("call", ["labels", "views", "stacked", "interleaved", "features", "pairs"])
+@pytest.mark.parametrize("call", ["labels", "partners", "views", "stacked", "interleaved", "features", "pairs"])
 @pytest.mark.quick(2)
 def test_every_call_can_be_permuted(call: str) -> None:
     losses: dict[str, Loss] = {
-        "labels": fast.nt_xent_loss,
+        "labels": fast.supcon_loss,
+        "partners": fast.nt_xent_loss,
         "views": fast.info_nce_loss,
         "stacked": lambda z: fast.nt_xent_loss(z, fast.stacked_partners(len(z))),
         "interleaved": lambda z: fast.nt_xent_loss(z, fast.interleaved_partners(len(z)), reduction="none"),

@@ -374,11 +374,13 @@ def test_a_declaration_can_be_matched_by_another_test_of_the_target(runs: Runs, 
         import losses
         import pairproof.conformance
 
-        @pairproof.conformance.parametrize(losses.crashing, loss="supcon_epsilon", settings={"similarity": "cosine"})
+        OPTIONS = {"loss": "supcon_epsilon", "fuzz": 0}
+
+        @pairproof.conformance.parametrize(losses.crashing, settings={"similarity": "cosine"}, **OPTIONS)
         def test_one(check):
             check()
 
-        @pairproof.conformance.parametrize(losses.crashing, loss="supcon_epsilon", settings={"reduction": "sum"})
+        @pairproof.conformance.parametrize(losses.crashing, settings={"reduction": "sum"}, **OPTIONS)
         def test_other(check):
             check()
         """

@@ -395,7 +395,7 @@ OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 """For each rule of ``truth/rounding.py``, an operation to which it applies. The entries of y are positive."""
 
-EXACT = {"abs", "neg", "maximum", "amax", "max"}
+WITHOUT_ROUNDING = {"abs", "neg", "maximum", "amax", "max"}
 """The rules of operations that have no rounding errors of their own."""
 
 
@@ -405,7 +405,7 @@ def slopes_of(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def test_there_is_an_operation_for_every_rule_with_rounding_errors() -> None:
-    assert OPERATIONS.keys() | EXACT == rounding.RULES.keys()
+    assert OPERATIONS.keys() | WITHOUT_ROUNDING == rounding.RULES.keys()
 
 
 @pytest.mark.parametrize("columns", [3, 200])
