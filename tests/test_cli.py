@@ -348,6 +348,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]
     return folder, {name: int(code) for name, code in map(str.split, run.stdout.splitlines())}
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_changes_neither_the_exit_code_nor_the_reports(ends: tuple[Path, dict[str, int]]) -> None:
     folder, codes = ends
     assert (codes["closed"], (folder / "closed.err").read_text()) == (0, "")
@@ -363,6 +364,7 @@ def test_a_closed_output_changes_neither_the_exit_code_nor_the_reports(tmp_path:
     assert json.loads(report.read_text())["passed"] is True
 
 
+@pytest.mark.slow
 def test_a_full_device_is_reported(
     ends: tuple[Path, dict[str, int]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -378,6 +380,7 @@ def test_a_full_device_is_reported(
     assert errors == ["pairproof: could not run: [Errno 28] No space left on device"]
 
 
+@pytest.mark.slow
 def test_an_ascii_locale_prints_everything_without_colour(ends: tuple[Path, dict[str, int]]) -> None:
     folder, codes = ends
     assert (codes["file"], (folder / "file.err").read_text()) == (0, "")

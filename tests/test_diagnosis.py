@@ -137,6 +137,7 @@ def crossed(z_i: torch.Tensor, z_j: torch.Tensor, temperature: float = 0.5) -> t
     return (others.logsumexp(dim=1) - logits.diagonal()).mean()
 
 
+@pytest.mark.slow
 def test_both_differences_of_a_denominator_are_named() -> None:
     found = check_loss(crossed, "nt_xent", cases=("golden/nt_xent/[a-d]*",), seed=1)
     assert found.diagnosis.reasons[0].words == (

@@ -249,6 +249,7 @@ def suits_ring(case: Case) -> bool:
     return case.loss in IN_A_RING and not weighted and not own and not huge
 
 
+@pytest.mark.slow
 def test_golden_cases_are_met_by_three_ranks(tmp_path: Path) -> None:
     worst = check_cases(tmp_path, 3, chosen_cases(False), each_anchor=False)
     assert worst.keys() == EVERY

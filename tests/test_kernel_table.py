@@ -280,6 +280,7 @@ def test_the_dry_run_finds_the_same_jobs_for_tensors_without_memory(
 
 
 @needs_triton
+@pytest.mark.slow
 def test_calls_with_conflicting_arguments_are_rejected() -> None:
     refused = set()
     with tool.dry_run("pieces", 64, 90) as queued:

@@ -386,6 +386,7 @@ def test_temperature_that_is_clamped_at_1_is_named() -> None:
 
 
 @pytest.mark.usefixtures("without_reasons")
+@pytest.mark.slow
 def test_factors_rounded_to_float32_are_judged_as_float32() -> None:
     cases = ("golden/supcon/[b-u]*",)
     found = check_loss(f"{READINGS}:with_rounded_counts", "supcon", cases=cases, dtypes="float64")

@@ -501,6 +501,7 @@ def test_identify_does_not_recognise_a_bias_that_is_not_passed() -> None:
     ids=["right", "subtracted", "ignored"],
 )
 @pytest.mark.quick(1)
+@pytest.mark.slow
 def test_identify_passes_a_bias(used: Any, words: list[str]) -> None:
     def siglip(image: Tensor, text: Tensor, temperature: float = 0.1, bias: float = -10.0) -> Tensor:
         return of_labels_and_masks(image, text, temperature, used(bias))

@@ -822,6 +822,7 @@ def test_hanging_command_is_killed_and_restarted_at_most_three_times(mode: str) 
         found.close()
 
 
+@pytest.mark.slow
 def test_command_that_hangs_once_is_restarted() -> None:
     found = command("hang-once", limit=2.5)
     try:

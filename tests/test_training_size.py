@@ -137,7 +137,7 @@ def test_proofs_of_training_batches_are_not_stored(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("loss", ["info_nce", "nt_xent", "supcon", "multiple_negatives_ranking"])
-@pytest.mark.quick(1)
+@pytest.mark.slow
 def test_constant_at_training_size_is_refused_and_named(loss: str) -> None:
     cases = ("golden/*", "training-*-[0-3]")
     result = check_loss(f"{FILE}:{loss}", loss, arrays="torch", cases=cases, dtypes="float64", seed=0)

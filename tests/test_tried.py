@@ -50,6 +50,7 @@ def test_target_that_always_hangs_is_given_up(tmp_path: Path) -> None:
     assert f"2 of the random batches ({SMALL})" in result.not_tried
 
 
+@pytest.mark.slow
 def test_usages_are_given_up_after_three_time_outs() -> None:
     result = check_loss(sleeps_under_usages, "supcon", limit=0.2, cases=("golden/supcon/t*", "usage/*"))
     late = [check for check in result.judged if check.message.endswith("took longer than 0.2 s (--limit)")]

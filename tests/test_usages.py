@@ -432,6 +432,7 @@ def test_usage_of_shared_memory_includes_the_hard_negatives() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
+@pytest.mark.slow
 def test_process_forked_from_one_with_threads_is_not_given_threads() -> None:
     """GNU OpenMP would hang. The answer of the first process must not hold for the second."""
     code = """

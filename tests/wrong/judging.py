@@ -12,6 +12,7 @@ from unittest.mock import patch
 from pairproof.conformance.judge import check as checking
 from pairproof.conformance.judge.options import DEFAULT_LEVEL, Request
 from pairproof.conformance.judge.results import BAD, Check
+from pairproof.conformance.judge.usages import UsageJudge
 from pairproof.conformance.suite.levels import Level
 
 from .base import Wrong
@@ -51,15 +52,20 @@ def judged(one: Wrong, *cases: str) -> Finding:
     """
     level = max(Level(one.level), DEFAULT_LEVEL)
     request = Request(one.target, one.loss, level=level.value, seed=SEED, cases=cases, **one.options)
-    judge = checking.judge_target
+    of_case, of_usage = checking.judge_target, UsageJudge.check
 
-    def until_failure(*given: Any) -> Iterator[Check]:
-        for check in judge(*given):
-            if check.status in BAD and not checking.is_above(check, level):
-                raise _Failed(check.case)
-            yield check
+    def passed(check: Check | None) -> Check | None:
+        if check is not None and check.status in BAD and not checking.is_above(check, level):
+            raise _Failed(check.case)
+        return check
 
-    with patch.object(checking, "judge_target", until_failure):
+    def judge_target(*given: Any) -> Iterator[Check | None]:
+        return map(passed, of_case(*given))
+
+    def judge_usage(*given: Any) -> Check | None:
+        return passed(of_usage(*given))
+
+    with patch.object(checking, "judge_target", judge_target), patch.object(UsageJudge, "check", judge_usage):
         try:
             failures = checking.check(request, explain=0).failures_required
         except _Failed as failed:
