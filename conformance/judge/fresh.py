@@ -377,6 +377,12 @@ def draw_training(claim: Claim, seed: int, number: int) -> Case:
         plan = {**plans[place], "rows": (rows, rows), "columns": (columns, columns)}
         if number % 3 == 1 and "single" in factors["classes"]:
             plan["classes"] = "single"
+        if number in (several := [k for k in range(1, len(TRAINING_ROWS)) if k != FEW_CLASSES]):
+            # With few batches, a value of "reduction" could be missing.
+            reductions = random.Random(f"training reductions {seed}").sample(
+                factors["reduction"], len(factors["reduction"])
+            )
+            plan["reduction"] = reductions[several.index(number) % len(reductions)]
         if number == FEW_CLASSES:
             usual = {"no_positive": "drop", "reduction": "mean"}
             plan |= {"few": True, **{name: x for name, x in usual.items() if x in factors.get(name, ())}}
