@@ -372,17 +372,19 @@ def draw_training(claim: Claim, seed: int, number: int) -> Case:
     most = MOST_SIMILARITIES if number < len(TRAINING_ROWS) else THOROUGH_SIMILARITIES
     factors, denominator = _training_factors(claim), LOSSES[claim.loss].variant.get("denominator")
     plans = _plans(tuple(factors.items()), denominator, f"{seed} training")
+    several = [k for k in range(1, len(TRAINING_ROWS)) if k != FEW_CLASSES]
 
     def drawn(place: int, rows: int, columns: int) -> Case:
         plan = {**plans[place], "rows": (rows, rows), "columns": (columns, columns)}
         if number % 3 == 1 and "single" in factors["classes"]:
             plan["classes"] = "single"
-        if number in (several := [k for k in range(1, len(TRAINING_ROWS)) if k != FEW_CLASSES]):
-            # With few batches, a value of "reduction" could be missing.
-            reductions = random.Random(f"training reductions {seed}").sample(
-                factors["reduction"], len(factors["reduction"])
-            )
-            plan["reduction"] = reductions[several.index(number) % len(reductions)]
+        if number in several:
+            # With few batches, a reduction could be missing, or occur only with references.
+            place, chance = several.index(number), random.Random(f"training reductions {seed}")
+            reductions = chance.sample(factors["reduction"], len(factors["reduction"]))
+            plan["reduction"] = reductions[place % len(reductions)]
+            if place < len(reductions) and plan["reduction"] != "mean":
+                plan["references"] = "none"
         if number == FEW_CLASSES:
             usual = {"no_positive": "drop", "reduction": "mean"}
             plan |= {"few": True, **{name: x for name, x in usual.items() if x in factors.get(name, ())}}
