@@ -108,7 +108,7 @@ def test_an_example_of_a_call_conforms_on_some_cases(
 def test_an_example_of_a_call_conforms(
     name: str, code: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    conforms(line, code, tmp_path, monkeypatch, "--fuzz=0")  # proofs of random batches take most of the time
+    conforms(line, code, tmp_path, monkeypatch)
 
 
 def test_the_table_of_losses_is_complete() -> None:

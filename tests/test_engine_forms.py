@@ -37,8 +37,8 @@ def test_a_wrong_part_fails(some_by_part: Entered, form: str, part: str) -> None
     with one_thread(), broken(form, part):
         found = [judge_case(golden.case, golden, implementations, Selection()) for golden in cases]
     failed = [[check for check in checks if check.status == "failed"] for checks in found]
-    # The gradient of a case may be 0.
-    assert 2 * sum(map(bool, failed)) >= len(cases) > 0
+    # A mistake hardly shows in a solved batch.
+    assert sum(map(bool, failed)) >= len(cases) - 1 > 0
     if part == "gradient":
         assert all("gradient" in check.message for checks in failed for check in checks)
 

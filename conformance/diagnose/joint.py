@@ -13,10 +13,11 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
-from itertools import accumulate, count
-from typing import Any, Generic, TypeVar
+from itertools import accumulate, tee
+from typing import Any
 
 import numpy as np
 import torch
@@ -214,26 +215,6 @@ Test = Callable[[], Any]
 """Tests a candidate on one case. Returns an explanation, or None if the candidate does not explain the case."""
 
 
-T = TypeVar("T")
-
-
-class Kept(Generic[T]):
-    """An iterable that takes each item of an iterator when it is first needed, and keeps it."""
-
-    def __init__(self, items: Iterator[T]) -> None:
-        self._items, self._found = items, list[T]()
-
-    def __iter__(self) -> Iterator[T]:
-        """Yield the items from the first."""
-        for place in count():
-            if place == len(self._found):
-                try:
-                    self._found.append(next(self._items))
-                except StopIteration:
-                    return
-            yield self._found[place]
-
-
 class Evidence:
     """A case with the result of the target.
 
@@ -258,8 +239,10 @@ class Evidence:
         return Failure(self.case, self.outcome, self.truth, NOISE[self.computes])
 
     @cached_property
-    def _listed(self) -> Kept[tuple[str, Suspect]]:
-        return Kept(_listed(self.failure))
+    def _listed(self) -> Iterator[tuple[str, Suspect]]:
+        """The suspects. Only copies are advanced; they share the suspects that one of them has made."""
+        (found,) = tee(_listed(self.failure), 1)
+        return found
 
     @cached_property
     def comparable(self) -> bool:
@@ -409,7 +392,7 @@ class Evidence:
             return
         if self.match is not None and (identified := proposed(self.match, found)) is not None:
             yield identified
-        yield from self._listed if found is self.failure else _listed(found)
+        yield from copy(self._listed) if found is self.failure else _listed(found)
 
     def predicts_failure(self, words: str) -> bool:
         """Return whether a candidate differs from the correct loss, so that the case should fail."""

@@ -380,10 +380,10 @@ def draw_training(claim: Claim, seed: int, number: int) -> Case:
             plan["classes"] = "single"
         if number in several:
             # With few batches, a reduction could be missing, or occur only with references.
-            place, chance = several.index(number), random.Random(f"training reductions {seed}")
-            reductions = chance.sample(factors["reduction"], len(factors["reduction"]))
-            plan["reduction"] = reductions[place % len(reductions)]
-            if place < len(reductions) and plan["reduction"] != "mean":
+            order = random.Random(f"training reductions {seed}").sample(factors["reduction"], len(factors["reduction"]))
+            turn = several.index(number)
+            plan["reduction"] = order[turn % len(order)]
+            if turn < len(order) and plan["reduction"] != "mean":
                 plan["references"] = "none"
         if number == FEW_CLASSES:
             usual = {"no_positive": "drop", "reduction": "mean"}

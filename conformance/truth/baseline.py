@@ -31,8 +31,10 @@ def plain_outcome(case: Case, dtype: str, *, single: bool = True, gradient: bool
     }
     s = similarities(case, _single(given) if single and dtype != "float64" else given)
     loss, values = reduced(case, s, logits_of(case, s))
-    found = torch.autograd.grad(loss.sum(), list(given.values())) if gradient else ()
-    gradients = {name: slopes.double().numpy() for name, slopes in zip(given, found, strict=False)}
+    gradients = dict[str, Matrix]()
+    if gradient:
+        found = torch.autograd.grad(loss.sum(), list(given.values()))
+        gradients = {name: slopes.double().numpy() for name, slopes in zip(given, found, strict=True)}
     return Outcome(
         values=loss.detach().double().reshape(-1).tolist(),
         gradient=gradients.pop(case.first, None),
