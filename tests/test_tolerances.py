@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -272,3 +274,18 @@ def test_batches_of_training_size_show_errors_beyond_the_level_formula(columns: 
         ratios = {name: compare(case, true, nt_xent_by_hand(case, dtype, name), allowed).ratio for name in ("", *names)}
         assert ratios.pop("") < 0.1
         assert min(ratios.values()) > 1, ratios
+
+
+@pytest.mark.slow
+def test_bounds_do_not_import_distributed_tensors() -> None:
+    """torch would import them, which takes a second, at the first operation on a subclass without ``Rules``."""
+    code = """
+import sys
+from pairproof.conformance.suite.golden import load_golden
+from pairproof.conformance.truth.tolerances import evaluated_rounding, scalar_bounds
+case = next(golden.case for golden in load_golden(losses=("supcon",)) if golden.case.size <= 8)
+evaluated_rounding(case, "float32")
+scalar_bounds(case, "float32")
+sys.exit("torch.distributed.tensor" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0
