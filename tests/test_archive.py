@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pairproof.conformance.suite.golden import golden_files
 from tools import fixtures_archive
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,10 +27,32 @@ def files() -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="session")
+def few() -> dict[str, bytes]:
+    """The files of an archive with one golden file; writing out and packing all takes seconds."""
+    named = {"golden_files": ["golden/nt_xent.json"]}
+    named["data_files"] = [*named["golden_files"], "schema/golden.schema.json"]
+    with pytest.MonkeyPatch.context() as patch:
+        for function, names in named.items():
+            patch.setattr(fixtures_archive, function, lambda folder, names=names: names)
+        return fixtures_archive.contents(ROOT)
+
+
+@pytest.fixture(scope="session")
+def unpacked_few(few: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return packed_and_unpacked(few, tmp_path_factory.mktemp("few"))
+
+
+@pytest.fixture(scope="session")
 def unpacked(files: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("archive")
+    return packed_and_unpacked(files, tmp_path_factory.mktemp("archive"))
+
+
+def packed_and_unpacked(files: dict[str, bytes], folder: Path) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fixtures_archive, "contents", lambda root: files)
+        patch.setattr(
+            fixtures_archive, "golden_files", lambda root: [one for one in golden_files(root) if one in files]
+        )
         assert fixtures_archive.main(["--output", str(folder)]) == 0
     (archive,) = folder.glob("*.tar.gz")
     shutil.unpack_archive(archive, folder)
@@ -41,7 +64,10 @@ def unpacked(files: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory) 
     ("language", "every"),
     [("js", False), *(pytest.param(name, True, marks=pytest.mark.slow) for name in ("js", "cpp", "rs"))],
 )
-def test_a_program_recomputes_every_case(unpacked: Path, tmp_path: Path, language: str, *, every: bool) -> None:
+def test_a_program_recomputes_every_case(
+    request: pytest.FixtureRequest, tmp_path: Path, language: str, *, every: bool
+) -> None:
+    unpacked: Path = request.getfixturevalue("unpacked" if every else "unpacked_few")
     tool, install, build = LANGUAGES[language]
     if shutil.which(tool) is None:
         pytest.skip(f"{tool} is not installed: {install}")
@@ -82,11 +108,14 @@ def test_a_program_recomputes_every_case(unpacked: Path, tmp_path: Path, languag
     assert found.returncode == 1
 
 
-def test_the_same_files_give_the_same_bytes(unpacked: Path, files: dict[str, bytes]) -> None:
-    some = dict(sorted(files.items(), key=lambda item: len(item[1]))[:20])  # compressing all files takes seconds
-    assert fixtures_archive.pack(some, "x") == fixtures_archive.pack(dict(reversed(some.items())), "x")
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_same_files_give_the_same_bytes(request: pytest.FixtureRequest, *, every: bool) -> None:
+    files: dict[str, bytes] = request.getfixturevalue("files" if every else "few")
+    unpacked: Path = request.getfixturevalue("unpacked" if every else "unpacked_few")
+    assert fixtures_archive.pack(files, "x") == fixtures_archive.pack(dict(reversed(files.items())), "x")
     assert {path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*") if path.is_file()} == set(files)
     assert {"LICENSE", "README.md", "manifest.json", "golden/nt_xent.json", "schema/golden.schema.json"} <= set(files)
+    assert {name for name in files if name.startswith("golden/")} >= set(golden_files(ROOT / "fixtures")) or not every
 
 
 def changed(files: dict[str, bytes], name: str, old: str, new: str) -> dict[str, bytes]:

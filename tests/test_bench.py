@@ -9,6 +9,7 @@ import contextlib
 import gc
 import importlib
 import json
+import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -505,14 +506,16 @@ def test_the_largest_tensor_grows_linearly() -> None:
     assert large <= 4.5 * max(small, 4 * 2048 * D)
 
 
-@pytest.mark.slow  # two processes each, one of them with 8192 rows
+@pytest.mark.slow  # four processes each, one of them with 8192 rows
 @pytest.mark.skipif(not measure.CLEAR.exists(), reason="no /proc/self/clear_refs on this system")
 @pytest.mark.parametrize("form", [peers.SUPCON, *PANELS])
 def test_the_peak_of_memory_grows_linearly(form: str) -> None:
     """Freed memory is used again; in panels, a small tensor that outlives each panel could prevent that."""
     job = {"kind": "memory", "form": form, "d": D, "temperature": TEMPERATURE, "backend": "tiled"}
     job |= {"implementation": peers.OURS, "device": "cpu", "regime": "default", "dtype": "float32"}
-    small, large = (jobs.run({**job, "n": n})[0]["bytes"] for n in (2048, 8192))
+    # A small batch's peak varies by a few MiB from process to process.
+    small = statistics.median(jobs.run({**job, "n": 2048})[0]["bytes"] for _ in range(3))
+    large = jobs.run({**job, "n": 8192})[0]["bytes"]
     assert large <= 4.5 * max(small, 2 << 20)
     assert large < 8192**2  # a quarter of one float32 matrix of similarities
 

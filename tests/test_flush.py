@@ -47,6 +47,7 @@ def test_verify_passes_where_bounds_and_norms_are_flushed(tmp_path: Path) -> Non
     assert all("--flush-denormal" in repeat for repeat in repeats)
 
 
+@pytest.mark.slow
 def test_check_flushes_in_the_process_of_the_target(tmp_path: Path) -> None:
     (tmp_path / "target.py").write_text(TARGET)
     case = ["--case", "golden/supcon/shape-5-by-7", "--loss", "supcon", "target.py:loss"]

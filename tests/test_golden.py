@@ -849,7 +849,7 @@ def test_fast_has_the_stored_temperature_gradient(cases: dict[str, GoldenCase], 
 # Rebuild.
 
 
-@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])  # processes start in seconds
 def test_rebuild_changes_nothing(small: Path, processes: int) -> None:
     before = files(small)
     times = {name: (small / name).stat().st_mtime_ns for name in before}

@@ -352,6 +352,7 @@ def test_wrapper_gets_facts_and_the_logarithm() -> None:
     assert "margin=..., batch_size=len(embeddings), temperature=temperature" in _wrapper(READINGS, "loss", "supcon")
 
 
+@pytest.mark.usefixtures("without_reasons")
 @pytest.mark.parametrize("weights", ["0.75,0.25", "(0.75, 0.25)", (0.75, 0.25)])
 @pytest.mark.quick(1)
 def test_weights_of_the_directions_can_be_claimed(weights: object) -> None:

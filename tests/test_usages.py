@@ -135,7 +135,7 @@ def test_side_effect_of_a_loss_is_found(name: str) -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in RIGHT]
 )
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_right_loss_passes_every_usage(name: str) -> None:
     result = of(name)
     assert found(result) == {}

@@ -29,10 +29,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.records import Matrix, Outcome
+from pairproof.conformance.truth.rounding import Dispatch
 
 ATEN: Any = torch.ops.aten
 
@@ -70,7 +70,7 @@ WIDE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 """The dtype in which sums of a narrow dtype are computed."""
 
 
-class Machine(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Machine(Dispatch):
     """Another machine, which torch uses inside a ``with`` statement.
 
     Equal seeds give equal digits. As on a real machine, the same operation on the same tensors gives the same result
@@ -90,11 +90,6 @@ class Machine(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._numbers: dict[tuple[str, torch.Size], list[float]] = {}
         self._left: Iterator[float] = iter(())
         self._rules: dict[Any, _Rule | None] = {}
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # The wrapper that torch adds otherwise takes longer than most operations.
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

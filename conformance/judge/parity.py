@@ -30,12 +30,12 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..implementations.base import gradients_of, one_thread, unusable
 from ..implementations.callable import REQUIRED, Batch, Target
 from ..implementations.child import CannotFork, Child, Served
 from ..implementations.sandbox import TargetError, TargetMisused, copy_of, find, within, within_memory
+from ..truth.rounding import Dispatch
 from .comparisons import (
     COMPARISONS,
     DIFFERS,
@@ -102,7 +102,7 @@ ARITHMETIC = PRODUCTS | frozenset(
 # In the process of the target
 
 
-class _Noise(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Noise(Dispatch):
     """Multiply the results of operations by 1 + NOISE or 1 - NOISE at random."""
 
     def __init__(self, operations: frozenset[str], chance: torch.Generator) -> None:
@@ -118,7 +118,7 @@ class _Noise(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return found
 
 
-class _Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Memory(Dispatch):
     """The bytes of the tensors that operations create.
 
     Attributes:

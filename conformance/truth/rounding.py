@@ -125,17 +125,23 @@ class Bounded(torch.Tensor):
         raise NotImplementedError(f"{func}: add a rule for its rounding errors to truth/rounding.py")
 
 
-class Rules(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode without the wrapper that torch adds.
+
+    Importing what the wrapper needs takes seconds, and the wrapper itself takes longer than most operations.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class Rules(Dispatch):
     """Applies the rules of ``Bounded`` inside a ``with`` statement.
 
     They apply without it as well. But then torch 2.13 imports ``torch.distributed.tensor`` at the first operation,
     which takes a second.
     """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Otherwise torch adds a wrapper, whose import takes seconds.
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Evaluate an operation with ``Bounded``, if it is among the arguments."""

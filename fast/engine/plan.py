@@ -176,7 +176,9 @@ def panel_rows(batch: Batch, backend: Backend) -> int:
         return count
     reads = device.may_read(embeddings) and device.may_read(batch.targets.given)
     entries = PANEL_ELEMENTS * (1 if reads else ACCELERATOR_FACTOR**2)
-    return _Forced.rows or max(LEAST_ROWS, entries // columns)
+    # With one positive in the denominator, each pair has its own odds, in further matrices of a panel.
+    least = LEAST_ROWS // 2 if batch.rule.denominator == "one_positive" else LEAST_ROWS
+    return _Forced.rows or max(least, entries // columns)
 
 
 def precision(rule: Rule, rows: Tensor, sizes: Sequence[Sizes | None]) -> Literal["", "float64", "exact"]:
