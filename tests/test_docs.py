@@ -118,9 +118,33 @@ def test_the_table_of_losses_is_complete() -> None:
 
 
 def test_every_page_is_in_the_contents() -> None:
-    listed = re.findall(r"^(\w+)$", (ROOT / "docs/index.md").read_text(encoding="utf-8"), re.MULTILINE)
-    written = {name.removesuffix(".md") for name in build_docs.pages(ROOT).values()} | {"every_loss", "documents"}
-    assert sorted(listed) == sorted(written - {"index"})
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")]
+    lists = [
+        found for text in texts for found in re.findall(r"^```{toctree}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    ]
+    listed = [name for one in lists for name in re.findall(r"^(\w+)$", one, re.MULTILINE)]
+    written = {name.removesuffix(".md") for name in build_docs.pages(ROOT).values()}
+    assert sorted(listed) == sorted(written - {"index"} | {"every_loss", "every_speed", "documents"})
+
+
+def test_the_speeds_of_ten_forms_are_those_of_the_page_on_every_form() -> None:
+    def ratios(lines: list[str]) -> dict[str, dict[str, str]]:
+        tables: dict[str, dict[str, str]] = {}
+        for line in lines:
+            form, *cells = (cell.strip().removeprefix("N = ") for cell in line.strip("|").split("|"))
+            if form == "form":
+                sizes = cells
+            elif any(" / " in cell for cell in cells):
+                tables[form] = dict(zip(sizes, cells, strict=True))
+        return tables
+
+    every = ratios([line for line in build_docs.speed_page(ROOT) if line.startswith("|")])
+    text = (ROOT / "docs/speed.md").read_text(encoding="utf-8").partition("## Beside plain torch")[2]
+    ten = ratios([line for line in text.partition("\n## ")[0].splitlines() if line.startswith("|")])
+    assert len(ten) == 10
+    for form, cells in ten.items():
+        assert cells.items() <= every[form].items()
+    assert len(every) > 40
 
 
 def test_links_to_files_become_links_to_pages() -> None:

@@ -7,6 +7,7 @@ every warning of Sphinx is an error.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -108,6 +109,38 @@ def findings_page() -> Iterator[str]:
         yield ""
 
 
+def _ratios(forward: float, both: float) -> str:
+    return " / ".join(f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}" for ratio in (both, forward))
+
+
+def speed_page(root: Path) -> Iterator[str]:
+    """The page on the speed of every form beside plain torch, from the results of the benchmark."""
+    report = json.loads((root / "bench/results/cpu.json").read_text(encoding="utf-8"))
+    later = json.loads((root / "bench/results/later.json").read_text(encoding="utf-8"))
+    found: dict[str, dict[int, str]] = {}
+    for row in report["timings"]:
+        if (row["implementation"], row["regime"], row["status"]) == ("plain", "default", "measured"):
+            ratios = row["forward_ratio"][1], row["both_ratio"][1]  # the medians
+            found.setdefault(row["form"], {})[row["n"]] = _ratios(*ratios)
+    date = report["date"][:10]
+    combined = {form: found.pop(form) for form in [*found] if ", D=" in form}
+    others = {
+        form: {int(n): _ratios(forward, both) for n, (both, forward) in cells.items()}
+        for form, cells in later["forms"].items()
+    }
+    yield from ("# Speed of every form", "", "This page is generated from `bench/results`. A cell says how many times")
+    yield "faster `pairproof.fast` is than plain torch: forward and backward / the forward pass without autograd."
+    yield ""
+    parts = ((found, f"on {date}"), (combined, f"on {date}, drawn combinations"), (others, later["measured"]))
+    for rows, measured in parts:
+        sizes = sorted({n for cells in rows.values() for n in cells})
+        yield from (f"Measured {measured}.", "", f"| form | {' | '.join(f'N = {n}' for n in sizes)} |")
+        yield f"|---|{'---|' * len(sizes)}"
+        for form, cells in rows.items():
+            yield f"| {form} | {' | '.join(cells.get(n, '') for n in sizes)} |"
+        yield ""
+
+
 def write_pages(root: Path, folder: Path) -> None:
     """Write the sources of all pages into a new folder.
 
@@ -123,7 +156,8 @@ def write_pages(root: Path, folder: Path) -> None:
         (folder / page).write_text(relinked(text, document, names), encoding="utf-8")
     for path in (*(root / "bench/results").glob("*.svg"), *(root / "docs").glob("*.png")):
         shutil.copy(path, folder)
-    for page, lines in (("every_loss.md", loss_page()), ("documents.md", findings_page())):
+    generated = {"every_loss.md": loss_page(), "documents.md": findings_page(), "every_speed.md": speed_page(root)}
+    for page, lines in generated.items():
         (folder / page).write_text("\n".join(lines) + "\n", encoding="utf-8")
     shutil.copy(root / "docs/conf.py", folder)
 
