@@ -262,8 +262,8 @@ def test_golden_cases_are_met_by_panels_of_two_ranks(tmp_path: Path) -> None:
     assert worst.keys() == {"supcon", "nt_xent", "supcon in a ring", "nt_xent in a ring"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.quick(1)
 def test_golden_cases_in_other_dtypes_are_met_by_two_ranks(dtype: str, tmp_path: Path) -> None:
     """Without queues and references, which all ranks share: each rank rounds its part of their gradient."""
     found = [case for case in chosen_cases(True) if case.case.size <= SMALL and dtype in case.dtypes]

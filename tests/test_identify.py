@@ -252,7 +252,7 @@ def is_quick(loss, options):
     [pytest.param(*v, marks=() if is_quick(*v) else pytest.mark.slow) for v in VARIANTS],
     ids=str,
 )
-@pytest.mark.quick(5)
+@pytest.mark.quick(3)
 def test_every_fast_loss_is_identified_with_its_options(loss, options):
     function = with_temperature(in_fast(loss, **options))
     identification = found(function, call=CALLS[loss], arrays="torch")

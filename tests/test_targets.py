@@ -803,7 +803,8 @@ def test_null_is_nan_and_infinity_is_a_number() -> None:
             found.close()
 
 
-@pytest.mark.parametrize("mode", ["hang", pytest.param("babble", marks=pytest.mark.slow)])
+@pytest.mark.slow  # waits for four time limits
+@pytest.mark.parametrize("mode", ["hang", "babble"])
 def test_hanging_command_is_killed_and_restarted_at_most_three_times(mode: str) -> None:
     found = command(mode, limit=0.3)
     assert isinstance(found.command, Lines)

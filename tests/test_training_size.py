@@ -169,10 +169,9 @@ def _with_self_pairs(embeddings: Tensor, labels: Tensor, temperature: float = 0.
     return -((logs * positive).sum(dim=1) / positive.sum(dim=1).clamp(min=1)).mean()
 
 
-@pytest.mark.parametrize("batches", [4, pytest.param(6, marks=pytest.mark.slow)])
-def test_mistake_that_starts_at_training_size_is_explained(batches: int) -> None:
-    cases = (f"training-*-[0-{batches - 1}]",)
-    result = check_loss(_with_self_pairs, "supcon", cases=cases, seed=0, dtypes="float64")
+@pytest.mark.parametrize("batches", ["[12]", pytest.param("*", marks=pytest.mark.slow)])
+def test_mistake_that_starts_at_training_size_is_explained(batches: str) -> None:
+    result = check_loss(_with_self_pairs, "supcon", cases=(f"training-*-{batches}",), seed=0, dtypes="float64")
     assert result.wrong_from
     (reason,) = result.diagnosis.reasons
     assert reason.words == "the anchor itself is kept in the denominator"
@@ -186,7 +185,7 @@ def test_wrong_gradient_of_many_rows_is_refused_and_named() -> None:
     assert result.wrong_from.startswith("wrong from N = 151, D = ")
 
 
-@pytest.mark.parametrize("batches", [4, pytest.param(6, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("batches", [3, pytest.param(6, marks=pytest.mark.slow)])
 def test_right_loss_conforms_at_training_size(batches: int) -> None:
     result = check_loss(fast.info_nce_loss, "info_nce", cases=(f"training-*-[0-{batches - 1}]",), seed=1)
     assert result.verdict == "conforms"
