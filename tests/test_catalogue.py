@@ -173,7 +173,7 @@ def foreign_imports(source: str, depth: int, allowed: set[str]) -> list[str]:
         allowed: other top-level packages that the module may import.
     """
     foreign = []
-    for node in ast.walk(parsed(source)):
+    for node in nodes_of(source):
         match node:
             case ast.Import(names=names):
                 imported = [alias.name for alias in names]
@@ -250,9 +250,9 @@ LAYERS = (
 
 
 @cache
-def parsed(source: str) -> ast.Module:
+def nodes_of(source: str) -> list[ast.AST]:
     """Parse a module, once for all tests."""
-    return ast.parse(source)
+    return [*ast.walk(ast.parse(source))]
 
 
 def own_imports(root: Path) -> dict[tuple[str, ...], set[tuple[str, ...]]]:
@@ -261,7 +261,7 @@ def own_imports(root: Path) -> dict[tuple[str, ...], set[tuple[str, ...]]]:
     found: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
     for module, path in files.items():
         found[module] = set()
-        for node in ast.walk(parsed(path.read_text())):
+        for node in nodes_of(path.read_text()):
             if isinstance(node, ast.ImportFrom) and node.level:
                 base = (*module[: -node.level], *(node.module.split(".") if node.module else ()))
                 for name in ((*base, alias.name) for alias in node.names):
@@ -287,7 +287,7 @@ def test_conformance_imports_only_earlier_layers() -> None:
 
 def test_conformance_catches_no_import_error_of_its_own_modules() -> None:
     for path in sorted(folder(conformance).rglob("*.py")):
-        for node in ast.walk(parsed(path.read_text())):
+        for node in nodes_of(path.read_text()):
             if not isinstance(node, ast.Try) or not any(
                 handler.type is not None and "ImportError" in ast.unparse(handler.type) for handler in node.handlers
             ):

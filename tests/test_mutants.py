@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -194,6 +195,18 @@ def test_mutants_are_judged_with_some_cases_only(capsys: pytest.CaptureFixture[s
 def test_an_error_of_the_tool_is_not_a_killed_mutant(reference_judge: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tool, "_outcome", lambda *_: sys.exit("broken"))
     with pytest.raises(RuntimeError, match="without an answer"):
+        tool.judge_one(reference_judge, tool.mutants("reference/terms.py")[0])
+
+
+def test_a_process_that_waits_is_an_error(reference_judge: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def waits(*_: Any) -> NoReturn:
+        tool._limit(10)
+        signal.pause()
+        raise AssertionError
+
+    monkeypatch.setattr(tool, "STUCK", 1)
+    monkeypatch.setattr(tool, "_outcome", waits)
+    with pytest.raises(RuntimeError, match="the process waited for 1 s"):
         tool.judge_one(reference_judge, tool.mutants("reference/terms.py")[0])
 
 

@@ -395,6 +395,9 @@ class Judge:
 PATIENCE = 10.0
 """CPU time limit of an import, in seconds. For a check, 100 times its time on the unchanged code is added."""
 
+STUCK = 900
+"""Time limit of an import or a check, in seconds. A process that reaches it before its limit on CPU time is waiting."""
+
 MEMORY = 12 * 2**30
 """Maximum memory of a process in bytes: a mutant may allocate arrays of a wrong size."""
 
@@ -434,16 +437,22 @@ def load_mutated(mutant: Mutant) -> Loaded:
     return Loaded(package)
 
 
+def _limit(seconds: float) -> None:
+    """Limit the CPU time of what follows, and its waiting: a fork can wait for a lock of a thread that it lacks."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.alarm(STUCK)
+
+
 def _outcome(judge: Judge, mutant: Mutant) -> tuple[str, str]:
     """Return the outcome of a mutant and the deciding check. The process must not be used afterwards."""
     order = judge.order(mutant)
-    signal.setitimer(signal.ITIMER_PROF, PATIENCE)
+    _limit(PATIENCE)
     try:
         loaded = load_mutated(mutant)
     except Exception as error:  # whatever the mutated code raises is a result
         return "killed", f"import: {type(error).__name__}: {error}"
     for check in order:
-        signal.setitimer(signal.ITIMER_PROF, PATIENCE + 100 * check.seconds)
+        _limit(PATIENCE + 100 * check.seconds)
         wrong = check.failure(loaded)
         if wrong:
             return "killed", f"{check.name}: {wrong}"
@@ -452,6 +461,7 @@ def _outcome(judge: Judge, mutant: Mutant) -> tuple[str, str]:
 
 def _answer(judge: Judge, mutant: Mutant, file: IO[str]) -> NoReturn:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # kills the process even in a loop within torch
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     warnings.simplefilter("ignore")
     try:
@@ -474,6 +484,8 @@ def judge_one(judge: Judge, mutant: Mutant) -> Verdict:
         status = os.waitpid(pid, 0)[1]
         file.seek(0)
         text = file.read()
+    if status == signal.SIGALRM:
+        raise RuntimeError(f"{mutant.id}: the process waited for {STUCK} s: {mutant.change()}")
     if status == 0 and not text:
         raise RuntimeError(f"{mutant.id}: the process ended without an answer: {mutant.change()}")
     end = "killed", "time limit" if status == signal.SIGPROF else f"exit status {status}"
