@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
 import subprocess
 import sys
@@ -13,17 +14,22 @@ import numpy as np
 import pytest
 import torch
 
-FILE = Path(__file__).resolve().parent.parent / "examples" / "train_digits.py"
+FOLDER = Path(__file__).resolve().parent.parent / "examples"
+FILE = FOLDER / "train_digits.py"
 LOSSES = ("supcon", "nt_xent", "clip")
+
+
+def loaded(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("train_digits", FILE)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["train_digits"] = module
-    spec.loader.exec_module(module)
-    return module
+    return loaded("train_digits")
 
 
 @pytest.mark.parametrize(
@@ -45,8 +51,8 @@ def test_another_library_gives_the_same_losses(
     assert len({*ours.loss}) == 20
 
 
-def output(*arguments: str, module: str = "") -> str:
-    command = [sys.executable, *(("-m", *module.split()) if module else ()), str(FILE), *arguments]
+def output(*arguments: str, module: str = "", file: Path = FILE) -> str:
+    command = [sys.executable, *(("-m", *module.split()) if module else ()), str(file), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -78,6 +84,32 @@ def test_two_processes_train_as_one(loss: str) -> None:
     # All but the alignment and the uniformity, which are of the rows of one process.
     assert len(lines[0]) == 2
     assert lines[0] == lines[1]
+
+
+@pytest.mark.parametrize("steps", [9, pytest.param(400, marks=pytest.mark.slow)])
+def test_moco_fills_its_queue_and_learns(capsys: pytest.CaptureFixture[str], steps: int) -> None:
+    assert loaded("moco").main(["--steps", str(steps)]) == 0
+    printed = capsys.readouterr().out
+    first, last = map(float, re.findall(r"^    value +(\S+)", printed, re.MULTILINE))
+    assert first < last < math.log(1 + 1024)  # random rows in the queue are replaced by keys, which are more alike
+    assert steps < 400 or float(re.findall(r"accuracy: ([\d.]+)%", printed)[0]) > 65
+
+
+@pytest.mark.slow
+def test_clip_in_two_processes_has_the_loss_of_one_process() -> None:
+    losses = []
+    for module in ("", "torch.distributed.run --standalone --nproc-per-node 2"):
+        printed = output("--steps", "40", module=module, file=FOLDER / "clip.py")
+        losses.append([float(found) for found in re.findall(r"all processes (\S+)$", printed, re.MULTILINE)])
+    one, two = losses
+    assert one[0] == pytest.approx(two[0], abs=2e-4)  # rows of bfloat16
+    assert one[1] == pytest.approx(two[1], rel=0.05)
+    assert two[1] < two[0] - 1
+
+
+def test_examples_are_short() -> None:
+    for name in ("moco", "clip"):
+        assert len((FOLDER / f"{name}.py").read_text().splitlines()) < 80
 
 
 def test_invalid_options_are_refused(example: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
