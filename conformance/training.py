@@ -55,10 +55,13 @@ class Levels:
 
     Attributes:
         lowest: a lower bound on the loss of all batches with these class sizes; None if no bound is known.
-        attained: whether some embeddings reach the bound.
+        attained: whether some embeddings reach the bound. False with a queue, whose rows are earlier keys.
         chance: mean loss of random embeddings.
         spread: standard deviation of the loss of random embeddings.
         collapsed: loss of equal embeddings.
+        started: mean loss of equal embeddings with a queue of random rows, as at the start of training; None without a
+            queue.
+        started_spread: its standard deviation.
         factor: temperature / base_temperature; 1 without a base temperature.
     """
 
@@ -67,6 +70,8 @@ class Levels:
     chance: float
     spread: float
     collapsed: float
+    started: float | None
+    started_spread: float
     factor: float
 
 
@@ -75,7 +80,7 @@ class Rows:
     """Properties of the embeddings.
 
     Attributes:
-        count: number of rows, of both towers together.
+        count: number of rows, of both towers and the queue together.
         dim: number of columns.
         zero: number of rows of zeros.
         not_finite: number of rows with NaN or an infinity.
@@ -84,7 +89,7 @@ class Rows:
         highest_norm: the highest norm of a row.
         positive_cosine: mean cosine of the positive pairs; NaN if there are none.
         negative_cosine: mean cosine of the negative pairs; NaN if there are none.
-        mean_cosine: mean cosine of two rows of one tower, for the tower where it is lower; NaN for a single row.
+        mean_cosine: mean cosine of two rows of one matrix, for the matrix where it is lowest; NaN for a single row.
     """
 
     count: int
@@ -129,8 +134,8 @@ class Diagnosis:
         levels: the values to compare with.
         rows: properties of the embeddings; None without embeddings.
         gradient: the gradient; None if ``computed`` is None.
-        near: all levels that the value is near, in the order "lowest", "chance", "collapsed". If the value is that of
-            the embeddings, without those that the embeddings contradict.
+        near: all levels that the value is near, in the order "lowest", "chance", "collapsed", "started". If the value
+            is that of the embeddings, without those that the embeddings contradict.
         problems: what is wrong, and where to look next.
         hints: what may be wrong, but may also be intended.
     """
@@ -179,6 +184,9 @@ class Diagnosis:
             yield f"  lowest      {levels.lowest:.6g}, {reached}"
         yield f"  chance      {levels.chance:.6g} ± {levels.spread:.2g}, random embeddings ({DRAWS} draws, seed {SEED})"
         yield f"  collapsed   {levels.collapsed:.6g}, all embeddings equal"
+        if levels.started is not None:
+            spread = f"± {levels.started_spread:.2g}"
+            yield f"  started     {levels.started:.6g} {spread}, all embeddings equal, and a new queue of random rows"
         if levels.factor != 1:
             yield f"  all values include temperature / base_temperature = {levels.factor:.6g}"
         if rows is not None:
@@ -298,6 +306,7 @@ def diagnose(
     class_sizes: Sequence[int] | None = None,
     embeddings_b: npt.ArrayLike | Tensor | None = None,
     partners: npt.ArrayLike | Tensor | None = None,
+    negatives: npt.ArrayLike | Tensor | int | None = None,
     dim: int = DIM,
     **options: Any,
 ) -> Diagnosis:
@@ -325,6 +334,7 @@ def diagnose(
         embeddings_b: [N, D], the second tower.
         partners: [N] integers, the row of the positive of every row; by default rows k and k + N / 2 are partners (two
             stacked views).
+        negatives: [K, D], the queue of info_nce; with class_sizes, the number K of its rows.
         dim: number of columns of the random embeddings if no embeddings are given.
         options: options of the loss, such as ``temperature``.
 
@@ -348,7 +358,7 @@ def diagnose(
     batch = _of_sizes(entry, class_sizes, dim) if embeddings is None else None
     if batch is None:
         batch = _of_embeddings(entry, embeddings, labels, embeddings_b, partners)
-    batch = replace(batch, options=options)
+    batch = _queued(replace(batch, options=options), negatives, of_sizes=embeddings is None)
     kinds = batch.kinds()
     levels = _levels(batch, kinds, given=embeddings is not None)
     rows = gradient = computed = None
@@ -378,7 +388,7 @@ def diagnose(
 
 REJECTED = (
     *(*REFERENCES, *IGNORED, *WEIGHTS, *TOWER_TARGETS),
-    *("anchors", "negatives", "hard_negatives", "direction_weights"),
+    *("anchors", "hard_negatives", "direction_weights"),
 )
 """Keywords that ``diagnose`` rejects, because the levels would depend on more than the classes."""
 
@@ -389,7 +399,7 @@ class _Batch:
 
     Attributes:
         entry: the loss.
-        matrices: float64 [N, D]: the embeddings, or both towers.
+        matrices: float64 [N, D]: the embeddings, or both towers; then the queue [K, D], if there is one.
         labels: int64 [N]; None if the loss does not need labels.
         partners: int64 [N]; None if the loss does not need partners.
         options: options of the loss.
@@ -401,8 +411,13 @@ class _Batch:
     partners: Tensor | None = None
     options: Any = None
 
+    @property
+    def queue(self) -> tuple[Tensor, ...]:
+        """The queue, or () if there is none."""
+        return self.matrices[2:]
+
     def option(self, name: str) -> Any:
-        return self.options.get(name, self.entry.default(name))
+        return self.options.get(name, self.entry.default(name, ("negatives",) if self.queue else ()))
 
     @property
     def refuses_zero_rows(self) -> bool:
@@ -419,14 +434,16 @@ class _Batch:
             targets = (self.labels,)
         elif self.partners is not None:
             targets = (self.partners,)
-        value: Tensor = self.entry.fast(*matrices, *targets, **self.options)
+        queue = dict(zip(["negatives"], matrices[2:], strict=False))
+        value: Tensor = self.entry.fast(*matrices[:2], *targets, **queue, **self.options)
         return value
 
     def kinds(self) -> tuple[tuple[int, int, int], ...]:
         """Return the argument ``kinds`` of ``lowest_value``."""
         n = len(self.matrices[0])
         if self.entry.two_towers:
-            return ((1, n - 1, n * (1 + (self.option("direction") == "both"))),)
+            negatives = len(self.queue[0]) if self.queue else n - 1
+            return ((1, negatives, n * (1 + (self.option("direction") == "both"))),)
         if self.labels is None:
             return ((1, n - 2, n),)
         sizes, counts = torch.unique(torch.unique(self.labels, return_counts=True)[1], return_counts=True)
@@ -454,14 +471,29 @@ def _of_sizes(entry: Loss, class_sizes: Sequence[int] | None, dim: int) -> _Batc
     return _Batch(entry, (rows,), torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)))
 
 
+def _queued(batch: _Batch, negatives: Any, *, of_sizes: bool) -> _Batch:
+    """Return a batch with a queue, if one is given; ``of_sizes``: as a number of rows."""
+    if negatives is None:
+        return batch
+    if "negatives" not in batch.entry.keywords:
+        raise TypeError(f"negatives: {batch.entry.function} has no such option")
+    if of_sizes and not (isinstance(negatives, int) and negatives > 0):
+        raise ValueError(f"negatives: expected a positive number of rows with class_sizes, got {negatives!r}")
+    dim = batch.matrices[0].shape[1]
+    queue = torch.zeros(negatives, dim, dtype=torch.float64) if of_sizes else _matrix("negatives", negatives)
+    return replace(batch, matrices=(*batch.matrices, queue))
+
+
+def _matrix(name: str, given: Any) -> Tensor:
+    """Return a matrix in float64 on the CPU."""
+    found = torch.as_tensor(given).detach().to("cpu", torch.float64)
+    if found.ndim != 2 or not found.numel():
+        raise ValueError(f"{name}: expected shape [N, D], got shape {list(found.shape)}")
+    return found
+
+
 def _of_embeddings(entry: Loss, embeddings: object, labels: object, embeddings_b: object, partners: object) -> _Batch:
     """Return a batch of these arrays, in float64 on the CPU."""
-
-    def matrix(name: str, given: Any) -> Tensor:
-        found = torch.as_tensor(given).detach().to("cpu", torch.float64)
-        if found.ndim != 2 or not found.numel():
-            raise ValueError(f"{name}: expected shape [N, D], got shape {list(found.shape)}")
-        return found
 
     def integers(name: str, given: Any, n: int) -> Tensor:
         found = torch.as_tensor(given).detach().cpu()
@@ -478,9 +510,9 @@ def _of_embeddings(entry: Loss, embeddings: object, labels: object, embeddings_b
             raise ValueError(f"{name}: expected {takes} for {entry.function}, got {name}")
     if given[takes] is None and takes != "partners":
         raise ValueError(f"{takes}: required by {entry.function}, got none")
-    rows = matrix("embeddings", embeddings)
+    rows = _matrix("embeddings", embeddings)
     if entry.two_towers:
-        return _Batch(entry, (rows, matrix("embeddings_b", embeddings_b)))
+        return _Batch(entry, (rows, _matrix("embeddings_b", embeddings_b)))
     if takes == "labels":
         return _Batch(entry, (rows,), integers("labels", labels, len(rows)))
     if partners is None and len(rows) % 2:
@@ -506,15 +538,23 @@ def _levels(batch: _Batch, kinds: tuple[tuple[int, int, int], ...], *, given: bo
     norms = None
     if given and batch.option("similarity") == "dot":
         norms = [matrix.norm(dim=1, keepdim=True).nan_to_num() for matrix in batch.matrices]
-    draws = [float(batch.loss(*_random(batch, draw, norms))) for draw in range(DRAWS)]
-    equal = [matrix[:1].expand(len(matrix), -1).contiguous() for matrix in _random(batch, 0, norms)]
-    if entry.two_towers:
-        equal = [equal[0], equal[0]]
-    collapsed, lowest = float(batch.loss(*equal)), None
+    chance, collapsed, started = list[float](), list[float](), list[float]()
+    for draw in range(DRAWS):
+        random = _random(batch, draw, norms)
+        chance.append(float(batch.loss(*random)))
+        if draw and not batch.queue:
+            continue
+        first = [random[0] if entry.two_towers else matrix for matrix in random]
+        equal = [one[:1].expand(len(matrix), -1).contiguous() for one, matrix in zip(first, random, strict=True)]
+        collapsed.append(float(batch.loss(*equal)))
+        started.append(float(batch.loss(*equal[:2], *random[2:])))
+    lowest = None
     if batch.option("similarity") == "cosine" and entry.name in BOUNDED:
         default = "one_positive" if entry.name == "nt_xent_pairwise" else "all"
         drop = batch.option("no_positive") == "drop"
-        if entry.two_towers:
+        if batch.queue:
+            lowest = math.log1p(kinds[0][1] * math.exp(-2 / temperature))  # positives are equal, negatives opposite
+        elif entry.two_towers:
             lowest = lowest_of_towers(len(batch.matrices[0]), temperature)
         elif batch.option("inside_reduction") != "sum":
             denominator = batch.options.get("denominator", default)
@@ -523,10 +563,12 @@ def _levels(batch: _Batch, kinds: tuple[tuple[int, int, int], ...], *, given: bo
     corners = n if entry.two_towers else classes
     return Levels(
         lowest=None if lowest is None else factor * lowest,
-        attained=lowest is not None and len(kinds) == 1 and batch.matrices[0].shape[1] >= corners - 1,
-        chance=float(np.mean(draws)),
-        spread=float(np.std(draws, ddof=1)),
-        collapsed=collapsed,
+        attained=not (lowest is None or batch.queue or len(kinds) > 1) and batch.matrices[0].shape[1] >= corners - 1,
+        chance=float(np.mean(chance)),
+        spread=float(np.std(chance, ddof=1)),
+        collapsed=collapsed[0],
+        started=float(np.mean(started)) if batch.queue else None,
+        started_spread=float(np.std(started, ddof=1)) if batch.queue else 0.0,
         factor=factor,
     )
 
@@ -567,6 +609,8 @@ def _cosines(batch: _Batch) -> tuple[float, float]:
     n = len(unit[0])
     if batch.entry.two_towers:
         own, every = float((unit[0] * unit[1]).sum()), float(unit[0].sum(dim=0) @ unit[1].sum(dim=0))
+        if batch.queue:
+            return own / n, float(unit[0].mean(dim=0) @ unit[2].mean(dim=0))
         return own / n, (every - own) / (n * (n - 1)) if n > 1 else math.nan
     selves, every = float((unit[0] ** 2).sum()), float((unit[0].sum(dim=0) ** 2).sum())
     if batch.labels is None:
@@ -582,8 +626,8 @@ def _cosines(batch: _Batch) -> tuple[float, float]:
 def _gradient(batch: _Batch) -> tuple[float, Gradient]:
 
     def gradient(matrices: Sequence[Tensor]) -> tuple[float, Tensor]:
-        leaves = [matrix.clone().requires_grad_() for matrix in matrices]
-        value = batch.loss(*leaves)
+        leaves = [matrix.clone().requires_grad_() for matrix in matrices[:2]]
+        value = batch.loss(*leaves, *matrices[2:])
         if not value.requires_grad:
             return float(value), torch.zeros(sum(map(len, leaves)))
         return float(value.detach()), torch.cat(torch.autograd.grad(value, leaves)).norm(dim=1)
@@ -612,6 +656,7 @@ def _near(value: float | None, levels: Levels, rows: Rows | None = None) -> tupl
         "lowest": _close(value, levels.lowest, NEAR if rows is None else 0.0, gap),
         "chance": _close(value, levels.chance, more=3 * levels.spread),
         "collapsed": _close(value, levels.collapsed),
+        "started": _close(value, levels.started, more=gap + 3 * levels.started_spread),
     }
     if rows is None:
         found["chance"] &= not _close(value, levels.collapsed, 0.0, COINCIDENCE * levels.spread - LEAST)
@@ -620,6 +665,8 @@ def _near(value: float | None, levels: Levels, rows: Rows | None = None) -> tupl
         learned = rows.positive_cosine - rows.negative_cosine >= LEARNED
         found["chance"] &= not (equal or learned or found["lowest"])
         found["collapsed"] &= equal
+        found["started"] &= rows.positive_cosine >= EQUAL and not equal
+        found["lowest"] &= not found["started"]
     return tuple(name for name, near in found.items() if near)
 
 
@@ -686,6 +733,11 @@ def _hints(found: Diagnosis, batch: _Batch) -> Iterator[str]:
             "The value is that of random embeddings: nothing has been learned yet. If it stays, check that the labels"
             " are in the order of the rows, views included, and that the gradient reaches the encoder."
         )
+    if found.near == ("started",):
+        yield (
+            "The value is that of a new queue, whose rows are random. It rises while keys replace them, to"
+            f" {levels.collapsed:.4g} if the embeddings stay nearly equal."
+        )
     if _solved(found):
         yield "The batch is solved: the loss cannot become lower."
     elif len(found.near) > 1:
@@ -706,7 +758,10 @@ def _between(found: Diagnosis) -> Iterator[str]:
         return
     if levels.lowest is not None and levels.lowest < value < levels.chance:
         share = (levels.chance - value) / (levels.chance - levels.lowest)
-        yield f"The value is {share:.0%} of the way from random embeddings to the lowest: something has been learned."
+        new = levels.started is not None and value < levels.collapsed
+        rest = ", unless rows of the queue are still random: then the value rises" if new else ""
+        learned = f"something has been learned{rest}."
+        yield f"The value is {share:.0%} of the way from random embeddings to the lowest: {learned}"
     elif value > levels.chance:
         yield (
             "The value is above that of random embeddings: positives are further apart than other rows, or the function"
@@ -726,11 +781,12 @@ def _about_rows(rows: Rows, batch: _Batch) -> Iterator[str]:
             )
         elif highest > (2 + NEAR) * lowest:
             yield "Dot products depend on the norms, which differ by more than a factor of 2: normalise, or use cosine."
-    kinds = batch.kinds()
-    if len(kinds) == 1 and not batch.entry.two_towers and kinds[0][1]:
+    kinds, towers = batch.kinds(), batch.entry.two_towers
+    # If both towers are equal, they count as one, without positives.
+    if len(kinds) == 1 and kinds[0][1] and not batch.queue and (not towers or rows.positive_cosine > 1 - SOLVED):
         # The squared norm of the sum of all unit rows, n (1 + P p + N q), is not negative, and p is at most 1.
         positives, negatives, _ = kinds[0]
-        if rows.negative_cosine <= -(1 - SOLVED) * (1 + positives) / negatives:
+        if rows.negative_cosine <= -(1 - SOLVED) * (1 if towers else 1 + positives) / negatives:
             yield (
                 f"The mean cosine to negatives, {rows.negative_cosine:.4g}, is as low as it can be: only with two"
                 " classes could it be -1."

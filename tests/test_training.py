@@ -340,7 +340,7 @@ def test_saturation_is_a_problem_and_a_solved_batch_is_not() -> None:
         ({"class_sizes": []}, ValueError, "class_sizes: expected positive numbers of rows"),
         ({"class_sizes": [3], "loss": "nt_xent"}, ValueError, "class_sizes: expected 2 for every positive pair"),
         ({"class_sizes": [2], "reduction": "sum"}, ValueError, "reduction: expected 'mean'"),
-        ({"class_sizes": [2], "negatives": None}, TypeError, "negatives: supcon_loss has no such option"),
+        ({"class_sizes": [2], "negatives": 3}, TypeError, "negatives: supcon_loss has no such option"),
         ({"class_sizes": [2], "anchor_weights": [0.0]}, TypeError, "anchor_weights: supcon_loss has no such option"),
         ({"class_sizes": [2], "loss": "supkon"}, ValueError, "unknown loss 'supkon'"),
         ({"class_sizes": [2], "dim": 0}, ValueError, "dim: expected at least 1"),
@@ -445,3 +445,99 @@ def test_rows_that_are_not_normalised_are_named_under_dot_products(size: float, 
         hints = diagnose(rows, torch.arange(8) // 2, similarity=similarity).hints
         found = [hint for hint in hints if hint.startswith("Rows are not normalised: their norms are ")]
         assert len(found) == (named and similarity == "dot")
+
+
+def test_value_of_a_queue_starts_low_and_rises_to_that_of_equal_embeddings() -> None:
+    """MoCo before anything is learned: keys that are nearly equal replace the random rows of the queue."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.nn.functional.normalize(torch.randn(513, 64, dtype=torch.float64, generator=generator))
+    keys, rows = rows[512:] + 1e-3 * rows, rows[:512]
+    found = [
+        diagnose(
+            keys[:8], loss="info_nce", embeddings_b=keys[8:16], negatives=torch.cat([keys[1:][:filled], rows[filled:]])
+        )
+        for filled in (0, 256, 512)
+    ]
+    assert [one.near for one in found] == [("started",), (), ("collapsed",)]
+    values = [one.value for one in found if one.value is not None]
+    assert values == sorted(values)
+    assert values[-1] == pytest.approx(math.log1p(512), rel=1e-3)
+    assert "The value is that of a new queue, whose rows are random" in found[0].hints[0]
+    assert found[1].hints[0].endswith("unless rows of the queue are still random: then the value rises.")
+    assert [one.exit_code for one in found] == [0, 0, 1]
+    rows_of_new = found[0].rows
+    assert rows_of_new is not None
+    assert rows_of_new.count == 8 + 8 + 512
+    assert rows_of_new.negative_cosine == pytest.approx(float((keys[:8] @ rows.T).mean()), rel=1e-2)
+
+
+def test_value_of_a_queue_is_recognised_from_its_length() -> None:
+    given: dict[str, Any] = {
+        "loss": "info_nce",
+        "class_sizes": [2] * 8,
+        "negatives": 4096,
+        "dim": 32,
+        "temperature": 0.2,
+    }
+    levels = diagnose(**given).levels
+    assert levels.collapsed == pytest.approx(math.log1p(4096))
+    assert levels.started is not None
+    assert levels.lowest is not None
+    assert levels.lowest < levels.started < levels.collapsed < levels.chance
+    assert not levels.attained
+    for value, near in ((8.318, "collapsed"), (levels.started, "started"), (levels.chance, "chance")):
+        assert diagnose(value=value, **given).near == (near,)
+    one = torch.ones(2, 3, dtype=torch.float64)
+    opposite = diagnose(one, loss="info_nce", embeddings_b=one, negatives=-one, temperature=0.5)
+    assert opposite.value == pytest.approx(opposite.levels.lowest, rel=1e-12)
+    assert opposite.value == pytest.approx(math.log1p(2 * math.exp(-4)), rel=1e-12)
+    both = diagnose(one, loss="info_nce", embeddings_b=one, negatives=-one, direction="both")
+    assert diagnose(one, loss="info_nce", embeddings_b=one, negatives=-one).value == both.value
+    assert diagnose(class_sizes=[2] * 8, loss="info_nce").levels.started is None
+    # At a low temperature, a new queue has nearly the lowest value.
+    assert diagnose(value=0.02, **{**given, "temperature": 0.07}).near == ("lowest", "started")
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"class_sizes": [2], "loss": "info_nce", "negatives": 0}, ValueError, "negatives: expected a positive number"),
+        (
+            {"class_sizes": [2], "loss": "info_nce", "negatives": torch.ones(2, 3)},
+            ValueError,
+            "negatives: expected a p",
+        ),
+        (
+            {"embeddings": torch.ones(2, 3), "embeddings_b": torch.ones(2, 3), "loss": "info_nce", "negatives": 2},
+            ValueError,
+            "negatives: expected shape",
+        ),
+    ],
+)
+def test_bad_queue_raises_an_error(given: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        diagnose(**given)
+
+
+def test_command_takes_a_queue_as_a_file_or_as_a_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    generator = torch.Generator().manual_seed(3)
+    files = {name: tmp_path / f"{name}.npy" for name in ("embeddings", "embeddings-b", "negatives")}
+    for name, path in files.items():
+        np.save(path, torch.randn(16 if name == "negatives" else 4, 8, generator=generator).numpy())
+    given = [word for name, path in files.items() for word in (f"--{name}", str(path))]
+    for options in (given, ["--class-sizes", "4x2", "--negatives", "16", "--dim", "8"]):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["diagnose", "--loss", "info_nce", *options])
+        assert ended.value.code == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert any(line.startswith(f"  collapsed   {math.log1p(16):.6g}") for line in lines)
+        assert any(line.startswith("  started     ") for line in lines)
+
+
+def test_negatives_of_equal_towers_as_far_apart_as_possible_are_named() -> None:
+    corners = torch.eye(8, dtype=torch.float64) - 1 / 8
+    words = "The mean cosine to negatives, -0.1429, is as low as it can be"
+    assert any(hint.startswith(words) for hint in diagnose(corners, loss="info_nce", embeddings_b=corners).hints)
+    for other in (torch.eye(8, dtype=torch.float64), -corners):
+        found = diagnose(torch.eye(8, dtype=torch.float64), loss="info_nce", embeddings_b=other)
+        assert not any(hint.startswith("The mean cosine") for hint in found.hints)

@@ -658,6 +658,7 @@ class TrainingBatch:
         partners: File with [N] integers, the row of each row's positive; or the word interleaved or stacked. Default:
             stacked, the first views of all items before the second views.
         embeddings_b: File with an [N, D] array, the second tower.
+        negatives: File with a [K, D] array, the queue of info_nce. With --class-sizes, the number K of its rows.
         class_sizes: Instead of embeddings: the number of rows of every class, such as 10,10,12. 256x2 stands for 256
             classes of 2 rows, or for 256 positive pairs.
         dim: With --class-sizes: the number of columns of the random embeddings. Default: 128.
@@ -671,6 +672,7 @@ class TrainingBatch:
     labels: str | None = option(None, "--labels")
     partners: str | None = option(None, "--partners")
     embeddings_b: str | None = option(None, "--embeddings-b")
+    negatives: str | None = option(None, "--negatives", metavar="FILE|K")
     class_sizes: tuple[int, ...] = option((), "--class-sizes", metavar="SIZES", read=read_sizes)
     dim: int | None = option(None, "--dim", metavar="D")
     value: float | None = option(None, "--value", metavar="NUMBER")

@@ -228,6 +228,9 @@ def read_training(batch: TrainingBatch) -> dict[str, Any]:
             given["partners"] = np.asarray(layout(len(given["embeddings"])))
         except ValueError as error:
             raise Refused(f"--partners {batch.partners}: {error}") from error
+    if batch.negatives is not None:
+        number = batch.class_sizes and batch.negatives.isdecimal()
+        given["negatives"] = int(batch.negatives) if number else read_array(batch.negatives, "--negatives", "negatives")
     return given
 
 
