@@ -154,6 +154,45 @@ def test_error_of_an_attribute_is_reported(tmp_path: Path) -> None:
         External(f"{tmp_path / 'lazy.py'}:f", loss="supcon")
 
 
+@pytest.mark.parametrize("from_root", [True, False])
+@pytest.mark.parametrize(
+    "line",
+    ["from ..parts import half", "from pairproof_package.parts import half", "from pairproof_nce.two import half"],
+)
+def test_file_of_a_package_is_imported_as_one_of_its_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, *, from_root: bool
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path if from_root else Path(__file__).parent)
+    folder = tmp_path / "pairproof_package" / "losses"
+    folder.mkdir(parents=True)
+    for package in (folder, folder.parent):
+        (package / "__init__.py").write_text("")
+    (folder.parent / "parts.py").write_text("def half(z, y, temperature):\n    return (z * z).sum() / temperature\n")
+    # A module with the name of the package that it imports from.
+    of_package = tmp_path / "pairproof_nce"
+    of_package.mkdir()
+    (of_package / "__init__.py").write_text("")
+    (of_package / "two.py").write_text("from pairproof_package.parts import half\n")
+    path = of_package / "pairproof_nce.py" if "nce" in line else folder / "mine.py"
+    path.write_text(f"{line}\n")
+    try:
+        assert find(f"{path.relative_to(tmp_path) if from_root else path}:half").__name__ == "half"
+    finally:
+        for name in [name for name in sys.modules if name.startswith(("pairproof_package", "pairproof_nce"))]:
+            del sys.modules[name]
+
+
+def test_missing_package_of_a_module_in_a_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pairproof_of_others").mkdir()
+    (tmp_path / "pairproof_of_others" / "mine.py").write_text("from . import helper\n")
+    (tmp_path / "pairproof_of_others" / "helper.py").write_text("import no_such_thing\n")
+    with pytest.raises(TargetError, match="cannot be imported: ModuleNotFoundError: No module named 'no_such_thing'"):
+        find("pairproof_of_others/mine.py:f")
+
+
 def test_file_imports_modules_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "pairproof_test_helper.py").write_text("TEMPERATURE = 0.5\n")

@@ -67,7 +67,7 @@ def find(spec: str) -> Any:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
-        module = import_file(path, "pairproof_target") if path else importlib.import_module(name)
+        module = _import_alone_or_in_package(path) if path else importlib.import_module(name)
     except (Exception, SystemExit) as error:
         # The message suggests no package to install: a misspelt name may be another package on PyPI.
         missing = isinstance(error, ModuleNotFoundError)
@@ -81,6 +81,29 @@ def find(spec: str) -> Any:
         raise TargetError(f"{name} has no attribute {attribute!r}{hint}") from None
     except Exception as error:  # a module's __getattr__ may import
         raise TargetError(f"{name}: {attribute}: {type(error).__name__}: {error}") from None
+
+
+def _import_alone_or_in_package(path: Path) -> ModuleType:
+    """Import a file; if an import in it fails, as a module of the packages whose folders contain it.
+
+    The packages are those below the current folder or, if the file is elsewhere, those with an ``__init__.py``.
+    """
+    try:
+        return import_file(path, "pairproof_target")
+    except ImportError:
+        whole = path.resolve()
+        root = Path.cwd().resolve()
+        if root not in whole.parents:
+            root = next(folder for folder in whole.parents if not (folder / "__init__.py").exists())
+        if root == whole.parent:
+            raise
+        # The folder of the file may contain a module with the name of a package.
+        folder = str(whole.parent)
+        sys.path[:] = [str(root), *(one for one in sys.path if one not in (folder, str(root)))]
+        for name, module in [*sys.modules.items()]:
+            if Path(getattr(module, "__file__", None) or root).parent == whole.parent:
+                del sys.modules[name]
+        return importlib.import_module(".".join(whole.relative_to(root).with_suffix("").parts))
 
 
 def import_file(path: Path, prefix: str) -> ModuleType:
