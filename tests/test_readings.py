@@ -14,9 +14,11 @@ import pytest
 import torch
 
 from pairproof.conformance import check_loss, cli, identify
+from pairproof.conformance.implementations import forms
 from pairproof.conformance.implementations.callable import External
 from pairproof.conformance.implementations.forms import trial_case
 from pairproof.conformance.implementations.sandbox import NoCallFits, TargetError, TargetMisused, find
+from pairproof.conformance.implementations.signatures import Signature
 from pairproof.conformance.judge.check import CheckResult
 from pairproof.conformance.judge.levels import ROUNDS_WEIGHTS
 from pairproof.conformance.judge.options import CouldNotRun
@@ -68,6 +70,32 @@ RIGHT: dict[str, tuple[str, str]] = {
         "img = first tower [N, D], txt = second tower [N, D], logit_scale = log(1 / te",
     ),
     "LimitedInAMethod": ("info_nce", "logit_scale = log(1 / temperature), image = first tower [N, D], text = second"),
+    "supcon_of_views": ("supcon", "z1 = first views [N, D], z2 = second views [N, D], temperature = temperature"),
+    "one_way": ("nt_xent", "z1 = first views [N, D], z2 = second views [N, D], temperature = temperature"),
+    "sigmoid_of_logits": ("sigmoid", "logits = similarities [N, N] / temperature + bias"),
+    "sigmoid_of_logits_and_bias": ("sigmoid", "logits = similarities [N, N] / temperature, bias = bias"),
+    "clip_of_both_matrices": (
+        "info_nce",
+        "logits_per_image = similarities [N, N] / temperature, logits_per_text = the same, transposed",
+    ),
+    "of_two_masks": (
+        "supcon",
+        "rows = embeddings [N, D], pos_mask = mask of positives [N, N], without the diagonal, neg",
+    ),
+    "of_scores_and_a_mask": (
+        "supcon",
+        "scores = similarities [N, N], mask = mask of positives [N, N], without the diagonal, temperature = temp",
+    ),
+    "clip_of_rows_in_labels": (
+        "info_nce",
+        "image = first tower [N, D], text = second tower [N, D], labels = one class",
+    ),
+    "clip_of_classes": ("info_nce", "image = first tower [N, D], text = second tower [N, D], labels = "),
+    "OfNestedSettings": ("nt_xent", "temperature = temperature, z_i = first views"),
+    "OfAPairInAMethod": (
+        "supcon",
+        "temperature = temperature, _ = None, z = embeddings [N, D], labels = class ids [N]",
+    ),
     "with_an_optional_queue": ("nt_xent", "z_i = first views [N, D], z_j = second views [N, D], temperature = temp"),
 }
 """The loss of each right target, and the start of what its parameters get."""
@@ -96,6 +124,9 @@ WRONG = {
     "without_exp": "info_nce",
     "without_exp_of_a_default": "info_nce",
     "of_rows_of_positives_without_self": "nt_xent",
+    "one_way_with_the_self_pair": "nt_xent",
+    "sigmoid_without_a_bias": "sigmoid",
+    "clip_of_one_matrix": "info_nce",
 }
 """The loss of each target that is wrong in every reading that the source supports."""
 
@@ -116,6 +147,8 @@ def test_signature_is_read_as_it_is_meant(name: str) -> None:
     reading = found.notes[-1]
     assert reading.startswith(f"reading: {words}"), found.notes
     case = trial_case(loss, {"temperature": 0.5})
+    if name == "supcon_of_views":
+        case = replace(case, arguments={"labels": [2, 0, 2, 3, 3, 1, 1, 0]})
     if name in ("of_required_labels", "two_views_and_labels"):
         case = replace(case, arguments={"labels": [2, 0, 2, 0, 0, 1, 1, 0]})
     for dtype in ("float64", "float32"):
@@ -292,15 +325,17 @@ def test_other_errors_have_a_line_each() -> None:
     assert lines[1] == "    labels: ValueError: 2 (8, 3)"
 
 
-GIVEN: dict[str, torch.Tensor] = {
+GIVEN: dict[str, torch.Tensor | float] = {
+    "temperature": 0.5,
+    "bias": -10.0,
     **dict.fromkeys(("embeddings", "view_a", "view_b"), torch.rand(4, 3, dtype=torch.float64)),
     **dict.fromkeys(("labels", "partners"), torch.tensor([0, 1, 0, 1])),
     "features": torch.rand(4, 2, 3, dtype=torch.float64),
     "similarities": torch.rand(4, 4, dtype=torch.float64),
-    "mask": torch.eye(4).roll(1, 0).bool(),
+    **dict.fromkeys(("mask", "negative_mask"), torch.eye(4).roll(1, 0).bool()),
     "positive_pairs": torch.tensor([[0, 1], [1, 0]]),
 }
-"""An argument for each parameter of a wrapper, except the temperature."""
+"""An argument for each parameter of a wrapper."""
 
 
 def _wrapper(path: Path, name: str, loss: str) -> str:
@@ -314,7 +349,38 @@ def _wrapper(path: Path, name: str, loss: str) -> str:
     return ""
 
 
-@pytest.mark.parametrize("loss", ["supcon", "nt_xent", "info_nce"])
+PASSED = {
+    "partners": ("embeddings, partners, tau", ("embeddings", "partners")),
+    "mask": ("rows, mask, neg_mask, tau", ("embeddings", "mask", "negative_mask")),
+    "labels": ("labels, rows, tau", ("labels", "embeddings")),
+    "features": ("features, tau, labels=None", ("features", "labels")),
+    "views": ("a, b, tau, labels=None", ("view_a", "view_b", "labels")),
+    "towers": ("a, b, tau, bias", ("view_a", "view_b", "bias")),
+    "similarities": ("logits, tau, labels", ("similarities", "labels")),
+    "pairs": ("rows, pairs, tau", ("embeddings", "positive_pairs")),
+}
+"""For some calls, the parameters of a target, and the names of the arrays that it must get, without the temperature."""
+
+
+@pytest.mark.parametrize("call", forms._GIVEN)
+def test_wrapper_of_every_call_passes_its_arrays(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    default = f"{', '.join(forms._GIVEN[call])}, tau", (*forms._GIVEN[call],)
+    parameters, expected = PASSED.get(call, default)
+    (tmp_path / "of_one_call.py").write_text(f"def target({parameters}):\n    return locals()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    signature = Signature(find(f"{tmp_path / 'of_one_call.py'}:target"))
+    names: dict[str, Any] = {}
+    exec("\n".join(forms.wrapper("of_one_call.py:target", signature, forms.Form(call))), names)
+    try:
+        wrapper = names["adapted_target"]
+        found = wrapper(*(GIVEN[name] for name in inspect.signature(wrapper).parameters))
+    finally:
+        del sys.modules["of_one_call"]
+    assert found.pop("tau") == GIVEN["temperature"]
+    assert {id(value) for value in found.values()} == {id(GIVEN[name]) for name in expected}
+
+
+@pytest.mark.parametrize("loss", ["supcon", "nt_xent", "info_nce", "sigmoid"])
 @pytest.mark.parametrize("path", [READINGS, FOLDER / "shapes.py"], ids=lambda path: path.stem)
 @pytest.mark.quick(2)
 def test_every_wrapper_runs_as_pasted(path: Path, loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,15 +396,16 @@ def test_every_wrapper_runs_as_pasted(path: Path, loss: str, tmp_path: Path, mon
         exec(compile(code, f"wrapper of {name}", "exec"), names)
         wrapper = names[f"adapted_{name}"]
         printed.add(name)
-        given = [GIVEN[argument] for argument in [*inspect.signature(wrapper).parameters][:-1]]
+        given = [GIVEN[argument] for argument in inspect.signature(wrapper).parameters]
         try:
-            wrapper(*given, 0.5)
+            wrapper(*given)
         except Exception as error:  # that of the target
             called = any(frame.filename == str(path) for frame in traceback.extract_tb(error.__traceback__))
             if not called or isinstance(error, (NameError, RecursionError)):
                 broken[name] = error
     assert not broken
     known = {"supcon": {"loss"}, "nt_xent": {"needs_a_gpu", "NeverFits"}, "info_nce": {"never_fits", "NeverFits"}}
+    known["sigmoid"] = {"never_fits"}
     assert printed >= (known[loss] if path == READINGS else {"of_a_mapping"} if loss == "supcon" else set())
     sys.modules.pop(path.stem, None)
 
@@ -394,3 +461,29 @@ def test_factors_rounded_to_float32_are_judged_as_float32() -> None:
     assert (found.exit_code, ROUNDS_WEIGHTS in found.notes) == (0, True)
     wrong = check_loss(f"{READINGS}:with_wrong_counts", "supcon", cases=cases, dtypes="float64")
     assert (wrong.exit_code, ROUNDS_WEIGHTS in wrong.notes) == (1, False)
+
+
+def test_dcl_of_two_views_is_judged_without_labels() -> None:
+    name, settings = f"{READINGS}:one_way_without_positives", {"denominator": "only_negatives"}
+    found = check_loss(name, "supcon", settings=settings, dtypes="float64", fuzz=10, seed=0)
+    assert (found.exit_code, found.claim.call, found.claim.unlabelled) == (0, "one_way", True)
+    assert found.left_out["not every class has two rows, the views of an item"]
+    assert len([check for check in found.judged if check.kind == "case"]) > 40
+    assert any(check.case.startswith("training-") for check in found.judged)
+    assert any("only batches whose classes are pairs of views are judged" in note for note in found.notes)
+
+
+def test_loss_whose_anchors_are_the_first_views_is_told_how_to_be_called() -> None:
+    found = judged("first_views_only", "nt_xent")
+    assert found.exit_code == 1
+    (reason,) = found.diagnosis.reasons
+    assert (reason.words, reason.intended) == ("only rows of the first view are anchors", "--call one_way")
+    assert judged("first_views_only", "nt_xent", call="one_way").exit_code == 0
+
+
+def test_labels_that_are_numbers_of_rows_are_only_those_of_pairs() -> None:
+    cases = ("golden/info_nce/two-towers", "golden/info_nce/labels*")
+    for name, labelled in (("clip_of_rows_in_labels", False), ("clip_of_classes", True)):
+        found = check_loss(f"{READINGS}:{name}", "info_nce", cases=cases, dtypes="float64")
+        assert found.exit_code == 0, name
+        assert any("labels" in check.flags or "label" in check.case for check in found.judged) == labelled

@@ -53,7 +53,7 @@ from .explain_failure import (
     words_for_case,
     work_of,
 )
-from .positives import CASE, POSITIVES, RIGHT_POSITIVES
+from .positives import CASE, FIRST_VIEW, POSITIVES, RIGHT_POSITIVES
 from .search import Match, same_loss
 from .variants import COUNTS, ROUNDED, WRONG_COUNTS, Variant, weights_words, words_of
 
@@ -132,7 +132,8 @@ class Reason:
         words: describes the mistake, without the numbers of one case.
         cases: the ids of the cases.
         setting: "name=value" for ``--set`` if the behaviour is intended; "" if no option describes it.
-        loss: the arguments of ``pairproof check`` that name the loss, if the target computes another one; else "".
+        loss: the arguments of ``pairproof check`` that name the loss, if the target computes another one, or that say
+            how it is called; else "".
         also: whether these cases have the mistake in addition to the first reason.
         ordinary: whether the mistake is in the formula, not in a policy, the range or the digits.
     """
@@ -493,7 +494,7 @@ class Collector:
     """
 
     def __init__(self, options: Iterable[str], call: str = "") -> None:
-        self.options, self._by_items = tuple(options), call == "features"
+        self.options, self.call, self._by_items = tuple(options), call, call == "features"
         self.failing: list[tuple[Evidence, bool]] = []
         self.dtypes: dict[str, tuple[str, ...]] = {}
         self.passing: list[Evidence] = []
@@ -563,6 +564,7 @@ class Collector:
             same = next((k for k, reason in enumerate(found.reasons) if reason.words == precise), None)
             if same is None:
                 loss = "" if policy or also else self._other_loss(text, [one for one in left if id(one) in explained])
+                loss = "--call one_way" if self.call == "views" and text == FIRST_VIEW else loss
                 found.reasons.append(Reason(precise, cases, hint, also, not policy, loss))
             else:
                 reason = found.reasons[same]

@@ -330,6 +330,8 @@ RIGHT_POSITIVES = (
 )
 """The ways that are right for some loss."""
 
+FIRST_VIEW = "only rows of the first view are anchors"
+
 POSITIVES: Mapping[str, Positives] = {
     "meant": Positives(_ANY, lambda s: s),
     "views": _chosen(_same_item, FEATURES),
@@ -344,7 +346,7 @@ POSITIVES: Mapping[str, Positives] = {
     QUEUE_IGNORED: _queue("a_to_b", queue=False, keys=True),
     QUEUE_ADDED: _queue("a_to_b", keys=True),
     "rows of the first view are contrasted only with rows of the second view": _towers("a_to_b", VIEWS),
-    "only rows of the first view are anchors": Positives((FEATURES, VIEWS, CASE), _first_anchors),
+    FIRST_VIEW: Positives((FEATURES, VIEWS, CASE), _first_anchors),
     STACKED: Positives((LABELS, PARTNERS, CASE), _in_halves),
     MIXED_UP: _chosen(_adjacent, VIEWS, FEATURES),
     ADJACENT: _chosen(_adjacent, LABELS, PARTNERS, CASE),

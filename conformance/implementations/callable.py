@@ -51,13 +51,13 @@ from .sandbox import (
     within,
     within_memory,
 )
-from .signatures import Claim, Signature, check_call, complete, guess_arrays, is_module, kind_of, method_of
+from .signatures import OF_VIEWS, Claim, Signature, check_call, complete, guess_arrays, is_module, kind_of, method_of
 from .subprocess import Lines
 from .usages import BY_NAME, NotApplicable, NotJudged, Use
 
 Tensor = torch.Tensor
 
-PROBED_AS = {"stacked": "views", "interleaved": "views", "towers": "views", "mask": "labels"}
+PROBED_AS = {**dict.fromkeys(("stacked", "interleaved", "towers", "one_way"), "views"), "mask": "labels"}
 """``Target.probed_as`` by call; ``Target.call_as`` handles the other calls."""
 
 REQUIRED: Mapping[str, tuple[str, str]] = {
@@ -129,10 +129,10 @@ class Batch:
             return [rows, positives], keywords
         # A target may change slices in place, but not the outputs of torch.chunk.
         views = [rows[k * items : (k + 1) * items] for k in range(self.n_views)]
+        if call in ("features", "towers", *OF_VIEWS) and labels is not None:
+            keywords["labels"] = labels
         if self.first is not None:
             return [rows[: self.first], rows[self.first :]], keywords
-        if call in ("features", "views") and labels is not None:
-            keywords["labels"] = labels
         if call == "features":
             return [torch.stack(views, dim=1)], keywords
         if call == "similarities":
@@ -141,7 +141,8 @@ class Batch:
             return [matrix, labels], keywords
         positional: dict[str, list[Any]] = {name: [rows, labels] for name in ("labels", "partners")}
         positional["stacked"] = [rows]
-        positional |= {"views": [*views], "towers": [*views], "interleaved": [torch.stack(views, 1).flatten(0, 1)]}
+        positional |= {name: [*views] for name in (*OF_VIEWS, "towers")}
+        positional["interleaved"] = [torch.stack(views, 1).flatten(0, 1)]
         return positional[call], keywords
 
 
@@ -248,7 +249,8 @@ class Target:
         self._result_note, self._changed, self._failed, self.use = "", False, "", Use()
         self.probed_as = PROBED_AS.get(self.call, self.call)
         if self.call == "similarities":
-            self.probed_as = "labels" if len(self.signature.places) > 1 else "views"
+            labelled = len(self.signature.places) > 1 and self.form.labels != "transposed"
+            self.probed_as = "labels" if labelled else "views"
         elif self.probed_as == "views" and self.signature.requires("negatives"):
             self.probed_as = "queue"
         elif self.probed_as == "views" and self.signature.requires("hard_negatives"):
@@ -409,18 +411,24 @@ class Target:
         copies = {name: x.clone() if isinstance(x, Tensor) else x for name, x in batch.keywords.items()}
         batch = replace(batch, embeddings=batch.embeddings.clone(), keywords=copies)
         labelled = batch.labels is not None or "labels" in batch.keywords
-        several = self.call == "features" or (self.call == "views" and batch.first is None)
-        if several and not labelled and self.signature.requires("labels"):
+        if self.form.several and not labelled and self.signature.requires("labels"):
             # One class per item means the same as no labels.
-            batch = replace(batch, labels=range(len(batch.embeddings) // batch.n_views))
+            batch = replace(batch, labels=range(batch.first or len(batch.embeddings) // batch.n_views))
         positional, keywords = self.use.arguments(*batch.arguments(self.call))
         if self.call == "similarities":
             if self.signature.keyword("temperature") is None and "temperature" in keywords:
                 positional[0] = positional[0] / keywords.pop("temperature")
+            if self.signature.keyword("bias") is None and "bias" in keywords:
+                positional[0] = positional[0] + keywords.pop("bias")
+            if self.form.labels == "transposed":
+                positional[1] = positional[0].T
             positional = positional[: max(len(self.signature.places), 1)]
         if self.call in ("labels", "partners", "mask", "similarities"):
             name = "mask" if self.call == "mask" else "labels"
             positional[1:] = [self.form.shaped(name, value) for value in positional[1:]]
+            if self.call == "mask" and self.signature.takes_negative_mask:
+                negative = (positional[1] == 0).fill_diagonal_(False)
+                positional.append(self.form.shaped(name, negative))
             if self.signature.labels_first:
                 positional.reverse()
         return positional, {name: self.form.shaped(name, value) for name, value in keywords.items()}
@@ -681,7 +689,7 @@ class External(Implementation):
         if self.target and signature:
             own = {"partners": "partners", "mask": "positives"}.get(self.claim.call)
             given = [name for name in sorted(self.claim.passed) if name != own]
-            given += ["temperature"] * (self.claim.temperature is None)
+            given += ["temperature"] * (self.claim.temperature is None) + ["bias"] * self.claim.adds_bias
             self.notes += (reading(signature, self.target.form, given, self.claim.loss),)
             self.readings = tuple(self.target.other_readings(self.claim.loss))
 
@@ -833,7 +841,7 @@ class External(Implementation):
     def _batches(self, case: Case, given: Mapping[str, Tensor], **changed: Any) -> tuple[list[Batch], list[int]]:
         """Return the batches for the target, and the new order of the case's rows ([] if unchanged)."""
         claim, rows, arrays = self.claim, given[case.first], self.arrays(case)
-        passed = [name for name in case.entry.scalars if name in claim.passed]
+        passed = [name for name in case.entry.scalars if name in claim.passed or (name == "bias" and claim.adds_bias)]
         matrices = called(given)
         keywords: dict[str, Any] = {name: matrices[name] for name in case.others if name in claim.passed}
         keywords |= {name: case.option(name) for name in passed} | changed
@@ -851,14 +859,16 @@ class External(Implementation):
             step = -1 if claim.directed_here and claim.settings["direction"] == "b_to_a" else 1
             pairs = directed(case, towers) if claim.directed_here else [towers]
             return [replace(batch, embeddings=torch.cat(pair[::step]), n_views=2) for pair in pairs], []
-        by_items = case.entry.targets == "partners" or claim.call in ("features", "views")
+        by_items = case.entry.targets == "partners" or claim.call in ("features", *OF_VIEWS)
         if by_items and claim.call not in ("labels", "partners", "mask"):
             items = items_of(case)
             order, targets = [*chain(*zip(*items, strict=True))], targets_of(case, items, rows)
             n_views = 1 if claim.call == "similarities" else len(items[0])
             labels = None if n_views > 1 else [*range(len(items))] * len(items[0])
             batch = replace(batch, labels=labels if claim.call == "similarities" else None)
-            return [replace(batch, embeddings=rows[order], keywords=keywords | targets, n_views=n_views)], order
+            batch = replace(batch, keywords=keywords | ({} if claim.unlabelled else targets), n_views=n_views)
+            orders = [order, order[len(items) :] + order[: len(items)]][: 2 if claim.call == "one_way" else 1]
+            return [replace(batch, embeddings=rows[one]) for one in orders], order
         if "positives" in arrays:
             keywords["positives"] = arrays["positives"]
         elif "positive_pairs" in arrays:

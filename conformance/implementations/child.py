@@ -410,7 +410,8 @@ class IsolatedLoss(External):
             target = External(spec, device=device, **options)
 
             def facts() -> dict[str, Any]:
-                claim = {n: getattr(target.claim, n) for n in ("call", "arrays", "settings", "default_temperature")}
+                same = ("call", "arrays", "settings", "default_temperature", "unlabelled")
+                claim = {name: getattr(target.claim, name) for name in same}
                 # None if the temperature is passed in each call.
                 at = None if target.claim.temperature is None else float(target.claim.temperature)
                 claim |= {name: sorted(getattr(target.claim, name)) for name in ("passed", "required", "unused")}

@@ -19,7 +19,7 @@ import torch
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from .sandbox import TargetMisused, describe
-from .signatures import ARRAYS, CALLS, PARTNERS, Signature, method_of
+from .signatures import ARRAYS, CALLS, OF_VIEWS, PARTNERS, SCALARS, Signature, method_of
 
 Tensor = torch.Tensor
 
@@ -27,12 +27,13 @@ _PARTNERS = "|".join(PARTNERS)
 _MASKS = r"(?:\w+_)?masks?"
 _ONE_HOT = r"(?:\w+_)?(?:one_?hot|multi_?hot)(?:_\w+)?"
 _LABELS = f"labels?|classes|class_labels|y_true|y|ids|targets?|{_ONE_HOT}"
-_MATRICES = "sim|sims|similarity|similarities|similarity_matrix|sim_matrix|cos_sim|cosine_similarity|logits|scores"
+_MATRICES = "sim|sims|similarity|similarities|similarity_matrix|sim_matrix|cos_sim|cosine_similarity|logits|scores?"
+_OF_TOWERS = r"logits_(per_)?\w+|(sim|sims|similarity|scores)_\w+"
 _ROWS = "embeddings?|z|reps|representations?|projections?|outputs?|hidden|embs?|x"
 
 _WORDS = (
     ("features", r"\S+(?=.* labels\b)(?=.* mask\b).*"),
-    ("similarities", rf"({_MATRICES}|logits_per_(image|text))( .*)?"),
+    ("similarities", rf"({_MATRICES}|{_OF_TOWERS})( .*)?"),
     ("views", r"(online|source) target( .*)?"),
     ("partners", rf"(\S+ ({_PARTNERS})|({_PARTNERS}) \S+)( .*)?"),
     ("mask", rf"\S+ ({_MASKS})( .*)?"),
@@ -64,6 +65,9 @@ _DOCUMENTED = (
 """Calls of a single matrix, with regular expressions that the name or the docstring of the target must match and must
 not match. A matrix of similarities may be followed by labels."""
 
+_ONE_WAY = re.compile(r"\bone[- ](way|sided|directional)\b")
+"""What a docstring says of a loss of two views whose anchors are the first ones."""
+
 _ORDER = ("labels", "towers", "views", "pairs", "stacked", "features", "similarities")
 """Calls that are tried next if the number of parameters fits, whatever the names are.
 
@@ -80,8 +84,9 @@ class Form:
     Attributes:
         call: one of ``CALLS``.
         words: what the call was guessed from; "" if the user gave it.
-        labels: how labels are passed: "" for [N], "column" for [N, 1], "one-hot" for [N, C]. How a mask is passed: ""
-            for bool, "float" for numbers.
+        labels: how labels are passed: "" for [N], "column" for [N, 1], "one-hot" for [N, C], "mask" for the mask of
+            positives, and "transposed" for the transposed similarities instead. How a mask is passed: "" for bool,
+            "float" for numbers.
         transposed: whether the queue is passed as [D, K].
         arrays: the arrays that are passed, one of ``ARRAYS``.
         guess: what the arrays were guessed from; "" if the user gave them.
@@ -101,7 +106,7 @@ class Form:
             yield f"call: {self.call}, {self.words}; override with --call"
         if self.labels == "float":
             yield "mask: passed as numbers, because a mask of bool raises an error"
-        elif self.labels:
+        elif self.labels in ("column", "one-hot"):
             yield f"labels: passed as a {self.labels} matrix, because a vector does not fit"
         if self.transposed:
             yield "negatives: passed as [D, K], because [K, D] raises an error"
@@ -110,22 +115,27 @@ class Form:
 
     @property
     def several(self) -> bool:
-        """Whether several views of each item are passed, and the labels of the items by keyword."""
-        return self.call in ("features", "views")
+        """Whether several views of each item are passed, or two towers, and the labels of the items by keyword."""
+        return self.call in ("features", "towers", *OF_VIEWS)
 
-    @property
-    def given(self) -> dict[str, str]:
-        """The arrays that are passed, by their names in a wrapper, in words."""
+    def given(self, signature: Signature) -> dict[str, str]:
+        """Return the arrays that are passed, by their names in a wrapper, in words."""
         given = dict(_GIVEN[self.call])
+        if self.call == "mask" and signature.takes_negative_mask:
+            given["negative_mask"] = "mask of negatives [N, N], without the diagonal"
         if self.labels in ("column", "one-hot") and "labels" in given:
             given["labels"] += f", as a {self.labels} matrix"
+        if self.labels in _INSTEAD and "labels" in given:
+            given["labels"] = _INSTEAD[self.labels]
         return given
 
     def shaped(self, name: str, value: Any) -> Any:
         """Return an argument in the shape of this form."""
-        if name == "labels" and self.labels and isinstance(value, Tensor):
+        if name == "labels" and self.labels in ("column", "one-hot") and isinstance(value, Tensor):
             classes = torch.searchsorted(torch.tensor(sorted({*value.tolist()}), device=value.device), value)
             return value[:, None] if self.labels == "column" else torch.nn.functional.one_hot(classes)
+        if name == "labels" and self.labels == "mask":
+            return (value[:, None] == value).fill_diagonal_(False).float()
         if name == "mask" and self.labels == "float" and isinstance(value, Tensor):
             return value.float()
         return value.T if name == "negatives" and self.transposed and isinstance(value, Tensor) else value
@@ -160,6 +170,10 @@ def plausible_forms(
     shapes["mask"] = ("", "float")
     if any(re.fullmatch(_ONE_HOT, p.name.lower()) for p in signature.places):
         shapes["labels"] = ("one-hot",)
+    second = "".join(p.name.lower() for p in signature.places[1:2])
+    for shape, names in (("transposed", f"{_MATRICES}|{_OF_TOWERS}"), ("mask", _MASKS)):
+        if re.fullmatch(names, second):
+            shapes["similarities"] = (shape,)
     forms = [
         Form(call, words, labels, transposed, kind, guess)
         for kind, (call, words), transposed in product(arrays, calls, queue)
@@ -183,10 +197,12 @@ def _guessed(signature: Signature, loss: str) -> list[tuple[str, str]]:
     strong: list[str] = []
     labelled = len(places) == 2 and re.fullmatch(_LABELS, places[1].name.lower()) is not None
 
-    def unlabelled(call: str) -> bool:
-        """Whether a call passes two views without the labels that the loss needs."""
+    def misfits(call: str) -> bool:
+        """Whether a call passes labels to a mask, or a view to the labels that the loss needs."""
+        if call == "labels":
+            return any(re.fullmatch(_MASKS, p.name.lower()) for p in places[1:2])
         needed, found = loss in LOSSES and LOSSES[loss].targets == "labels", signature.keyword("labels")
-        return call == "views" and needed and (found is None or any(found is p for p in places[:2]))
+        return call == "views" and needed and any(found is p for p in places[:2])
 
     for call, shown, contrary in _DOCUMENTED:
         text = signature.documentation
@@ -199,8 +215,11 @@ def _guessed(signature: Signature, loss: str) -> list[tuple[str, str]]:
             if re.fullmatch(pattern, text):
                 named = "towers" if call == "views" and "towers" in allowed else call
                 strong += [] if _WEAK.fullmatch(text) else [named]
-                if named in allowed and not unlabelled(named):
+                if named in allowed and not misfits(named):
                     found.setdefault(named, f"guessed from {words}")
+    if "views" in found and "one_way" in allowed and _ONE_WAY.search(signature.documentation):
+        found = {"one_way" if call == "views" else call: why for call, why in found.items()}
+        found["one_way"] = "guessed from its docstring"
     if loss and not found and strong:
         what = f"{loss} cannot be computed by a target that is called with {strong[0]}"
         usable = [call for call in allowed if call != "command"]
@@ -210,7 +229,7 @@ def _guessed(signature: Signature, loss: str) -> list[tuple[str, str]]:
         for call in _ORDER:
             least, most = _NUMBER.get(call, (2, 2))
             fits = len(required) <= most and len(places) >= least
-            if call in allowed and fits and call not in found and not unlabelled(call):
+            if call in allowed and fits and call not in found and not misfits(call):
                 why = f"the loss {loss} and {words}" if loss else f"the number of {words.removeprefix('the ')}"
                 found[call] = f"guessed from {why}"
     if not found:
@@ -254,7 +273,7 @@ _GIVEN: Mapping[str, Mapping[str, str]] = {
     "partners": {**_ROWS_IN_WORDS, "partners": "row of each row's positive [N]"},
     "mask": {**_ROWS_IN_WORDS, "mask": "mask of positives [N, N], without the diagonal"},
     "features": {"features": "features [items, views, D]", "labels": "class ids [items]"},
-    "views": _VIEWS_IN_WORDS,
+    **dict.fromkeys(OF_VIEWS, _VIEWS_IN_WORDS),
     "towers": {"view_a": "first tower [N, D]", "view_b": "second tower [N, D]"},
     "stacked": {"embeddings": "all first views, then all second views [N, D]"},
     "interleaved": {"embeddings": "views of each item in neighbouring rows [N, D]"},
@@ -262,6 +281,9 @@ _GIVEN: Mapping[str, Mapping[str, str]] = {
     "pairs": {**_ROWS_IN_WORDS, "positive_pairs": "row numbers of positive pairs [P, 2]"},
 }
 """The arrays of each call, by their names in a wrapper, in words."""
+
+_INSTEAD = {"mask": _GIVEN["mask"]["mask"], "transposed": "the same, transposed"}
+"""What is passed instead of labels, by ``Form.labels``, in words."""
 
 
 @dataclass(frozen=True)
@@ -286,7 +308,7 @@ class Reading:
 
 
 _INDEX = re.compile(r"p|t|j|idx|(\w+_)?(partners?|pos|positives?|pairs?|targets?|match(es)?|ind(ex|ices)|idx)(_\w+)?")
-_NEIGHBOURS = re.compile(r"interleav|adjacent|neighbou?r|consecutive|\^ ?1\b|bitwise_xor|\[\d?::2|// ?2\b")
+_NEIGHBOURS = re.compile(r"interleav|adjacent|neighbou?r|consecutive|\^ ?1\b|bitwise_xor|\[\d?::2|(//|%) ?2\b")
 _SCALED = r"(\b(scale|inverse|1 ?/ ?(temperature|tau|t))\b|multipl)"
 
 
@@ -325,11 +347,12 @@ def reading(signature: Signature, form: Form, keywords: Collection[str], loss: s
         keywords: the names in the catalogue of the further arguments that are passed.
         loss: the loss that it claims to compute, short name in the catalogue; "" if unknown.
     """
-    given = {**form.given, "labels": form.given.get("labels", "class ids [items]")}
-    one_each = LOSSES[loss].targets != "labels" if loss in LOSSES else form.call == "views"
+    own = form.given(signature)
+    given = {**own, "labels": own.get("labels", "class ids [items]")}
+    one_each = LOSSES[loss].targets != "labels" if loss in LOSSES else form.call in OF_VIEWS
     if one_each:
         given["labels"] = "one class per item [items]" if signature.requires("labels") else ""
-    constructor, call = _passed(signature, form, given if form.several else form.given, {it: it for it in keywords})
+    constructor, call = _passed(signature, form, given if form.several else own, {it: it for it in keywords})
     line = ", ".join(f"{name} = {words}" for name, words in {**constructor, **call}.items())
     return f"{READING}{line}"
 
@@ -348,6 +371,8 @@ def _passed(
     if form.call == "similarities":
         if signature.keyword("temperature") is None and "temperature" in more:
             values[0] += f" / {more.pop('temperature')}"
+        if signature.keyword("bias") is None and "bias" in more:
+            values[0] += f" + {more.pop('bias')}"
         values = values[: max(len(signature.places), 1)]
     if signature.labels_first and form.call in ("labels", "partners", "mask", "similarities"):
         values.reverse()
@@ -365,17 +390,18 @@ def wrapper(spec: object, signature: Signature, form: Form) -> list[str]:
     place, _, attribute = describe(spec).rpartition(":")
     module = re.sub(r"\.py$", "", place.rpartition("/")[2])
     root, _, rest = attribute.partition(".")
-    names = {name: name for name in form.given}
+    names = {name: name for name in form.given(signature)}
     if form.several and signature.keyword("labels") is not None:
         names["labels"] = "labels"
     first = next(iter(names))
     features = form.call == "features"
     facts = {
         "batch_size": f"len({first})",
-        "n_views": f"{first}.shape[1]" if features else "2" if form.call == "views" else "1",
+        "n_views": f"{first}.shape[1]" if features else "2" if form.call in OF_VIEWS else "1",
         **{"device": f"{first}.device", "dim": f"{first}.shape[-1]", "world_size": "1", "rank": "0"},
     }
-    constructor, call = _passed(signature, form, names, {"temperature": "temperature"}, facts=facts)
+    options = {name: name for name in ("temperature", *(it for it in SCALARS if signature.requires(it)))}
+    constructor, call = _passed(signature, form, names, options, facts=facts)
     importable = "<" not in attribute and bool(root)
     start = f"from {module} import {root}" if importable else "target = ...  # a local function has no name to import"
     thing = (f"{root}.{rest}" if rest else root) if importable else "target"
@@ -387,7 +413,7 @@ def wrapper(spec: object, signature: Signature, form: Form) -> list[str]:
     given = ", ".join(_code(signature, signature.call, call))
     imports = [f"import {it}" for it in ("types", "torch") if f"{it}." in thing + given]
     imports += [""] * bool(imports)
-    lines = [*imports, start, "", "", f"def {own}({', '.join(names)}, temperature):"]
+    lines = [*imports, start, "", "", f"def {own}({', '.join((*names, *options))}):"]
     return [*lines, f"    return {thing}({given})  # return only the loss, as a tensor"]
 
 

@@ -12,6 +12,7 @@ import inspect
 import math
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -29,9 +30,13 @@ from .base import ARRAY_OPTIONS, OPT_IN, Support, items_of
 from .sandbox import TargetError, TargetMisused
 
 CALLS = (
-    *("labels", "partners", "mask", "features", "views", "towers", "stacked", "interleaved", "similarities"),
-    *("pairs", "command"),
+    *("labels", "partners", "mask", "features", "views", "one_way", "towers", "stacked", "interleaved"),
+    *("similarities", "pairs", "command"),
 )
+OF_VIEWS = ("views", "one_way")
+"""Calls that pass both views of each item.
+
+With "one_way", only the first views are anchors, and the target is called again with the views swapped."""
 ARRAYS = ("torch", "numpy", "jax")
 EVERY = "*"
 """The claimed value of an option that the target takes by keyword."""
@@ -109,26 +114,50 @@ class Pack:
         name: the name of the parameter.
         kind: what it gets, in words.
         keys: the names of the values that the source reads from it.
+        paths: for each key, the path of the attribute in an object, such as "loss.temperature".
     """
 
     name: str
     kind: str
     keys: tuple[str, ...]
+    paths: tuple[str, ...]
 
     def pack(self, values: dict[str, Any]) -> dict[str, Any]:
         """Replace the values of the keys by that of the parameter."""
         own = {key: values.pop(key) for key in self.keys if key in values}
-        made = own if self.kind == "mapping" else SimpleNamespace(**own) if self.kind == "object" else (*own.values(),)
+        made: Any = own if self.kind == "mapping" else (*own.values(),)
+        if self.kind == "object":
+            made = SimpleNamespace()
+            for key, path in zip(self.keys, self.paths, strict=True):
+                *outer, last = path.split(".")
+                holder = made
+                for name in outer:
+                    holder = vars(holder).setdefault(name, SimpleNamespace())
+                if key in own:
+                    setattr(holder, last, own[key])
         return {self.name: made, **values}
 
     def code(self, texts: Mapping[str, str]) -> str:
         """Return the code of its value from the code of the values."""
         if self.kind == "object":
-            return f"types.SimpleNamespace({', '.join(f'{key}={text}' for key, text in texts.items())})"
+            nested: dict[str, Any] = {}
+            for key, path in zip(self.keys, self.paths, strict=True):
+                *outer, last = path.split(".")
+                holder = nested
+                for name in outer:
+                    holder = holder.setdefault(name, {})
+                holder |= {last: texts[key]} if key in texts else {}
+            return _namespace(nested)
         if self.kind == "mapping":
             pairs = (f'"{key}": {text}' for key, text in texts.items())
             return f"{{{', '.join(pairs)}}}"
         return f"({', '.join(texts.values())})"
+
+
+def _namespace(nested: Mapping[str, Any]) -> str:
+    """Return the code of an object with these attributes; a mapping stands for an object."""
+    values = (f"{key}={_namespace(it) if isinstance(it, Mapping) else it}" for key, it in nested.items())
+    return f"types.SimpleNamespace({', '.join(values)})"
 
 
 class Signature:
@@ -185,16 +214,18 @@ class Signature:
                 if settings or (first and len(required) == 1):
                     keys, kind = re.findall(rf"""\b{name}\[["'](\w+)["']\]""", source), "mapping"
                 if settings and not keys:
-                    keys, kind = re.findall(rf"\b{name}\.(\w+)\b(?!\()", source), "object"
+                    keys, kind = re.findall(rf"\b{name}\.(\w+(?:\.\w+)*)\b(?!\()", source), "object"
                 if first and not keys:
-                    pair = re.search(rf"^\s*\(?(\w+), *(\w+)\)? *= *{name}\s*(?:#.*)?$", source, re.MULTILINE)
+                    whole = f"{source}\n{self.source}"  # another method may take the pair apart
+                    pair = re.search(rf"^\s*\(?(\w+), *(\w+)\)? *= *{name}\s*(?:#.*)?$", whole, re.MULTILINE)
                     keys, kind = [*pair.groups()] if pair else [], "pair"
                 if keys:
-                    made = {key: inspect.Parameter(key, inspect.Parameter.POSITIONAL_OR_KEYWORD) for key in keys}
+                    paths = {path.rpartition(".")[2]: path for path in keys}
+                    made = {key: inspect.Parameter(key, inspect.Parameter.POSITIONAL_OR_KEYWORD) for key in paths}
                     others = {it: one for it, one in own.items() if it not in (name, *made)}
                     own.clear()
                     own.update(made | others if first else others | made)
-                    yield Pack(name, kind, (*made,))
+                    yield Pack(name, kind, (*made,), (*paths.values(),))
 
     def keyword(self, name: str) -> inspect.Parameter | None:
         """Return the parameter for an option of the catalogue; None if there is none or the user gives its value."""
@@ -225,6 +256,18 @@ class Signature:
         """Whether the names show that the labels come before the embeddings."""
         named = [p.name.lower() in (*ALIASES["labels"], *PARTNERS) for p in self.places[:2]]
         return named == [True, False]
+
+    @property
+    def takes_negative_mask(self) -> bool:
+        """Whether the third array is a mask of negatives, by its name."""
+        return any(re.fullmatch(r"(\w+_)?neg(ative)?s?(_\w+)?", p.name.lower()) for p in self.places[2:3])
+
+    def takes_row_numbers(self, name: str) -> bool:
+        """Whether the source passes a parameter to a cross-entropy as its targets, which are numbers of rows."""
+        return (
+            re.search(rf"(?i)(entropy|criterion|\bce|loss)\w*\([^\n]*, *(target=)?{name} *[,)]", self.source)
+            is not None
+        )
 
     @cached_property
     def documentation(self) -> str:
@@ -557,6 +600,7 @@ class Claim:
         required: the passed arrays that the target requires. Only cases with these arrays are judged.
         default_temperature: the temperature that the target uses if none is passed; None if it has no such default.
         unused: optional parameters for further negatives, which the loss does not have and which are never passed.
+        unlabelled: whether it gets views without the labels that the loss takes.
     """
 
     loss: str
@@ -569,6 +613,7 @@ class Claim:
     required: frozenset[str] = frozenset()
     default_temperature: float | None = None
     unused: frozenset[str] = frozenset()
+    unlabelled: bool = False
 
     def __post_init__(self) -> None:
         """Check that the claim does not contradict itself.
@@ -589,6 +634,12 @@ class Claim:
         return "reduction" not in self.passed and self.settings.get("reduction") == "none"
 
     @property
+    def adds_bias(self) -> bool:
+        """Whether pairproof adds the bias to the similarities, because the target gets logits."""
+        takes = "bias" in LOSSES[self.loss].keywords and "bias" not in {*self.passed, *self.settings}
+        return takes and self.call == "similarities"
+
+    @property
     def directed_here(self) -> bool:
         """Whether the target computes only one direction, and pairproof swaps the towers for the other."""
         one = self.settings.get("direction") in ("a_to_b", "b_to_a")
@@ -605,6 +656,7 @@ class Claim:
         """Return the values of an option that are judged; None for every value."""
         by_harness = {"direction": self.directed_here}
         by_harness["similarity"] = self.call == "similarities"
+        by_harness["bias"] = self.adds_bias
         if option == "reduction" and self.reduced_here:  # the values of the anchors do not determine those of the pairs
             return tuple(value for value in LOSSES[self.loss].choices[option] if value != "none_pairs")
         if by_harness.get(option) or (option in self.passed and option not in self.settings):
@@ -624,7 +676,7 @@ class Claim:
             options = {"temperature": (self.temperature,), **options}
         # The arrays that this call cannot pass.
         by_partners = entry.targets == "partners" and self.call not in ("partners", "command")
-        one_matrix = self.call in ("mask", "features") or (self.call == "views" and not entry.two_towers)
+        one_matrix = self.call in ("mask", "features") or (self.call in OF_VIEWS and not entry.two_towers)
         without = {"ref_embeddings"} if by_partners or one_matrix else set()
         without |= {"anchors"} if by_partners and self.call not in ("labels", "mask") else set()
         # For other calls, pairproof reorders the rows or swaps the towers, so weights and ignored pairs would not fit.
@@ -635,11 +687,17 @@ class Claim:
         arrays = dict.fromkeys((*ARRAY_OPTIONS, *(TOWER_TARGETS if entry.two_towers else ())))
         lacks = tuple(name for name in arrays if name not in options and (name in without or name not in self.passed))
         also = [(f"has no {name}, which the target requires", _without(name)) for name in sorted(self.required)]
-        if self.call == "views" and entry.targets == "labels":
+        if self.unlabelled:
+            also.append(("not every class has two rows, the views of an item", _has_no_pairs))
+        elif self.call in OF_VIEWS and entry.targets == "labels":
             also.append(("its items do not have two views", lambda case: len(items_of(case)[0]) != 2))
         if self.call == "mask":
             also.append(("its mask has a true diagonal", _has_true_diagonal))
         return Support((self.loss,), options, lacks, tuple(also), tuple(self.passed & {*OPT_IN, *TOWER_TARGETS}))
+
+
+def _has_no_pairs(case: Case) -> bool:
+    return "labels" not in case.arguments or {*Counter(case.arguments["labels"]).values()} != {2}
 
 
 def _has_true_diagonal(case: Case) -> bool:
@@ -679,21 +737,31 @@ def complete(claim: Claim, signature: Signature | None) -> tuple[Claim, list[str
         temperature = _temperature(claim, signature, notes)
         arrays = (*ARRAY_OPTIONS, *(TOWER_TARGETS if LOSSES[claim.loss].two_towers else ()))
         required = {name for name in arrays if name in passed and signature.requires(name)}
+        required -= {"labels"}  # one class per item is passed to a target that requires labels
         if "negatives" in required and "direction" not in {*settings, *passed}:
             settings["direction"] = LOSSES[claim.loss].default("direction", required)
             notes.append("direction: a_to_b is claimed, the default with negatives, which the target requires")
         queues = [signature.keyword(name) for name in ("negatives", "hard_negatives") if name not in passed]
         unused = frozenset(queue.name for queue in queues if queue is not None)
         at = signature.default_temperature
-        claim = replace(claim, required=frozenset(required), default_temperature=at, unused=unused)
+        several = claim.call in ("features", *OF_VIEWS) and LOSSES[claim.loss].targets == "labels"
+        unlabelled = several and signature.keyword("labels") is None and not signature.takes_anything
+        changed: dict[str, Any] = {"required": frozenset(required), "default_temperature": at, "unused": unused}
+        claim = replace(claim, unlabelled=unlabelled, **changed)
+        if unlabelled:
+            notes.append("labels: none are passed; only batches whose classes are pairs of views are judged")
     claim = replace(claim, settings=settings, passed=frozenset(passed), temperature=temperature)
     if signature is not None and claim.reduced_here:
         notes.append("reduction: the target returns one value per anchor; pairproof reduces them")
-    if claim.call == "features" and LOSSES[claim.loss].targets == "labels":
+    if claim.call == "features" and LOSSES[claim.loss].targets == "labels" and not claim.unlabelled:
         views = (
             "an item has two views if the size of every class is even, else three if every size is divisible by three"
         )
         notes.append(f"features: {views}, else one")
+    if claim.call == "one_way":
+        notes.append("call: only first views are anchors; pairproof also calls the target with the views swapped")
+    if claim.adds_bias:
+        notes.append("bias: added to the similarities before the call; override with --set bias=NUMBER")
     if claim.directed_here:
         notes.append("direction: the target computes one; pairproof swaps the towers as cases require")
     return claim, notes
@@ -722,6 +790,7 @@ def _keywords(claim: Claim, claimed: set[str], signature: Signature, notes: list
         if name in of_towers:
             # Other calls pass something else as labels, and an alias may be the name of another array.
             usable = usable and claim.call in ("views", "towers") and found is not None and found.name == name
+            usable = usable and not (name == "labels" and signature.takes_row_numbers(name))
         if found is None or name not in entry.keywords or name in passed or not usable:
             continue
         choices = entry.choices.get(name)

@@ -29,7 +29,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..implementations.signatures import Claim
+from ..implementations.signatures import OF_VIEWS, Claim
 from ..suite.cases import Case, row_norms
 from ..suite.catalogue import LOSSES, WEIGHTS, Loss
 from ..suite.flags import saturated, true_flags
@@ -116,6 +116,7 @@ CLASSES = ("common", "common", "single", "one", "distinct")
 - "single": one class or more have one row, the others have more.
 - "one": all rows have the same class.
 - "distinct": every class has one row.
+- "pairs": every class has two rows. Drawn only for a loss that gets views without labels.
 """
 
 COMMON_CLASSES = ("unbalanced", "balanced", "balanced", "views", "large")
@@ -427,7 +428,8 @@ def _training_factors(claim: Claim) -> dict[str, tuple[Any, ...]]:
     policies = [policy for policy in found.get("no_positive", ()) if policy != "nan"]
     # "none_pairs" would return hundreds of thousands of values, which take long to compare.
     found["reduction"] = tuple(x for x in found["reduction"] if x != "none_pairs") or found["reduction"]
-    classes = ("common", "single") if policies and len(found["classes"]) > 1 else ("common",)
+    several = ("common", "single") if policies else ("common",)
+    classes = several if len(found["classes"]) > 1 else found["classes"]
     return {**found, "classes": classes, **({"no_positive": tuple(policies)} if policies else {})}
 
 
@@ -545,7 +547,9 @@ def _factors(claim: Claim) -> dict[str, tuple[Any, ...]]:
     if takes("ref_embeddings") and (entry.targets != "labels" or takes("ref_labels")):
         references += ["others", "own"] if takes("self_rows") else ["others"]
     classes = CLASSES if entry.positives_by in ("labels", "pairs") else ("common",)
-    if claim.call == "views" and entry.targets == "labels":
+    if claim.unlabelled:
+        classes = ("pairs",)
+    elif claim.call in OF_VIEWS and entry.targets == "labels":
         classes = ("views",)  # every item has two views
     return {
         "classes": classes,
@@ -664,7 +668,9 @@ class _Drawing:
         least = {"one": 2, "distinct": 2, "single": 3}.get(self.kind, 4 if self.entry.targets else 2)
         n = max(least, chance.randint(*plan["rows"]))
         self.n = (
-            n + n % 2 if self.entry.positives_by == "partners" or (self.kind == "views" and self.entry.targets) else n
+            n + n % 2
+            if self.entry.positives_by == "partners" or (self.kind in ("views", "pairs") and self.entry.targets)
+            else n
         )
         self.size = 1
         if self.kind == "balanced" and self.entry.positives_by in ("labels", "pairs"):
@@ -745,7 +751,8 @@ class _Drawing:
         """Return the class of every row."""
         if self.entry.two_towers:
             return list(range(self.n))
-        sizes = [2] * (self.n // 2) if self.entry.positives_by == "partners" else self._sizes()
+        pairs = self.entry.positives_by == "partners" or self.kind == "pairs"
+        sizes = [2] * (self.n // 2) if pairs else self._sizes()
         # (place in the class, class)
         members = [(place, k) for k, size in enumerate(sizes) for place in range(size)]
         if self.plan["layout"] == "stacked":

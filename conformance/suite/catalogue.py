@@ -49,11 +49,11 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
 """The allowed values of each option."""
 
 POSITIVES_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "labels": ("labels", ("labels", "mask", "features", "views", "similarities", "command")),
+    "labels": ("labels", ("labels", "mask", "features", "views", "one_way", "similarities", "command")),
     "partners": (
         "partners",
         (
-            *("labels", "partners", "mask", "features", "views", "stacked", "interleaved", "similarities"),
+            *("labels", "partners", "mask", "features", "views", "one_way", "stacked", "interleaved", "similarities"),
             "command",
         ),
     ),

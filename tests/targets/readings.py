@@ -196,6 +196,89 @@ def with_rounded_counts(embeddings, labels, temperature=0.1):
     return -(weights * F.log_softmax(logits.masked_fill(own, -torch.inf), dim=1).where(~own, 0)).sum(dim=1).mean()
 
 
+def supcon_of_views(z1, z2, temperature):
+    """SupCon without labels: the two views of an item are its class."""
+    return two_views_and_unused_labels(z1, z2, torch.arange(len(z1)), temperature)
+
+
+def one_way(z1, z2, temperature):
+    """Calculate the one-way loss: only first views are anchors."""
+    logits = _cosines(torch.cat([z1, z2]))[: len(z1)] / temperature
+    own = torch.eye(*logits.shape, dtype=torch.bool)
+    return F.cross_entropy(logits.masked_fill(own, -torch.inf), torch.arange(len(z1)) + len(z1))
+
+
+def one_way_without_positives(z1, z2, temperature):
+    """DCL, calculated one way."""
+    logits = _cosines(torch.cat([z1, z2]))[: len(z1)] / temperature
+    own = torch.eye(len(z1), dtype=torch.bool)
+    negatives = logits.masked_fill(torch.cat([own, own], dim=1), -torch.inf)
+    own_only = len(z1) == 1  # no negatives
+    return z1.sum() * 0 if own_only else (negatives.logsumexp(dim=1) - logits.diagonal(len(z1))).mean()
+
+
+def first_views_only(z1, z2, temperature):
+    return one_way(z1, z2, temperature)
+
+
+def sigmoid_of_logits(logits):
+    return -F.logsigmoid((2 * torch.eye(len(logits)) - 1) * logits).sum() / len(logits)
+
+
+def sigmoid_of_logits_and_bias(logits, bias):
+    return sigmoid_of_logits(logits + bias)
+
+
+def clip_of_both_matrices(logits_per_image, logits_per_text):
+    assert logits_per_image.shape == logits_per_text.shape
+    target = torch.arange(len(logits_per_image))
+    return (F.cross_entropy(logits_per_image, target) + F.cross_entropy(logits_per_text, target)) / 2
+
+
+def of_two_masks(rows, pos_mask, neg_mask, tau):
+    logits = (_cosines(rows) / tau).masked_fill(~(pos_mask | neg_mask), -torch.inf)
+    return (-logits.log_softmax(dim=1).where(pos_mask, 0).sum(dim=1) / pos_mask.sum(dim=1).clamp(min=1)).mean()
+
+
+def of_scores_and_a_mask(scores, mask, temperature):
+    return _supcon(scores / temperature, mask)
+
+
+def clip_of_rows_in_labels(image, text, labels, temperature):
+    logits = F.normalize(image, dim=1) @ F.normalize(text, dim=1).T / temperature
+    return (F.cross_entropy(logits, labels) + F.cross_entropy(logits.T, labels)) / 2
+
+
+def clip_of_classes(image, text, labels, temperature):
+    logits = F.normalize(image, dim=1) @ F.normalize(text, dim=1).T / temperature
+    same = labels[:, None] == labels
+    parts = (-(it.log_softmax(dim=1) * same).sum(dim=1) / same.sum(dim=1) for it in (logits, logits.T))
+    return sum(part.mean() for part in parts) / 2
+
+
+class OfNestedSettings(torch.nn.Module):
+    def __init__(self, cfg):
+        super().__init__()
+        self.cfg = cfg
+        self.temperature = self.cfg.LOSS.temperature
+
+    def forward(self, z_i, z_j):
+        return two_views_and_unused_labels(z_i, z_j, torch.arange(len(z_i)), self.temperature)
+
+
+class OfAPairInAMethod(torch.nn.Module):
+    def __init__(self, temperature):
+        super().__init__()
+        self.temperature = temperature
+
+    def _computed(self, outputs, labels):
+        _, z = outputs
+        return _supcon(_cosines(z) / self.temperature, labels[:, None] == labels)
+
+    def forward(self, outputs, labels):
+        return self._computed(outputs, labels)
+
+
 # Wrong as called, and right in another reading
 
 
@@ -228,6 +311,20 @@ def without_exp(img, txt, log_scale):
 
 def without_exp_of_a_default(img, txt, logit_scale=2.6592):
     return _clip(img, txt, logit_scale)
+
+
+def one_way_with_the_self_pair(z1, z2, temperature):
+    """One-way loss; the self pair stays in the denominator."""
+    logits = _cosines(torch.cat([z1, z2]))[: len(z1)] / temperature
+    return F.cross_entropy(logits, torch.arange(len(z1)) + len(z1))
+
+
+def sigmoid_without_a_bias(logits, bias):
+    return sigmoid_of_logits(logits)
+
+
+def clip_of_one_matrix(logits_per_image, logits_per_text):
+    return F.cross_entropy(logits_per_image, torch.arange(len(logits_per_image)))
 
 
 def of_rows_of_positives_without_self(e, p, tau=0.5):
