@@ -91,6 +91,13 @@ RIGHT: dict[str, tuple[str, str]] = {
         "image = first tower [N, D], text = second tower [N, D], labels = one class",
     ),
     "clip_of_classes": ("info_nce", "image = first tower [N, D], text = second tower [N, D], labels = "),
+    "clip_of_exp_of_tau": (
+        "info_nce",
+        "img = first tower [N, D], txt = second tower [N, D], tau = log(1 / temperature)",
+    ),
+    "clip_of_inverse_exp": ("info_nce", "img = first tower [N, D], txt = second tower [N, D], temperature = log(temp"),
+    "clip_of_logt": ("info_nce", "img = first tower [N, D], txt = second tower [N, D], logt = log(1 / temperature)"),
+    "supcon_of_several_labels": ("supcon", f"{EMBEDDINGS}, labels = class ids [N], as a one-hot matrix, "),
     "OfNestedSettings": ("nt_xent", "temperature = temperature, z_i = first views"),
     "OfAPairInAMethod": (
         "supcon",
@@ -487,3 +494,36 @@ def test_labels_that_are_numbers_of_rows_are_only_those_of_pairs() -> None:
         found = check_loss(f"{READINGS}:{name}", "info_nce", cases=cases, dtypes="float64")
         assert found.exit_code == 0, name
         assert any("labels" in check.flags or "label" in check.case for check in found.judged) == labelled
+
+
+def test_dot_products_in_one_direction_are_named_together() -> None:
+    found = judged("inner_products_one_way", "info_nce", temperature=1.0)
+    (reason,) = found.diagnosis.reasons
+    assert reason.words == "the target computes info_nce with similarity=dot, direction=a_to_b"
+    assert reason.intended == "--loss info_nce --set similarity=dot --set direction=a_to_b"
+    settings = {"similarity": "dot", "direction": "a_to_b"}
+    assert judged("inner_products_one_way", "info_nce", temperature=1.0, settings=settings).exit_code == 0
+
+
+def test_mean_over_all_pairs_of_the_sigmoid_loss_is_not_called_one_of_positive_pairs() -> None:
+    (reason,) = judged("sigmoid_over_pairs", "sigmoid").diagnosis.reasons
+    assert (reason.words, reason.setting) == (
+        "the mean is over the pairs, not over the anchors",
+        "reduction=mean_pairs",
+    )
+
+
+def test_claimed_weights_of_the_directions_are_no_reason() -> None:
+    settings = {"direction_weights": "0.75,0.25"}
+    found = judged("weighted_directions_with_rounded_gradients", "info_nce", settings=settings)
+    assert found.exit_code == 1
+    assert not any("weights" in reason.words for reason in found.diagnosis.reasons)
+    other = judged("weighted_directions", "info_nce", settings={"direction_weights": "0.5,0.25"})
+    assert any(reason.words.endswith("0.75 and 0.25, not 0.5 and 0.25") for reason in other.diagnosis.reasons)
+
+
+@pytest.mark.usefixtures("own_process")
+def test_target_that_requires_a_process_group_gets_one_of_a_single_process() -> None:
+    found = judged("clip_of_gathered_rows", "info_nce")
+    assert found.exit_code == 0
+    assert "process group: one of a single process, because the target requires one" in found.notes

@@ -97,7 +97,7 @@ def test_call_is_guessed_from_parameter_names(names: str, call: str) -> None:
 def test_parameters_that_fit_no_call_require_a_call_option(names: str) -> None:
     scope: dict[str, object] = {}
     exec(f"def function({names}): ...", scope)
-    words = r"pass --call labels\|partners\|mask\|features\|views\|stacked\|interleaved\|similarities\|pairs"
+    words = r"pass --call labels\|partners\|mask\|features\|views\|one_way\|stacked\|interleaved\|similarities\|pairs"
     with pytest.raises(TargetMisused, match=words):
         plausible_forms(Signature(scope["function"]))
 
@@ -221,7 +221,7 @@ def test_class_is_imported_by_module_name() -> None:
         ({"arrays": "tensorflow"}, "unknown kind of arrays 'tensorflow'"),
         (
             {"call": "pairs"},
-            r"supcon cannot be computed by a target .* pairs: pass --call labels\|mask\|features\|views\|similarities$",
+            r"supcon cannot be computed by a target .* pairs: pass --call labels\|.*\|one_way\|similarities$",
         ),
         (
             {"loss": "info_nce"},

@@ -108,7 +108,7 @@ OPTION_WORDS: Mapping[tuple[str, str], str] = {
     ("reduction", "sum"): "the values of the anchors are summed, not averaged",
     ("reduction", "none"): "one value per anchor is returned",
     ("reduction", "mean"): "the values of the anchors are averaged",
-    ("reduction", "mean_pairs"): "the mean is over the positive pairs, not over the anchors",
+    ("reduction", "mean_pairs"): "the mean is over the pairs, not over the anchors",
     ("reduction", "sum_pairs"): "the values of the pairs are summed",
     ("reduction", "none_pairs"): "one value per pair is returned",
     ("similarity", "dot"): "similarities are raw dot products: rows are not normalised",
@@ -383,8 +383,9 @@ class Evidence:
         weights, *_ = torch.linalg.lstsq(matrix, given[:, None])
         left = float((matrix @ weights - given[:, None]).norm() / given.norm())
         a, b = (round(float(w), 4) for w in weights[:, 0])
-        if left <= 1e-6 and abs(a - b) > 1e-3:
-            words = weights_words(a, b)
+        right = self.case.option("direction_weights") or (0.5, 0.5)
+        if left <= 1e-6 and abs(a * right[1] - b * right[0]) > 1e-3 * abs(a + b):
+            words = weights_words(a, b, right)
             yield words, lambda: words
 
     def suspects(self, found: Failure) -> Iterator[tuple[str, Suspect]]:
@@ -768,6 +769,9 @@ def proposed(match: Match, found: Failure) -> tuple[str, Suspect] | None:
         items = rows.minimum(setting.positive.int().argmax(dim=1))
         towers = POSITIVES[variant.positives].change(replace(setting, n_views=2, items=items))
         suspect = replace(suspect, read_as=lambda: towers or setting)
+    direction = dict(variant.options).get("direction", "both")
+    if found.loss.two_towers and variant.entry.two_towers and direction != found.case.option("direction"):
+        suspect = replace(suspect, read_as=found.read_again("", direction=direction).read_as)
     if words := match.words() + [words_of(match.count)] * (match.count in WRONG_COUNTS):
         words += right_elsewhere(right, changed)
     if not math.isclose(scale, 1.0, rel_tol=1e-6):

@@ -21,7 +21,7 @@ The code uses neither ``reference`` nor ``fast``, so that agreement with them is
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
@@ -431,9 +431,10 @@ def words_of(part: str) -> str:
     return DENOMINATORS[part].words if part in DENOMINATORS else NAMES.get(part, part)
 
 
-def weights_words(a_to_b: float, b_to_a: float) -> str:
-    """Describe the weights of the two directions."""
-    return f"the directions a_to_b and b_to_a have the weights {a_to_b:.6g} and {b_to_a:.6g}, not 1/2 each"
+def weights_words(a_to_b: float, b_to_a: float, right: Sequence[float]) -> str:
+    """Describe the weights of the two directions; ``right`` are the right ones."""
+    required = "1/2 each" if right[0] == right[1] else f"{right[0]:.6g} and {right[1]:.6g}"
+    return f"the directions a_to_b and b_to_a have the weights {a_to_b:.6g} and {b_to_a:.6g}, not {required}"
 
 
 REDUCED_BY = ("reduction", "no_positive", "no_negative", "weights_divisor", "zero_row")

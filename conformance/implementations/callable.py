@@ -246,7 +246,7 @@ class Target:
         self.form: Form = self.forms[form]
         self.call, self.result, self.arrays = self.form.call, result or self._result, self.form.arrays
         self.strict = self._strict and self.arrays == "torch"
-        self._result_note, self._changed, self._failed, self.use = "", False, "", Use()
+        self._result_note, self._changed, self._grouped, self._failed, self.use = "", False, False, "", Use()
         self.probed_as = PROBED_AS.get(self.call, self.call)
         if self.call == "similarities":
             labelled = len(self.signature.places) > 1 and self.form.labels != "transposed"
@@ -269,7 +269,8 @@ class Target:
     def _notes(self) -> tuple[str, ...]:
         changed = "arguments: the target changes them in place; it gets copies" if self._changed else ""
         packed = [f"arguments: passed as one {it.kind} with {', '.join(it.keys)}" for it in self.signature.packs]
-        return tuple(filter(None, (*self.form.notes, *packed, self._failed, self._result_note, changed)))
+        group = "process group: one of a single process, because the target requires one" if self._grouped else ""
+        return tuple(filter(None, (*self.form.notes, *packed, self._failed, self._result_note, changed, group)))
 
     @property
     def choice(self) -> tuple[int, str | None]:
@@ -399,7 +400,15 @@ class Target:
         if self.arrays == "jax":
             found: Any = _Jax.apply(call, *given)  # type: ignore[no-untyped-call]
         else:
-            found = call(*map(_numpy, given) if self.arrays == "numpy" else given)
+            given = [*map(_numpy, given)] if self.arrays == "numpy" else given
+            try:
+                found = call(*given)
+            except (RuntimeError, ValueError) as error:
+                if "process group has not been initialized" not in str(error):
+                    raise
+                torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+                self._grouped = True
+                found = call(*given)
             self._changed |= "changed-input" in self.use.seen
         loss: Tensor = found if isinstance(found, Tensor) else self._values(found)
         if not loss.is_floating_point():

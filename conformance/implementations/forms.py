@@ -165,7 +165,8 @@ def plausible_forms(
         call = "partners" if "partners" in (LOSSES[loss].calls if loss in LOSSES else CALLS) else call
     calls = [(call, "")] if call else _guessed(signature, loss)
     queue = (False, True) if signature.keyword("negatives") is not None else (False,)
-    of_labels = ("", "column", "one-hot")
+    several = re.search(r"multi[-_ ]?(label|hot)|one[-_ ]?hot", signature.source.lower())
+    of_labels = ("", "one-hot", "column") if several else ("", "column", "one-hot")
     shapes: dict[str, tuple[str, ...]] = dict.fromkeys(("labels", "features", "similarities"), of_labels)
     shapes["mask"] = ("", "float")
     if any(re.fullmatch(_ONE_HOT, p.name.lower()) for p in signature.places):

@@ -44,8 +44,18 @@ EVERY = "*"
 TEMPERATURES = ("temperature", "tau", "temp", "T", "t")
 INVERSES = ("logit_scale", "scale", "inv_temperature", "inverse_temperature", "inv_temp", "inv_tau")
 """Names of 1 / temperature."""
-LOGARITHMS = ("log_temperature", "log_temp", "log_tau", "t_prime", *(f"log_{name}" for name in INVERSES))
-"""Names of log(temperature) or, for ``log_scale``, ``t_prime`` and the like, of log(1 / temperature)."""
+LOGARITHMS = (
+    "log_temperature",
+    "log_temp",
+    "log_tau",
+    "t_prime",
+    *(f"log_{name}" for name in INVERSES),
+    "log_t",
+    "logt",
+)
+"""Names of log(temperature) or, for ``log_scale``, ``t_prime`` and the like, of log(1 / temperature).
+
+The source shows which of them ``log_t`` and ``logt`` are."""
 
 LOG_DEFAULTS = (math.log(1 / 0.07), math.log(10))
 """Defaults that show that a scale is given by its logarithm: those of CLIP and of the sigmoid loss."""
@@ -390,8 +400,10 @@ class Signature:
 
     def inverted(self, word: str) -> bool:
         """Whether a parameter is 1 / temperature or log(1 / temperature)."""
-        outside = word.removeprefix("log_") not in TEMPERATURES or (word == "t" and self.is_logarithm(word))
-        return outside or word == self.scale
+        if word in ("log_t", "logt") or (word in TEMPERATURES and self.is_logarithm(word)):
+            below = rf"(/ *\(?[\w.]*exp\(?|exp\( *-) *(self\.)?{word}\b|/ *\(?(self\.)?{word}\.exp\("
+            return re.search(below, self.source) is None
+        return word.removeprefix("log_") not in TEMPERATURES or word == self.scale
 
     def is_logarithm(self, word: str) -> bool:
         """Whether a parameter is a logarithm of the temperature or its inverse.
@@ -400,7 +412,7 @@ class Signature:
         """
         if word in LOGARITHMS:
             return True
-        if word not in (*INVERSES, "t", self.scale) and not word.startswith("logit_scale_"):
+        if word not in (*INVERSES, *TEMPERATURES, self.scale) and not word.startswith("logit_scale_"):
             return False
         default = getattr({**self.call, **self.constructor}.get(word), "default", None)
         known = isinstance(default, float) and any(abs(default - it) < 1e-3 for it in LOG_DEFAULTS)

@@ -378,10 +378,10 @@ class Request:
         target: package.module:attribute or file.py:attribute. The attribute is a function, an instance, or a class,
             which is constructed with the options that its constructor takes. With --call command, a shell command line.
         loss: The loss that the target should compute; see: pairproof list.
-        call: The arguments of the target: labels, partners, mask, features, views, towers, stacked, interleaved,
-            similarities or pairs (docs/judging.md describes them). By default, they are inferred from the parameter
-            names, tried on a small batch, and reported. With --call command, the target is a program that reads and
-            writes JSON lines.
+        call: The arguments of the target: labels, partners, mask, features, views, one_way, towers, stacked,
+            interleaved, similarities or pairs (docs/judging.md describes them). By default, they are inferred from the
+            parameter names, tried on a small batch, and reported. With --call command, the target is a program that
+            reads and writes JSON lines.
         arrays: Kind of arrays passed to the target: torch, numpy or jax. By default the first kind that raises no
             error, and reported.
         temperature: The temperature that is built into the target, if no parameter takes it. Parameters named

@@ -256,6 +256,32 @@ def clip_of_classes(image, text, labels, temperature):
     return sum(part.mean() for part in parts) / 2
 
 
+def clip_of_exp_of_tau(img, txt, tau):
+    return _clip(img, txt, tau.exp())
+
+
+def clip_of_inverse_exp(img, txt, temperature):
+    return _clip(img, txt, 1 / torch.exp(temperature))
+
+
+def clip_of_logt(img, txt, logt):
+    return _clip(img, txt, torch.exp(logt))
+
+
+def supcon_of_several_labels(embeddings, labels, temperature):
+    if labels.ndim != 2:
+        raise ValueError("expected multi-label targets")
+    common = torch.minimum(labels[:, None], labels).sum(dim=2)
+    return _supcon(_cosines(embeddings) / temperature, common == torch.maximum(labels[:, None], labels).sum(dim=2))
+
+
+def clip_of_gathered_rows(image, text, temperature):
+    parts = [torch.empty_like(text) for _ in range(torch.distributed.get_world_size())]
+    torch.distributed.all_gather(parts, text.detach())
+    parts[torch.distributed.get_rank()] = text
+    return _clip(image, torch.cat(parts), 1 / temperature)
+
+
 class OfNestedSettings(torch.nn.Module):
     def __init__(self, cfg):
         super().__init__()
@@ -292,6 +318,32 @@ def of_neighbours(x, tau=0.5):
 
 def multiplied_by_temp(embeddings, labels, temp=20.0):
     return _supcon(_cosines(embeddings) * temp, labels[:, None] == labels)
+
+
+# Wrong as claimed
+
+
+def inner_products_one_way(query_vectors, doc_vectors):
+    logits = query_vectors @ doc_vectors.T
+    return F.cross_entropy(logits, torch.arange(len(logits)))
+
+
+def sigmoid_over_pairs(logits):
+    return F.binary_cross_entropy_with_logits(logits, torch.eye(len(logits), dtype=logits.dtype))
+
+
+class _InFloat32(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows):
+        return rows.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return (grad * 3).float().double() / 3
+
+
+def weighted_directions_with_rounded_gradients(image, text, temperature=0.1):
+    return weighted_directions(_InFloat32.apply(image), _InFloat32.apply(text), temperature)
 
 
 # Wrong in every reading that the source supports
