@@ -545,6 +545,7 @@ def test_json_report_has_all_fields(tmp_path: Path, capsys: pytest.CaptureFixtur
         "required": [],
         "unused": [],
         "default_temperature": 0.1,
+        "unlabelled": False,
     }
     assert data["gradients_judged"] is True
     assert data["statuses"] == {

@@ -98,6 +98,12 @@ RIGHT: dict[str, tuple[str, str]] = {
     "clip_of_inverse_exp": ("info_nce", "img = first tower [N, D], txt = second tower [N, D], temperature = log(temp"),
     "clip_of_logt": ("info_nce", "img = first tower [N, D], txt = second tower [N, D], logt = log(1 / temperature)"),
     "supcon_of_several_labels": ("supcon", f"{EMBEDDINGS}, labels = class ids [N], as a one-hot matrix, "),
+    "clip_of_ids": ("info_nce", "image = first tower [N, D], text = second tower [N, D], img_ids = one class per item"),
+    "Model.clip_loss": (
+        "info_nce",
+        "self = None, z1 = first tower [N, D], z2 = second tower [N, D], temperature = temp",
+    ),
+    "Model.simclr_loss": ("nt_xent", "tau = temperature, z1 = first views [N, D], z2 = second views [N, D]"),
     "OfNestedSettings": ("nt_xent", "temperature = temperature, z_i = first views"),
     "OfAPairInAMethod": (
         "supcon",
@@ -318,6 +324,12 @@ def test_error_of_the_most_plausible_call_comes_first() -> None:
     first, *others = str(raised.value).splitlines()
     assert first.startswith("called with views on a small batch, it fails: RuntimeError: Found no NVIDIA driver")
     assert not any("NVIDIA" in line for line in others)
+    assert others[-1] == "It needs a GPU, and there is none here: where there is one, pass --device cuda."
+
+
+def test_device_of_a_tensor_on_the_cpu_is_told_as_a_missing_gpu() -> None:
+    with pytest.raises(CouldNotRun, match=r"Device index must not be negative\n(.*\n)*It needs a GPU"):
+        check_loss(f"{READINGS}:of_the_device", "nt_xent")
 
 
 def test_other_errors_have_a_line_each() -> None:
@@ -411,7 +423,7 @@ def test_every_wrapper_runs_as_pasted(path: Path, loss: str, tmp_path: Path, mon
             if not called or isinstance(error, (NameError, RecursionError)):
                 broken[name] = error
     assert not broken
-    known = {"supcon": {"loss"}, "nt_xent": {"needs_a_gpu", "NeverFits"}, "info_nce": {"never_fits", "NeverFits"}}
+    known = {"supcon": {"loss"}, "nt_xent": {"NeverFits"}, "info_nce": {"never_fits", "NeverFits"}}
     known["sigmoid"] = {"never_fits"}
     assert printed >= (known[loss] if path == READINGS else {"of_a_mapping"} if loss == "supcon" else set())
     sys.modules.pop(path.stem, None)
@@ -506,6 +518,8 @@ def test_dot_products_in_one_direction_are_named_together() -> None:
 
 
 def test_mean_over_all_pairs_of_the_sigmoid_loss_is_not_called_one_of_positive_pairs() -> None:
+    (reason,) = judged("sigmoid_over_pairs_without_a_bias", "sigmoid").diagnosis.reasons
+    assert reason.intended == "--loss sigmoid --set bias=0.0 --set reduction=mean_pairs"
     (reason,) = judged("sigmoid_over_pairs", "sigmoid").diagnosis.reasons
     assert (reason.words, reason.setting) == (
         "the mean is over the pairs, not over the anchors",

@@ -605,7 +605,7 @@ class Collector:
             return ""
         match, found = explained[0].match, explained[0].failure
         if match is not None and words == computes(match):
-            return _arguments(match.variant)
+            return _arguments(match.variant, match.reduction)
         suspect = next((one for name, one in explained[0].suspects(found) if name == words), None)
         if suspect is None or suspect.loss:
             return f"--loss {suspect.loss}" if suspect else ""
@@ -785,6 +785,10 @@ def computes(match: Match) -> str:
     return f"the target computes {match.name}"
 
 
-def _arguments(variant: Variant) -> str:
+def _arguments(variant: Variant, reduction: str = "mean") -> str:
     """Return the arguments of ``pairproof check`` for a loss of the catalogue and its options."""
-    return " ".join([f"--loss {variant.loss}", *(f"--set {name}={value}" for name, value in variant.options)])
+    options = [
+        *variant.options,
+        *([("reduction", reduction)] if reduction in variant.entry.choices["reduction"][1:] else []),
+    ]
+    return " ".join([f"--loss {variant.loss}", *(f"--set {name}={value}" for name, value in options)])

@@ -456,19 +456,25 @@ def cannot_be_called(spec: object, signature: Signature, failures: Sequence[tupl
     for it, words in failures:
         if _line(words) not in (_line(error), *others.values()):
             others.setdefault(f"{it.call}{f', {it.arrays} arrays' if several else ''}", _line(words))
+    first = [
+        f"called with {form.call} on a small batch, it fails: {error}",
+        *(f"    {name}: {words}" for name, words in others.items()),
+    ]
+    if _OF_GPU.search(error) and not torch.cuda.is_available():
+        return [*first, "It needs a GPU, and there is none here: where there is one, pass --device cuda."]
     lines = wrapper(spec, signature, replace(form, labels=""))
     unknown = " ".join(f"--init {name}=VALUE" for name in re.findall(r"(\w+)=\.\.\.", lines[-1]))
     advice = f"Pass {unknown}" if unknown else "To call it in another way, pass --call or --init"
     return [
-        f"called with {form.call} on a small batch, it fails: {error}",
-        *(f"    {name}: {words}" for name, words in others.items()),
+        *first,
         f"{advice}. Or copy this wrapper, fill in each ..., and check it:",
         "",
         *(f"    {line}".rstrip() for line in lines),
     ]
 
 
-_OF_MACHINE = re.compile(r"cuda|nvidia|\bgpu\b|No module named|Device index must not be negative", re.IGNORECASE)
+_OF_GPU = re.compile(r"cuda|nvidia|\bgpu\b|Device index must not be negative", re.IGNORECASE)
+_OF_MACHINE = re.compile(rf"{_OF_GPU.pattern}|No module named", re.IGNORECASE)
 
 
 def _line(error: str) -> str:

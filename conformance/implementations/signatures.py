@@ -82,6 +82,9 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
 }
 """Names of parameters for arguments of the catalogue; other arguments have only their own name."""
 
+_LABELS = re.compile(r"(?!one_?hot|multi_?hot)[a-z]+_(ids|labels|classes)")
+"""Other names of parameters for labels."""
+
 FACTS: Mapping[str, tuple[str, ...]] = {
     "batch_size": ("batch_size", "batchsize", "bs", "bsz"),
     "n_views": ("n_views", "num_views", "nviews", "n_view"),
@@ -105,8 +108,10 @@ _MARKS = {"torch": ("torch", "Tensor"), "jax": ("jax", "jnp"), "numpy": ("numpy"
 METHODS = ("__call__", "forward", "loss", "compute_loss", "calculate_loss", "calc_loss", "compute", "calc", "cal")
 """Names of methods that compute a loss; the first one that a class has is called."""
 
-_SETTINGS = ("args", "cfg", "config", "conf", "opt", "opts", "options", "hparams", "params")
-"""Names of parameters for an object or a mapping with settings, such as ``args.temperature``."""
+_SETTINGS = ("args", "cfg", "config", "conf", "opt", "opts", "options", "hparams", "params", "self")
+"""Names of parameters for an object or a mapping with settings, such as ``args.temperature``.
+
+``self`` is one if the target is a method of a class without an instance."""
 
 Bound = tuple[dict[str, Any], list[Any], dict[str, Any]]
 
@@ -240,6 +245,8 @@ class Signature:
     def keyword(self, name: str) -> inspect.Parameter | None:
         """Return the parameter for an option of the catalogue; None if there is none or the user gives its value."""
         words = ALIASES.get(name, (name,))
+        if name == "labels":
+            words = (*words, *(word for word in (*self.constructor, *self.call) if _LABELS.fullmatch(word)))
         if name == "temperature":
             scales = [word for word in (*self.constructor, *self.call) if word.startswith("logit_scale_")]
             words = (self.scale,) if self.scale else (*words, *scales)
@@ -298,7 +305,7 @@ class Signature:
     def bind(self, positional: Sequence[Any], keywords: Mapping[str, Any], facts: Mapping[str, Any] = {}) -> Bound:
         """Translate the catalogue's arguments to those of the target.
 
-        Required parameters whose names begin with an underscore get None.
+        Required parameters that are ignored (``_is_ignored``) get None.
 
         Args:
             positional: in the order of the call; None for an argument that is not given.
@@ -542,8 +549,8 @@ def _parameters(called: Any) -> dict[str, inspect.Parameter]:
 
 
 def _is_ignored(parameter: inspect.Parameter) -> bool:
-    """Whether the name of a required parameter shows that the target does not use it."""
-    return parameter.name.startswith("_") and parameter.default is parameter.empty
+    """Whether the name of a required parameter shows that the target does not use it; ``self`` is no setting then."""
+    return (parameter.name.startswith("_") or parameter.name == "self") and parameter.default is parameter.empty
 
 
 def _takes_anything(parameters: Mapping[str, inspect.Parameter]) -> bool:

@@ -282,6 +282,22 @@ def clip_of_gathered_rows(image, text, temperature):
     return _clip(image, torch.cat(parts), 1 / temperature)
 
 
+def clip_of_ids(image, text, img_ids, temperature):
+    return clip_of_classes(image, text, torch.as_tensor(img_ids), temperature)
+
+
+class Model(torch.nn.Module):
+    def __init__(self, encoder):
+        super().__init__()
+        self.encoder, self.tau = encoder, 0.1
+
+    def clip_loss(self, z1, z2, temperature, symmetric=True):
+        return _clip(z1, z2, 1 / temperature)
+
+    def simclr_loss(self, z1, z2):
+        return two_views_and_unused_labels(z1, z2, torch.arange(len(z1)), self.tau)
+
+
 class OfNestedSettings(torch.nn.Module):
     def __init__(self, cfg):
         super().__init__()
@@ -330,6 +346,10 @@ def inner_products_one_way(query_vectors, doc_vectors):
 
 def sigmoid_over_pairs(logits):
     return F.binary_cross_entropy_with_logits(logits, torch.eye(len(logits), dtype=logits.dtype))
+
+
+def sigmoid_over_pairs_without_a_bias(image, text, temperature):
+    return sigmoid_over_pairs(F.normalize(image, dim=1) @ F.normalize(text, dim=1).T / temperature)
 
 
 class _InFloat32(torch.autograd.Function):
@@ -406,6 +426,10 @@ def loss(embeddings, labels, margin, batch_size, temperature=0.1):
 
 def needs_a_gpu(z_i, z_j, temperature):
     raise RuntimeError("Found no NVIDIA driver on your system")
+
+
+def of_the_device(z_i, z_j, temperature):
+    return torch.zeros((), device=torch.get_device(z_i)) * temperature
 
 
 def never_fits(image_features, text_features, logit_scale, extra):
