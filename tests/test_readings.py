@@ -104,6 +104,7 @@ RIGHT: dict[str, tuple[str, str]] = {
         "self = None, z1 = first tower [N, D], z2 = second tower [N, D], temperature = temp",
     ),
     "Model.simclr_loss": ("nt_xent", "tau = temperature, z1 = first views [N, D], z2 = second views [N, D]"),
+    "WithoutForward": ("supcon", "temperature = temperature, embeddings = embeddings [N, D], labels = class ids [N]"),
     "OfNestedSettings": ("nt_xent", "temperature = temperature, z_i = first views"),
     "OfAPairInAMethod": (
         "supcon",
@@ -325,6 +326,13 @@ def test_error_of_the_most_plausible_call_comes_first() -> None:
     assert first.startswith("called with views on a small batch, it fails: RuntimeError: Found no NVIDIA driver")
     assert not any("NVIDIA" in line for line in others)
     assert others[-1] == "It needs a GPU, and there is none here: where there is one, pass --device cuda."
+
+
+def test_option_that_another_call_lacks_does_not_hide_the_error() -> None:
+    with pytest.raises(
+        CouldNotRun, match="called with similarities on a small batch, it fails: RuntimeError: Found no NV"
+    ):
+        check_loss(f"{READINGS}:of_similarities_on_a_gpu", "nt_xent")
 
 
 def test_device_of_a_tensor_on_the_cpu_is_told_as_a_missing_gpu() -> None:

@@ -310,11 +310,11 @@ class Target:
                 pairs = {"labels": len(trial.pairs()), "views": (trial.n // 2) ** 2}.get(self.probed_as)
                 if len(values) > trial.n and len(values) != pairs:
                     raise TargetError(f"returned {len(values)} values")
-            except (Overtime, TargetMisused) as error:
-                if isinstance(error, Overtime):
-                    return
-                raise
+            except Overtime:
+                return
             except Exception as error:  # external code may raise any exception
+                if isinstance(error, TargetMisused) and not failures:
+                    raise
                 failures.append((form, described(error)))
                 if isinstance(error, _TransposedVector):
                     shapes = ("one-hot",) if "multiplied" in str(error) else ("column", "one-hot")

@@ -515,7 +515,8 @@ def _name(node: ast.expr) -> str:
 def _called(thing: Any) -> Any:
     """Return the function that runs when a callable, or an instance of a class, is called."""
     if is_module(thing):
-        return thing.forward
+        kind: Any = thing if isinstance(thing, type) else type(thing)
+        return thing.forward if kind.__call__ is torch.nn.Module.__call__ else thing.__call__
     if not isinstance(thing, type):
         return thing
     name = method_of(thing)
