@@ -174,8 +174,14 @@ def clip(view_a: Tensor, view_b: Tensor, temperature: float = 0.1) -> Tensor:
     return (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2
 
 
+def nt_xent(z_i: Tensor, z_j: Tensor, temperature: float = 0.1) -> Tensor:
+    rows = F.normalize(torch.cat([z_i, z_j]), dim=1)
+    logits = (rows @ rows.T / temperature).fill_diagonal_(-torch.inf)
+    return F.cross_entropy(logits, torch.arange(len(rows)).roll(len(z_i)))
+
+
 @pytest.mark.parametrize("seed", range(16))
-@pytest.mark.parametrize("loss", [supcon, clip])
+@pytest.mark.parametrize("loss", [supcon, clip, nt_xent, sigmoid])
 @pytest.mark.quick(4)
 def test_logits_may_be_rounded_to_bfloat16(loss: Loss, seed: int) -> None:
     result = parity(loss, only=("bfloat16", "autocast"), seed=seed)

@@ -16,6 +16,7 @@ import torch
 from pairproof.conformance import check_loss, cli, identify
 from pairproof.conformance.implementations import forms
 from pairproof.conformance.implementations.callable import External
+from pairproof.conformance.implementations.child import load_loss
 from pairproof.conformance.implementations.forms import trial_case
 from pairproof.conformance.implementations.sandbox import NoCallFits, TargetError, TargetMisused, find
 from pairproof.conformance.implementations.signatures import Signature
@@ -443,6 +444,12 @@ def test_wrapper_gets_facts_and_the_logarithm() -> None:
     assert with_scale.startswith("import torch\n")
     of_views = "batch_size=len(view_a), device=view_a.device, margin=..., temperature=temperature"
     assert of_views in _wrapper(READINGS, "NeverFits", "nt_xent")
+    for name, call in (("OfNestedSettings", "views"), ("Model.clip_loss", "towers")):
+        lines = forms.wrapper(f"readings.py:{name}", Signature(find(f"{READINGS}:{name}")), forms.Form(call))
+        assert {
+            "views": "(cfg=types.SimpleNamespace(LOSS=types.SimpleNamespace(temperature=temperature)))",
+            "towers": "Model.clip_loss(self=None, z1=view_a, z2=view_b, temperature=temperature)",
+        }[call] in lines[-1]
     assert "margin=..., batch_size=len(embeddings), temperature=temperature" in _wrapper(READINGS, "loss", "supcon")
 
 
@@ -542,6 +549,18 @@ def test_claimed_weights_of_the_directions_are_no_reason() -> None:
     assert not any("weights" in reason.words for reason in found.diagnosis.reasons)
     other = judged("weighted_directions", "info_nce", settings={"direction_weights": "0.5,0.25"})
     assert any(reason.words.endswith("0.75 and 0.25, not 0.5 and 0.25") for reason in other.diagnosis.reasons)
+
+
+@pytest.mark.usefixtures("own_process")
+def test_process_group_of_a_target_ends_before_a_fork() -> None:
+    External(f"{READINGS}:clip_of_gathered_rows", loss="info_nce").settle()
+    assert torch.distributed.is_initialized()
+    found = load_loss(f"{READINGS}:clip_of_gathered_rows", loss="info_nce")
+    try:
+        assert not torch.distributed.is_initialized()
+        assert ratio(found, trial_case("info_nce", {"temperature": 0.5})) <= 1
+    finally:
+        found.close()
 
 
 @pytest.mark.usefixtures("own_process")

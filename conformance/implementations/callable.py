@@ -7,12 +7,13 @@ a command in any language (``subprocess.py``).
 from __future__ import annotations
 
 import importlib
+import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -406,7 +407,7 @@ class Target:
             except (RuntimeError, ValueError) as error:
                 if "process group has not been initialized" not in str(error):
                     raise
-                torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+                _start_group()
                 self._grouped = True
                 found = call(*given)
             self._changed |= "changed-input" in self.use.seen
@@ -565,6 +566,28 @@ def import_jax() -> Any:
         raise TargetError(f"jax is needed to call it but is not installed ({error}): pip install jax") from None
     jax.config.update("jax_enable_x64", True)
     return jax
+
+
+def _start_group() -> None:
+    """Start a process group of this process alone. It ends before the next fork, which its threads do not survive."""
+    _end_group_before_forks()
+    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    _OWN_GROUP.append(True)
+
+
+_OWN_GROUP: list[bool] = []
+"""Not empty if ``_start_group`` has started the process group."""
+
+
+@cache
+def _end_group_before_forks() -> None:
+    def end() -> None:
+        if _OWN_GROUP and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        _OWN_GROUP.clear()
+
+    os.register_at_fork(before=end)
 
 
 def _is_number(value: Any) -> bool:

@@ -19,7 +19,7 @@ import torch
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from .sandbox import TargetMisused, describe
-from .signatures import ARRAYS, CALLS, OF_VIEWS, PARTNERS, SCALARS, Signature, method_of
+from .signatures import ARRAYS, CALLS, OF_VIEWS, PARTNERS, SCALARS, Signature, is_ignored, method_of
 
 Tensor = torch.Tensor
 
@@ -426,7 +426,7 @@ def _code(signature: Signature, parameters: Mapping[str, inspect.Parameter], val
             continue
         value = repr(signature.init[p.name]) if p.name in signature.init else values.get(p.name)
         if value is None and p.default is p.empty:
-            value = "..."
+            value = "None" if is_ignored(p) else "..."
         if value is not None:
             texts[p.name] = re.sub(r"\Alog\((.*)\)\Z", r"torch.as_tensor(\1, dtype=torch.float64).log()", value)
     for pack in signature.packs:

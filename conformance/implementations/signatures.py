@@ -142,37 +142,33 @@ class Pack:
         own = {key: values.pop(key) for key in self.keys if key in values}
         made: Any = own if self.kind == "mapping" else (*own.values(),)
         if self.kind == "object":
-            made = SimpleNamespace()
-            for key, path in zip(self.keys, self.paths, strict=True):
-                *outer, last = path.split(".")
-                holder = made
-                for name in outer:
-                    holder = vars(holder).setdefault(name, SimpleNamespace())
-                if key in own:
-                    setattr(holder, last, own[key])
+            made = _nested(self._by_path(own), lambda parts: SimpleNamespace(**parts))
         return {self.name: made, **values}
+
+    def _by_path(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {path: values[key] for key, path in zip(self.keys, self.paths, strict=True) if key in values}
 
     def code(self, texts: Mapping[str, str]) -> str:
         """Return the code of its value from the code of the values."""
         if self.kind == "object":
-            nested: dict[str, Any] = {}
-            for key, path in zip(self.keys, self.paths, strict=True):
-                *outer, last = path.split(".")
-                holder = nested
-                for name in outer:
-                    holder = holder.setdefault(name, {})
-                holder |= {last: texts[key]} if key in texts else {}
-            return _namespace(nested)
+            return str(_nested(self._by_path(texts), _namespace_code))
         if self.kind == "mapping":
             pairs = (f'"{key}": {text}' for key, text in texts.items())
             return f"{{{', '.join(pairs)}}}"
         return f"({', '.join(texts.values())})"
 
 
-def _namespace(nested: Mapping[str, Any]) -> str:
-    """Return the code of an object with these attributes; a mapping stands for an object."""
-    values = (f"{key}={_namespace(it) if isinstance(it, Mapping) else it}" for key, it in nested.items())
-    return f"types.SimpleNamespace({', '.join(values)})"
+def _nested(values: Mapping[str, Any], make: Callable[[dict[str, Any]], Any]) -> Any:
+    """Make an object from values by path, such as "loss.temperature", and the objects inside it."""
+    parts = {path: value for path, value in values.items() if "." not in path}
+    for outer in dict.fromkeys(path.partition(".")[0] for path in values if "." in path):
+        inner = {path.removeprefix(f"{outer}."): it for path, it in values.items() if path.startswith(f"{outer}.")}
+        parts[outer] = _nested(inner, make)
+    return make(parts)
+
+
+def _namespace_code(parts: Mapping[str, Any]) -> str:
+    return f"types.SimpleNamespace({', '.join(f'{key}={text}' for key, text in parts.items())})"
 
 
 class Signature:
@@ -266,7 +262,7 @@ class Signature:
         names = {*self.init, *(p.name for p in taken if p), *chain(*FACTS.values())}
         names |= {*ALIASES["negatives"], *ALIASES["hard_negatives"]}
         names |= {key for pack in self.packs if pack.name.lower() in _SETTINGS for key in pack.keys}
-        return [p for p in self.named if p.name not in names and not _is_ignored(p)]
+        return [p for p in self.named if p.name not in names and not is_ignored(p)]
 
     @property
     def labels_first(self) -> bool:
@@ -305,7 +301,7 @@ class Signature:
     def bind(self, positional: Sequence[Any], keywords: Mapping[str, Any], facts: Mapping[str, Any] = {}) -> Bound:
         """Translate the catalogue's arguments to those of the target.
 
-        Required parameters that are ignored (``_is_ignored``) get None.
+        Required parameters that are ignored (``is_ignored``) get None.
 
         Args:
             positional: in the order of the call; None for an argument that is not given.
@@ -365,7 +361,7 @@ class Signature:
                 given.append(value)
             else:
                 call[parameter.name] = value
-        return constructor, given, {**{p.name: None for p in self.named if _is_ignored(p)}, **call}
+        return constructor, given, {**{p.name: None for p in self.named if is_ignored(p)}, **call}
 
     def arguments(
         self, positional: Sequence[str], keywords: Mapping[str, str], facts: Mapping[str, str] = FACTS_IN_WORDS
@@ -549,7 +545,7 @@ def _parameters(called: Any) -> dict[str, inspect.Parameter]:
     return {}
 
 
-def _is_ignored(parameter: inspect.Parameter) -> bool:
+def is_ignored(parameter: inspect.Parameter) -> bool:
     """Whether the name of a required parameter shows that the target does not use it; ``self`` is no setting then."""
     return (parameter.name.startswith("_") or parameter.name == "self") and parameter.default is parameter.empty
 
