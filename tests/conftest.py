@@ -122,9 +122,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.fixture
 def without_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do not search for the reasons of failures, for tests of verdicts: the search takes longer than the check."""
-    from pairproof.conformance.diagnose import joint
+    from pairproof.conformance.diagnose.explain import Diagnosis
+    from pairproof.conformance.judge import check
 
-    monkeypatch.setattr(joint.Collector, "diagnose", lambda self, propose: joint.Diagnosis())
+    monkeypatch.setattr(check, "find_reasons", lambda observations, known: Diagnosis())
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import torch
 
 from pairproof import conformance, fast
 from pairproof.conformance import cli, report
-from pairproof.conformance.diagnose import joint
+from pairproof.conformance.diagnose import explain
 from pairproof.conformance.documents.load import load_worked
 from pairproof.conformance.judge import check as checking
 from pairproof.conformance.judge import verify as run
@@ -197,7 +197,7 @@ def test_an_example_of_each_reason_and_one_without_a_reason_are_shown(
     result.report.checks = [
         Check("case", "target", "supcon", name, "float64", Status.FAILED, level=Level.FORMULA) for name in "abcde"
     ]
-    result.diagnosis = joint.Diagnosis([joint.Reason("first", (*first,)), joint.Reason("second", (*second,))], 5)
+    result.diagnosis = explain.Diagnosis([explain.Reason("first", (*first,)), explain.Reason("second", (*second,))], 5)
     report.show(result, cli.Output(), seconds=1.0)
     text = capsys.readouterr().out
     assert re.findall(r"failed (.) float64", text) == [*shown]
@@ -227,9 +227,9 @@ def test_failure_is_kept_if_its_explanation_fails(monkeypatch: pytest.MonkeyPatc
     def broken(*given: object) -> None:
         raise KeyError("lost")
 
-    monkeypatch.setattr(joint, "plain_outcome", broken)
-    monkeypatch.setattr(joint, "suspects", broken)
-    monkeypatch.setattr(checking, "_identified", lambda *given: None)
+    monkeypatch.setattr(explain, "plain_outcome", broken)
+    monkeypatch.setattr(explain.suspects, "suspects", broken)
+    monkeypatch.setattr(checking, "_searched", lambda *given: None)
     checked = of("without_other_positives", case)
     assert checked.diagnoses == {}
     assert checked.diagnosis.sentences() == ["no known mistake explains any of 1 failing case"]

@@ -8,29 +8,35 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 import torch
 
 from pairproof import fast
-from pairproof.conformance.diagnose.explain_failure import Failure
+from pairproof.conformance.diagnose.explain import Diagnosis, Known, Observation, Reason, explain, proposed, redraw
 from pairproof.conformance.diagnose.identify import identify
-from pairproof.conformance.diagnose.joint import Diagnosis, Reason, proposed
 from pairproof.conformance.diagnose.search import Match, drawn
-from pairproof.conformance.diagnose.variants import Variant, variant_of
+from pairproof.conformance.diagnose.suspects import Failure
+from pairproof.conformance.diagnose.variants import QUEUE_NOT_NORMALISED, SIMILARITIES, Variant, variant_of
+from pairproof.conformance.implementations.callable import External
 from pairproof.conformance.implementations.child import PRINTED
 from pairproof.conformance.judge.check import CheckResult, check_loss
+from pairproof.conformance.judge.fresh import draw_training
 from pairproof.conformance.judge.results import Status
 from pairproof.conformance.judge.suggest import suggested
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.catalogue import LOSSES
+from pairproof.conformance.suite.golden import load_golden
 from pairproof.conformance.suite.levels import Level
 from pairproof.conformance.suite.records import Outcome
 from pairproof.conformance.truth.evaluate import truth
 
 sys.path.insert(0, str(Path(__file__).parent / "targets"))
 import public_mistakes as public
+import published
+import readings
 
 SOME = ("golden/{}/[a-dlu]*", "golden/{}/shape-[3-8]-*")
 TABLE = [
@@ -148,8 +154,10 @@ def test_both_differences_of_a_denominator_are_named() -> None:
 def test_products_that_are_exact_are_not_said_to_be_rounded() -> None:
     """Two mistakes at once: raw dot products, and one direction. Many stored rows have products exact in bfloat16."""
     result = checked("raw_products_one_way", "info_nce", "golden/{}/[a-d]*")
-    assert result.diagnosis.failing
-    assert not any("bfloat16" in reason.words for reason in result.diagnosis.reasons)
+    (reason,) = result.diagnosis.reasons
+    assert reason.words == "the target computes info_nce with similarity=dot, direction=a_to_b"
+    assert reason.intended == "--loss info_nce --set similarity=dot --set direction=a_to_b"
+    assert result.diagnosis.unexplained == 0
 
 
 slow = partial(pytest.param, marks=pytest.mark.slow)
@@ -206,6 +214,131 @@ def test_another_loss_of_the_catalogue_is_named(
     cases = tuple(f"golden/{claim}/{name}" for name in ("shape-[3-8]-*", "two-positives", "labels-*"))
     found = check_loss(target, claim, cases=cases, fuzz=0).diagnosis
     assert f"{found.reasons[0].words} (if intended: {intended}): explains" in found.sentences()[0]
+
+
+def supcon_with(
+    divisor: float = 1.0,
+    *,
+    own: bool = False,
+    detached: bool = False,
+    epsilon: float = 0.0,
+    mean: bool = False,
+    more: int = 0,
+    pairs: bool = False,
+    twice: bool = False,
+) -> Callable[..., torch.Tensor]:
+    """SupCon with some of these mistakes."""
+
+    def target(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float = 0.1) -> torch.Tensor:
+        rows = torch.nn.functional.normalize(embeddings, dim=1)
+        diagonal = torch.eye(len(rows), dtype=torch.bool)
+        logits = rows @ (rows.detach() if detached else rows).T / temperature ** (2 if twice else 1)
+        others = logits if own else logits.masked_fill(diagonal, -torch.inf)
+        below = torch.logaddexp(others.logsumexp(dim=1, keepdim=True), torch.tensor(epsilon).double().log())
+        below = below - math.log(len(rows) - 1) if mean else below
+        positives = (labels[:, None] == labels) & ~diagonal
+        number, sums = positives.sum(dim=1), ((below - logits) * positives).sum(dim=1)
+        value = sums.sum() / number.sum() if pairs else (sums / (number + more).clamp(min=1)).mean()
+        return value / divisor
+
+    return target
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (
+            supcon_with(twice=True, more=1),
+            "the temperature is applied twice; the sum over the positives is divided by their number plus 1",
+        ),
+        slow(
+            supcon_with(own=True, pairs=True),
+            "the anchor itself is kept in the denominator; the mean is over the positive pairs, not over the anchors",
+        ),
+        slow(
+            supcon_with(epsilon=1e-3, detached=True),
+            "an epsilon of 1e-03 is added to the denominator; "
+            "no gradient flows into the rows that anchors are contrasted with",
+        ),
+        slow(supcon_with(0.5, mean=True), "the denominator is a mean, not a sum; values are 2 times too large"),
+    ],
+)
+def test_both_of_two_mistakes_are_named(target: Callable[..., torch.Tensor], words: str) -> None:
+    cases = tuple(f"golden/supcon/{name}" for name in ("shape-[3-8]-*", "two-positives", "labels-*", "unbalanced-*"))
+    found = check_loss(target, "supcon", cases=cases, fuzz=0).diagnosis
+    assert found.reasons[0].words == words
+    assert found.unexplained <= 0.1 * found.failing
+
+
+def test_factor_of_a_loss_of_one_direction_is_named() -> None:
+    def target(a: torch.Tensor, b: torch.Tensor, temperature: float = 0.1) -> torch.Tensor:
+        return 2 * fast.info_nce_loss(a, b, temperature=temperature, direction="a_to_b")
+
+    found = check_loss(target, "info_nce", call="views", cases=("golden/info_nce/[a-d]*",), fuzz=0).diagnosis
+    assert found.reasons[0].words == "the anchors are only the rows of the first tower; values are 2 times too large"
+    assert found.unexplained == 0
+
+
+def test_other_number_is_named() -> None:
+    def target(a: torch.Tensor, b: torch.Tensor, temperature: float = 0.1) -> torch.Tensor:
+        return fast.sigmoid_loss(a, b, temperature=temperature)
+
+    claimed = {"settings": {"bias": 0.0}, "cases": ("golden/sigmoid/[e-s]*",)}
+    found = check_loss(target, "sigmoid", call="views", fuzz=0, **claimed).diagnosis
+    assert found.reasons[0].words == "bias=-10 is computed"
+    assert found.unexplained == 0
+
+
+def observed(target: Callable[..., torch.Tensor], name: str) -> tuple[Observation, Callable[[Case, str], Outcome]]:
+    """Return what a target returns for a golden case, and the function that evaluates other cases."""
+    judged = External(target, loss=name.partition("/")[0])
+    (golden,) = [one for one in load_golden(losses=[judged.claim.loss]) if one.case.id == f"golden/{name}"]
+    outcome = judged.evaluate(golden.case, "float64")
+    return Observation(golden.case, ("float64",), outcome, golden.expected), judged.evaluate
+
+
+def test_reason_must_hold_for_random_rows() -> None:
+    """On the stored rows, which have few bits, the target returns what another mistake returns."""
+
+    def target(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float = 0.1) -> torch.Tensor:
+        stored = bool((embeddings.bfloat16() == embeddings).all())
+        return supcon_with(own=stored, more=1 - stored)(embeddings, labels, temperature)
+
+    failure, evaluate = observed(target, "supcon/unbalanced-classes")
+    assert [one.words for one in explain([failure], Known()).reasons] == [
+        "the anchor itself is kept in the denominator"
+    ]
+    assert explain([failure], Known(evaluate=evaluate)).reasons == []
+    (reason,) = explain([observed(supcon_with(own=True), "supcon/unbalanced-classes")[0]], Known()).reasons
+    assert reason.words == "the anchor itself is kept in the denominator"
+
+
+def test_reason_must_hold_at_training_size() -> None:
+    def target(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float = 0.1) -> torch.Tensor:
+        large = len(embeddings) > 32
+        return supcon_with(own=not large, more=int(large))(embeddings, labels, temperature)
+
+    failure, evaluate = observed(target, "supcon/unbalanced-classes")
+    claim = External(target, loss="supcon").claim
+    known = Known(evaluate=evaluate, training=lambda: draw_training(claim, 0, 0))
+    assert explain([failure], replace(known, training=lambda: None)).reasons
+    assert explain([failure], known).reasons == []
+
+
+def test_random_rows_tell_all_similarities_apart() -> None:
+    """On the stored rows, products in bfloat16 are exact."""
+
+    def pairs_alike(one: Observation) -> set[frozenset[str]]:
+        found = {}
+        for name in SIMILARITIES.keys() - {QUEUE_NOT_NORMALISED}:
+            found[name] = one.failure.value(one.failure.right.other(similarity=name)).detach()
+        return {frozenset(pair) for pair in combinations(found, 2) if torch.allclose(*(found[name] for name in pair))}
+
+    failure, evaluate = observed(supcon_with(own=True), "supcon/sparse-two-classes")
+    redrawn = redraw(failure.case, failure, Known(evaluate=evaluate))
+    assert redrawn
+    assert frozenset(("dot", "dot products are computed in bfloat16")) in pairs_alike(failure)
+    assert pairs_alike(redrawn) == set()
 
 
 def matched(variant: Variant, factor: float = 1.0) -> Match:
@@ -284,6 +417,29 @@ def test_loss_of_partners_and_loss_of_towers_are_told_apart(claim: str, intended
 
     found = check_loss(one_way, claim, cases=(f"golden/{claim}/*-by-*", f"golden/{claim}/shape-*"), fuzz=0).diagnosis
     assert f"(if intended: {intended}): explains" in found.sentences()[0]
+
+
+@pytest.mark.parametrize(
+    ("target", "claim", "intended"),
+    [
+        (published.dclw, "nt_xent", "--loss dclw"),
+        slow(published.debiased, "nt_xent", "--loss hard_negative --set beta=0.0"),
+        slow(published.siglip, "info_nce", "--loss sigmoid"),
+        slow(published.with_other_queries, "info_nce", "--loss multiple_negatives_ranking --set directions=query_to_"),
+    ],
+)
+def test_published_loss_that_takes_the_same_arguments_is_named(
+    target: Callable[..., torch.Tensor], claim: str, intended: str
+) -> None:
+    found = check_loss(target, claim, cases=(f"golden/{claim}/shape-[3-9]-*",), fuzz=0).diagnosis
+    assert found.reasons[0].intended.startswith(intended)
+    assert found.unexplained == 0
+
+
+def test_a_reason_that_other_failing_cases_contradict_is_not_chosen() -> None:
+    """Without the exponential, the temperature seems to be clamped at 1 where the logarithm of its inverse is 1."""
+    found = check_loss(readings.without_exp, "info_nce", fuzz=0, dtypes=("float64",)).diagnosis
+    assert not any("clamped" in reason.words for reason in found.reasons)
 
 
 def without_lone_anchors(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float = 0.07) -> torch.Tensor:

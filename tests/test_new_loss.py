@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from pairproof.conformance import explain as explaining
-from pairproof.conformance.diagnose.explain_failure import explain_failure
+from pairproof.conformance.diagnose.explain import explain_case
 from pairproof.conformance.diagnose.identify import identify
 from pairproof.conformance.implementations.base import outcome_of
 from pairproof.conformance.implementations.fast import Fast
@@ -154,7 +154,7 @@ def test_check_explains_a_mistake(root: Path) -> None:
     embeddings = torch.tensor(golden.case.embeddings, requires_grad=True)
     loss = halved(embeddings, torch.tensor(golden.case.arguments["labels"]), 0.5)
     outcome = outcome_of(loss, {"embeddings": embeddings})
-    words = explain_failure(golden.case, outcome, stored_truth(golden.case, golden.expected))
+    words = explain_case(golden.case, outcome, stored_truth(golden.case, golden.expected))
     assert words is not None
     assert words.startswith("values are 2 times too small")
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from pairproof.conformance import cli
-from pairproof.conformance.diagnose.joint import Diagnosis, Reason
+from pairproof.conformance.diagnose.explain import Diagnosis, Reason
 from pairproof.conformance.documents.load import load_worked, worked_cases
 from pairproof.conformance.implementations import ALL, Unavailable
 from pairproof.conformance.implementations.documents import stacked_criterion

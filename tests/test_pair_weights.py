@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pairproof import fast, reference
-from pairproof.conformance.diagnose.explain_failure import explain_failure
+from pairproof.conformance.diagnose.explain import explain_case
 from pairproof.conformance.faults import FAULTS, RIGHT
 from pairproof.conformance.faults.judging import target_of as judged
 from pairproof.conformance.implementations import ALL
@@ -442,7 +442,7 @@ def test_mistake_is_explained(name: str) -> None:
     for golden in weighted:
         outcome = target.evaluate(golden.case, "float64")
         if abs(outcome.values[0] - golden.expected.values[0]) > 1e-6:
-            found.append(explain_failure(golden.case, outcome, golden.expected))
+            found.append(explain_case(golden.case, outcome, golden.expected))
     assert found
     assert any(WORDS[name] in (words or "") for words in found), found
 

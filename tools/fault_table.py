@@ -18,8 +18,9 @@ from pathlib import Path
 
 import torch
 
-from pairproof.conformance.diagnose.explain_failure import SLIGHT, explain_failure
+from pairproof.conformance.diagnose.explain import explain_case
 from pairproof.conformance.diagnose.identify import identify
+from pairproof.conformance.diagnose.suspects import SLIGHT
 from pairproof.conformance.faults import FAMILIES, FAULTS, Fault
 from pairproof.conformance.faults.judging import FEWEST, LARGEST, Verdict, judge, small_cases, target_of
 from pairproof.conformance.implementations.sandbox import TargetError
@@ -103,7 +104,7 @@ def _explained(fault: Fault, verdict: Verdict) -> str:
                 outcome = target.evaluate(golden.case, dtype)
             except Exception as error:  # a fault may raise any exception
                 return f"failure: {type(error).__name__}: {error}"
-            words = explain_failure(golden.case, outcome, stored_truth(golden.case, golden.expected))
+            words = explain_case(golden.case, outcome, stored_truth(golden.case, golden.expected), dtype)
             if words and not words.startswith(SLIGHT):
                 return f"failure: {words}"
             slight = slight or (f"failure: {words}" if words else "")

@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -25,8 +26,9 @@ import torch
 from ..implementations.callable import Answer, Batch, External, Target
 from ..implementations.child import load_target
 from ..implementations.sandbox import TargetError
-from ..suite.catalogue import LOSSES, PUBLISHED_BASE
+from ..suite.catalogue import PUBLISHED_BASE
 from ..suite.machine import described, machine
+from .explain import Known, explain
 from .positives import FEATURES, HARD, LABELS, MIXED_UP, PARTNERS, QUEUE, QUEUE_ADDED, VIEWS
 from .search import (
     CLEARLY,
@@ -37,11 +39,13 @@ from .search import (
     Match,
     Probe,
     Search,
+    Searched,
     call_with,
     crossing,
     ranked,
     read_as,
     relative,
+    searched,
 )
 from .variants import POLICIES, REDUCED_BY, words_of
 
@@ -188,87 +192,24 @@ def _identify(
     found.temperature_by = called.temperature_by
     if called.constructs:
         found.notes.append("a class: a new instance is constructed for each probe, so state is not kept between probes")
-    search, unusable, matches = _searched(called, normalised, bias, limit)
-    found.remarks = [unusable] if unusable else []
+    known = Known(None, partial(searched, called, limit, normalised=normalised, bias=bias))
+    search, near, fitting = explain((), known).searched or Searched()
+    assert search is not None  # otherwise an error was raised
+    found.remarks = [search.unusable] if search.unusable else []
     if search.unit and not normalised:
         found.notes.append(UNIT)
-    good = search.fitting(matches)
-    if good:
-        _report_match(found, search, good)
-    if search.undefined and not unusable:
+    if fitting:
+        _report_match(found, search, fitting)
+    if search.undefined and not search.unusable:
         names = ", ".join(batch.name for batch in search.undefined)
         found.remarks.append(f"left out, because it returns NaN or infinity: {names}")
     found.remarks += [f"breaks on {name}: {error}" for name, error in search.broken.items()]
     name_faults(found, search, faults)
     if called.last_death and called.last_death not in search.broken.values():
         found.remarks.append(f"breaks on other batches: {called.last_death}")
-    if not good and not found.faults:
-        _report_nearest(found, search, matches)
+    if not fitting and not found.faults:
+        _report_nearest(found, search, near)
     return found
-
-
-def _searched(
-    called: Target, normalised: bool, bias: float | None, limit: float | None
-) -> tuple[Search, str, list[Match]]:
-    """Search with rows of different norms. If nothing fits and the norms matter, search with rows of norm 1.
-
-    Returns:
-        The search, why the answers are unusable (or ""), and the matches.
-
-    Raises:
-        TargetError: the target accepts no probes.
-    """
-    first: Search | None = None
-    try:
-        first = Search(called, limit, unit=normalised, bias=bias)
-    except TargetError as error:
-        refused = error
-    if first:
-        unusable = _unusable(first)
-        matches = [] if unusable else first.matches()
-        if first.fitting(matches) or (unusable and not first.undefined) or normalised:
-            return first, unusable, matches
-    try:
-        if normalised:
-            raise refused
-        second = Search(called, limit, unit=True, bias=bias)
-    except TargetError:
-        if first:
-            return first, unusable, matches
-        guessed = "; ".join(called.notes)
-        raise type(refused)(f"{refused} ({guessed})" if guessed else str(refused)) from refused
-    again = [] if (first and not _depends_on_norms(first, second)) or _unusable(second) else second.matches(2)
-    if first and not second.fitting(again):
-        return first, unusable, matches
-    return second, _unusable(second), again
-
-
-def _depends_on_norms(first: Search, second: Search) -> bool:
-    if not first.batches:
-        return True
-    names = [probe.name for probe in first.ordinary]
-    found = ({probe.name: search.answers[probe].total for probe in search.answers} for search in (first, second))
-    raw, unit = (np.array([totals.get(name, math.nan) for name in names]) for totals in found)
-    return bool(relative(raw, unit) > first.close)
-
-
-def _unusable(search: Search) -> str:
-    """Return why no loss can be identified from the answers, or ""."""
-    totals = [search.answers[probe].total for probe in search.ordinary]
-    if len(search.probes.alike) < 2:
-        every = "" if search.batches else "every batch"
-        names = ", ".join(batch.name for batch in search.undefined)
-        return f"it returns NaN or infinity for {every or names}"
-    if len(set(totals)) == 1:
-        return f"it returns {totals[0]:g} for every batch"
-    first = search.ordinary[0]
-    if failure := search.ask([first.batch], [first.temperature]):
-        return f"it fails when it is called with the same batch again: {failure}"
-    again = search.answers[first].total
-    if relative(totals[0], again) > search.close:
-        new = ", or a new instance is random" if search.target.constructs else ""
-        return f"it returns {totals[0]:.6g} and {again:.6g} for the same batch: it is random, or keeps state{new}"
-    return ""
 
 
 # A match
@@ -281,10 +222,8 @@ OTHER_NEGATIVES: Mapping[tuple[str, str], str] = {
 """Remarks on targets that have the negatives of another loss, by ``Search.call`` and ``Variant.positives``."""
 
 
-def _report_match(found: Identification, search: Search, good: list[Match]) -> None:
-    closest = min(match.error for match in good)
-    near = [search.with_gradient(match) for match in good if match.error <= max(closest * CLEARLY, 1e-12)]
-    match, *others = sorted(near, key=lambda match: _preference(match, search))
+def _report_match(found: Identification, search: Search, fitting: Sequence[Match]) -> None:
+    match, *others = fitting
     found.match, found.loss = match, match.variant.loss
     found.options = {name: str(value) for name, value in match.variant.options}
     if search.call == QUEUE and match.variant.entry.two_towers:
@@ -378,19 +317,6 @@ def _published_names(found: Identification, call: str) -> list[str]:
         if own == (one.call, one.loss, {name: str(value) for name, value in one.options.items()})
         and (one.temperature is None or math.isclose(found.temperature or 0.0, one.temperature, rel_tol=CLOSE))
     ]
-
-
-def _preference(match: Match, search: Search) -> tuple[Any, ...]:
-    """Return a sort key; the preferred match has the smallest key."""
-    gradient = match.gradient_error is not None and match.gradient_error > search.tolerance_of_gradient(match)
-    loss, (scaled, place) = match.variant.entry, match.plainness
-    # Without labels, a loss of partners is the simplest description.
-    unlabelled = search.call == FEATURES and search.probes.alike[0].labels is None
-    other_way = not (unlabelled and loss.positives_by == "partners")
-    # For the same pairs, info_nce needs fewer options than multiple_negatives_ranking.
-    options = dict(match.variant.options).keys() - {"direction"}
-    tail = len(options), list(LOSSES).index(loss.name), place
-    return gradient, len(match.words()), scaled, other_way, *tail
 
 
 def _report_temperature(found: Identification, search: Search, match: Match) -> None:
@@ -548,7 +474,7 @@ def _probe_range(found: Identification, search: Search, match: Match) -> None:
 # No match
 
 
-def _report_nearest(found: Identification, search: Search, matches: list[Match]) -> None:
+def _report_nearest(found: Identification, search: Search, matches: Sequence[Match]) -> None:
     """Report the nearest variant, or one that fits at several temperatures."""
     if search.undetermined:
         match = min(search.undetermined, key=lambda match: (len(match.variant.words()), match.plainness))

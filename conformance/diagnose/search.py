@@ -17,10 +17,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from itertools import islice, product
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -414,10 +414,12 @@ def _rankings(loss: Loss, call: str) -> Iterator[Variant]:
         yield replace(variant_of(loss, chosen), positives=reading)
 
 
-def _levels(call: str, bias: float | None) -> Iterator[Sequence[Variant]]:
-    """Yield the variants with no mistake, with one mistake, and with two."""
+def _levels(call: str, bias: float | None, claimed: Variant | None) -> Iterator[Sequence[Variant]]:
+    """Yield the variants with no mistake, with one mistake, and with two: in the claimed loss, if there is one."""
     losses = tuple(LOSSES.values())
-    return (make(call, bias, losses) for make in (_right_variants, _wrong_variants, _twice_wrong_variants))
+    yield _right_variants(call, bias, losses)
+    yield _wrong_variants(call, bias, losses)
+    yield _twice_wrong_variants(call, bias, losses, claimed)
 
 
 # The argument ``losses`` (the catalogue) is only a key of the cache.
@@ -456,15 +458,18 @@ def _combined_with_mistakes(variant: Variant) -> bool:
 
 
 @lru_cache
-def _twice_wrong_variants(call: str, bias: float | None, losses: tuple[Loss, ...]) -> Sequence[Variant]:
-    return _unique(
-        second
-        for variant in known_losses(call, bias)
-        if not variant.guard and not dict(variant.options).keys() - {"similarity", "denominator"}
-        for first in variations(variant, call, ("guard", "similarity"))
-        for second in variations(first, call, ("guard", "similarity"))
-        if len(second.words()) == 2
-    )
+def _twice_wrong_variants(
+    call: str, bias: float | None, losses: tuple[Loss, ...], claimed: Variant | None
+) -> Sequence[Variant]:
+    known, kept = known_losses(call, bias), {"guard"}
+    chosen = [one for one in known if claimed and (one.loss, one.options) == (claimed.loss, claimed.options)]
+    use_of_temperature = temperings if chosen else lambda variant: ()
+    if not chosen:  # without rare options and other similarities, to save time
+        chosen = [x for x in known if not x.guard and not dict(x.options).keys() - {"similarity", "denominator"}]
+        kept.add("similarity")
+    once = [first for one in chosen for first in variations(one, call, kept)]
+    twice = ((*variations(first, call, kept), *use_of_temperature(first)) for first in once)
+    return _unique(second for some in twice for second in some if len(second.words()) == 2)
 
 
 def _with_two_epsilons(near: Iterable[Match]) -> list[Variant]:
@@ -647,18 +652,29 @@ class Search:
         close: relative difference up to which values are equal.
         close_gradient: relative difference up to which gradients are equal.
         undetermined: matches that hold at several temperatures.
+        claimed: the loss that the target claims to compute; None if unknown.
+        used: the known effective temperatures, one for each of ``passed``; empty if they are unknown.
 
     Raises:
         TargetError: the target accepts no probes.
     """
 
     def __init__(
-        self, target: Target, limit: float | None = 60.0, *, unit: bool = False, bias: float | None = None
+        self,
+        target: Target,
+        limit: float | None = 60.0,
+        *,
+        unit: bool = False,
+        bias: float | None = None,
+        claimed: Variant | None = None,
+        temperature: float | None = None,
     ) -> None:
         self.target, self.limit, self.unit = target, limit, unit
         self.bias = target.trial_keywords.get("bias", bias)
         self.call = target.probed_as
         self.passed: tuple[float | None, ...] = PASSED if target.takes_temperature else (None,)
+        self.claimed, built_in = claimed, () if temperature is None else (temperature,)
+        self.used: tuple[float, ...] = PASSED if target.takes_temperature else built_in
         self.answers: dict[Probe, Answer] = {}
         self.undetermined: list[Match] = []
         probes = self.probes = self._choose()
@@ -674,6 +690,25 @@ class Search:
         self.dtype = _dtype_of(self.answers.values()) if self.single else "float64"
         self.close = CLOSE_HALF.get(self.dtype, CLOSE_SINGLE if self.single else CLOSE)
         self.close_gradient = self.close * (10 if self.dtype in CLOSE_HALF else 1)
+
+    @cached_property
+    def unusable(self) -> str:
+        """Why no loss can be identified from the answers, or ""."""
+        totals = [self.answers[probe].total for probe in self.ordinary]
+        if len(self.probes.alike) < 2:
+            every = "" if self.batches else "every batch"
+            names = ", ".join(batch.name for batch in self.undefined)
+            return f"it returns NaN or infinity for {every or names}"
+        if len(set(totals)) == 1:
+            return f"it returns {totals[0]:g} for every batch"
+        first = self.ordinary[0]
+        if failure := self.ask([first.batch], [first.temperature]):
+            return f"it fails when it is called with the same batch again: {failure}"
+        again = self.answers[first].total
+        if relative(totals[0], again) > self.close:
+            new = ", or a new instance is random" if self.target.constructs else ""
+            return f"it returns {totals[0]:.6g} and {again:.6g} for the same batch: it is random, or keeps state{new}"
+        return ""
 
     def _choose(self) -> Probes:
         """Return the first probes that the target accepts."""
@@ -711,12 +746,12 @@ class Search:
         other variant fits.
         """
         near: list[Match] = []
-        for level, tried in enumerate(islice(_levels(self.call, self.bias), levels)):
+        for level, tried in enumerate(islice(_levels(self.call, self.bias, self.claimed), levels)):
             tried = [*tried, *_with_two_epsilons(near)] if level == 1 else tried
-            if self.target.takes_temperature:
+            if self.used:
                 tempered = [wrong for variant in tried for wrong in temperings(variant)] if level == 0 else []
                 near += self._as_passed([*tried, *tempered])
-            if not self.target.takes_temperature or (level == 0 and not self.fitting(near)):
+            if not self.used or (level == 0 and not self.fitting(near)):
                 near += self._solved(tried)
             if level == 0 and self.call == VIEWS and not self.fitting(near):
                 near += self._weighted()
@@ -760,13 +795,13 @@ class Search:
                     yield from self.explain(weighted, temperatures)
 
     def _as_passed(self, tried: Sequence[Variant]) -> Iterator[Match]:
-        """Yield matches in which the effective temperature is the one that is passed."""
+        """Yield matches in which the effective temperature is the one that is passed or known."""
         first, *inner, last = self.probes.alike
         for batches, most in (((first, last), SHORTLIST), ((first, last, *inner), REFINED)):
-            off = disproportion(totals(tried, batches, PASSED), self.given(batches, PASSED)).max(axis=1)
+            off = disproportion(totals(tried, batches, self.used), self.given(batches, self.passed)).max(axis=1)
             tried = [tried[k] for k in np.argsort(off.round(TIED), kind="stable")[:most].tolist()]
         for variant in tried:
-            yield from self.explain(variant, {passed: passed for passed in PASSED})
+            yield from self.explain(variant, dict(zip(self.passed, self.used, strict=True)))
 
     def _solved(self, tried: Sequence[Variant]) -> Iterator[Match]:
         """Yield matches with an effective temperature that is recovered from the answers.
@@ -911,6 +946,81 @@ class Search:
                 errors.append(float(relative(expected, given, nothing)))
                 ratios.append(float(given @ expected / (expected @ expected)))
         return max(errors, default=None), _rounded(np.median(ratios or 1), self.close)
+
+    def preferred(self, matches: Iterable[Match]) -> list[Match]:
+        """Return the matches that fit, with their gradients; the preferred one comes first."""
+        good = self.fitting(matches)
+        closest = min((match.error for match in good), default=0.0)
+        near = [self.with_gradient(match) for match in good if match.error <= max(closest * CLEARLY, 1e-12)]
+        return sorted(near, key=self._preference)
+
+    def _preference(self, match: Match) -> tuple[Any, ...]:
+        """Return a sort key; the preferred match has the smallest key."""
+        gradient = match.gradient_error is not None and match.gradient_error > self.tolerance_of_gradient(match)
+        loss, (scaled, place) = match.variant.entry, match.plainness
+        # Without labels, a loss of partners is the simplest description.
+        unlabelled = self.call == FEATURES and self.probes.alike[0].labels is None
+        other_way = not (unlabelled and loss.positives_by == "partners")
+        # For the same pairs, info_nce needs fewer options than multiple_negatives_ranking.
+        options = dict(match.variant.options).keys() - {"direction"}
+        tail = len(options), list(LOSSES).index(loss.name), place
+        return gradient, len(match.words()), scaled, other_way, *tail
+
+
+class Searched(NamedTuple):
+    """The result of a search.
+
+    Attributes:
+        search: the answers of the target; None if it accepts no probes.
+        near: the nearest matches.
+        fitting: the matches that reproduce the answers; the preferred one comes first.
+    """
+
+    search: Search | None = None
+    near: Sequence[Match] = ()
+    fitting: Sequence[Match] = ()
+
+
+def searched(called: Target, limit: float | None, *, normalised: bool, **known: Any) -> Searched:
+    """Search with rows of different norms. If nothing fits and the norms matter, search with rows of norm 1.
+
+    Args:
+        called: the target.
+        limit: maximum duration of one call, in seconds; None for no limit.
+        normalised: whether only rows of norm 1 are passed.
+        known: ``bias``, ``claimed`` and ``temperature`` of ``Search``.
+
+    Raises:
+        TargetError: the target accepts no probes.
+    """
+    found, refused = None, list[TargetError]()
+    near: list[Match] = []
+    for unit in (True,) if normalised else (False, True):
+        try:
+            search = Search(called, limit, unit=unit, **known)
+        except TargetError as error:
+            refused.append(error)
+            continue
+        other = found is None or _depends_on_norms(found, search)
+        tried = search.matches(3 if unit == normalised else 2) if other and not search.unusable else []
+        fits = bool(search.fitting(tried))
+        if found is None or fits:
+            found, near = search, tried
+        if fits or (search.unusable and not search.undefined):
+            break
+    if found is None:
+        words = "; ".join(called.notes)
+        raise type(refused[0])(f"{refused[0]} ({words})" if words else str(refused[0])) from refused[0]
+    return Searched(found, near, found.preferred(near))
+
+
+def _depends_on_norms(first: Search, second: Search) -> bool:
+    if not first.batches:
+        return True
+    names = [probe.name for probe in first.ordinary]
+    found = ({probe.name: search.answers[probe].total for probe in search.answers} for search in (first, second))
+    raw, unit = (np.array([totals.get(name, math.nan) for name in names]) for totals in found)
+    return bool(relative(raw, unit) > first.close)
 
 
 def _dtype_of(answers: Iterable[Answer]) -> str:

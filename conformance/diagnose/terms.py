@@ -11,11 +11,10 @@ import torch
 
 from ..suite.cases import Case, call_reference
 from ..suite.records import Expected, Outcome, Truth
-from ..truth.baseline import plain_outcome
-from .explain_failure import EXPLAINED, Failure, Suspect, is_explained
-from .joint import Evidence, Reason
+from .explain import Observation, Reason
 from .positives import POSITIVES, similarity_rows
 from .search import Match
+from .suspects import Failure, Suspect, is_explained
 from .variants import Evaluation
 
 
@@ -54,13 +53,12 @@ def computed_terms(
         match: the loss that was identified, if any.
 
     Returns:
-        The values of a mistake that reproduces the value and the gradient. If the mistake is a wrong option,
-        only the loss is compared, not the gradient. None if no mistake is found, if a value is not finite, or if
-        ``is_explained(case)`` is False.
+        The values of a mistake that reproduces the value and the gradient. None if no mistake is found, if a value is
+        not finite, or if ``is_explained(case)`` is False.
     """
     if not is_explained(case) or not case.anchors() or not all(map(math.isfinite, (*outcome.values, *truth.values))):
         return None
-    evidence = Evidence(case, dtype, outcome, truth)
+    evidence = Observation(case, (dtype,), outcome, truth)
     evidence.match = match
     failure = evidence.failure
     if len(failure.given) != len(failure.expected):
@@ -68,20 +66,14 @@ def computed_terms(
     own = [one for one in reasons if case.id in one.cases]
     for one in own:
         option, _, value = one.setting.partition("=")
-        if value in case.entry.choices.get(option, ()) and not one.also:
-            other = replace(case, keywords={**case.keywords, option: value})
-            if _explains(failure, plain_outcome(other, "float64")):
-                return _of_case(one.words, other)
+        chosen = value in case.entry.choices.get(option, ()) and not one.also
+        if chosen and evidence.has_option(one.words, option, value):
+            return _of_case(one.words, replace(case, keywords={**case.keywords, option: value}))
     words = {one.words for one in own}
     for general, suspect in evidence.suspects(failure):
         if (general in words or not reasons) and failure.remaining(suspect) < math.inf:
             return _of_suspect(failure, suspect, general)
     return None
-
-
-def _explains(failure: Failure, other: Outcome) -> bool:
-    values = torch.tensor(other.values, dtype=torch.float64)
-    return len(values) == len(failure.given) and failure.left(values, 0) <= EXPLAINED
 
 
 def _of_case(words: str, case: Case) -> Computed:

@@ -24,13 +24,14 @@ from typing import Any
 
 import numpy as np
 
-from ..diagnose import joint
-from ..diagnose.explain_failure import explain_failure
-from ..diagnose.search import Match
+from ..diagnose.explain import Diagnosis, Known, Observation, explain_case
+from ..diagnose.explain import explain as find_reasons
+from ..diagnose.search import Searched, searched
+from ..diagnose.variants import variant_of
 from ..documents.load import load_worked
+from ..implementations import child
 from ..implementations.base import Deviation, one_thread
 from ..implementations.callable import External
-from ..implementations.child import load_loss
 from ..implementations.forms import READING
 from ..implementations.sandbox import NoCallFits, TargetError, TargetMisused
 from ..implementations.signatures import Claim
@@ -41,7 +42,7 @@ from ..suite.progress import Progress, tracked, unreported
 from ..suite.records import Outcome, Truth
 from ..truth.tolerances import FORMULA_TIMES
 from .deviations import deviations, project_file, read_declarations
-from .fresh import FreshBatch, fresh_batches, proved_ahead
+from .fresh import FreshBatch, draw_training, fresh_batches, proved_ahead
 from .levels import Level, level_of, level_of_case, reviewed
 from .options import CannotBeCalled, CouldNotRun, Request, Selection, UsageError, takes, unknown
 from .proofs import as_claimed, case_as_claimed, repeated
@@ -129,7 +130,7 @@ class CheckResult:
     gradients_judged: bool = False
     left_out: Counter[str] = field(default_factory=Counter)
     diagnoses: dict[tuple[str, str], str] = field(default_factory=dict)
-    diagnosis: joint.Diagnosis = field(default_factory=joint.Diagnosis)
+    diagnosis: Diagnosis = field(default_factory=Diagnosis)
     advice: list[str] = field(default_factory=list)
     declared: list[Deviation] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
@@ -327,9 +328,9 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
         watch, tried = Watch(request, target), Tried(target.claim)
         same = repeated(cases, target.claim, thorough=request.thorough)
         options = [name for name in LOSSES[request.loss].choices if name not in target.claim.passed]
-        collected = joint.Collector(options, target.claim.call)
+        observed: list[Observation] = []
         every: list[Case | FreshBatch] = [*cases, *fresh]
-        training: dict[str, tuple[Case, list[str], Outcome, Truth, bool]] = {}
+        training: dict[str, Observation] = {}
         judged: list[tuple[Case, GoldenCase | None]] = []
         while_judging.enter_context(proved_ahead(fresh, target.claim))
         for chosen in tracked("cases", every, len(every), progress):
@@ -357,13 +358,13 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
             wrong = [dtype for dtype in wrong if (case.id, dtype) not in result.diagnoses]
             if wrong:
                 outcome, ordinary = target.outcomes[case.id, wrong[0]], failed[0].level == Level.FORMULA
-                evidence = case, wrong, outcome, truth_of(case, golden), ordinary
+                found = Observation(case, wrong, outcome, truth_of(case, golden), ordinary)
                 if isinstance(chosen, FreshBatch) and chosen.training:
-                    training[case.id] = evidence
+                    training[case.id] = found
                 else:
-                    collected.add(*evidence)
+                    observed.append(found)
             elif golden and checks[0].status is Status.PASSED:
-                collected.add_passing(case, truth_of(case, golden))
+                observed.append(Observation(case, (), None, truth_of(case, golden)))
             if any(one.status in BAD for one in checks):
                 result.sizes[case.id] = case.size, case.sizes()
                 outcomes = {dtype: outcome for (_, dtype), outcome in target.outcomes.items()}
@@ -388,13 +389,14 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
         if result.shrunk and (small := result.shrunk.golden).case.id in training:
             # The reasons must explain the smallest failing batch instead of the batch that it was made from.
             fails(small)
-            _, wrong, outcome, _, ordinary = training[small.case.id]
-            outcome = target.outcomes.get((small.case.id, wrong[0]), outcome)
-            training[small.case.id] = small.case, wrong, outcome, truth_of(small.case, small), ordinary
+            large = training[small.case.id]
+            outcome = target.outcomes.get((small.case.id, large.dtype), large.outcome)
+            smallest = Observation(small.case, large.dtypes, outcome, truth_of(small.case, small), large.ordinary)
+            training[small.case.id] = smallest
             result.wrong_from = f"wrong from N = {small.case.n}, D = {small.case.embeddings.shape[1]}"
-        for evidence in training.values():
-            collected.add(*evidence)
-        result.diagnosis = collected.diagnose(partial(_identified, request, target))
+        calls = partial(_searched, request, target), target.evaluate, partial(draw_training, target.claim, 0, 0)
+        facts = Known(options, *calls, target.claim.call)
+        result.diagnosis = find_reasons([*observed, *training.values()], facts)
         result.diagnoses |= result.diagnosis.details
         result.advice += _advice(target, failing)
         report.checks += watch.checks
@@ -555,7 +557,7 @@ def load_target(request: Request, declared: Sequence[Deviation]) -> External:
     if request.flush_denormal:
         flush_denormal()
     try:
-        return load_loss(request.target, **options, dtypes=dtypes, deviations=concerning)
+        return child.load_loss(request.target, **options, dtypes=dtypes, deviations=concerning)
     except NoCallFits as error:
         raise CannotBeCalled(str(error)) from None
     except TargetError as error:
@@ -576,22 +578,21 @@ def explanation(check: Check, case: Case, golden: GoldenCase | None, outcome: Ou
     if outcome is None:
         return ""
     try:
-        return explain_failure(case, outcome, truth_of(case, golden)) or ""
+        return explain_case(case, outcome, truth_of(case, golden), check.dtype)
     except Exception as error:  # a failure of the explanation must not hide the failure itself
         return f"no explanation was found: {type(error).__name__}: {error}"
 
 
-def _identified(request: Request, target: External) -> Match | None:
-    from ..diagnose.identify import identify
-
-    if target.claim.call == "command":
-        return None
-    try:
-        known = {"call": target.claim.call, "arrays": target.claim.arrays, "normalised": target.claim.normalised}
-        same = {name: getattr(request, name) for name in ("init", "result", "limit")}
-        return identify(request.target, **known, **same).match  # type: ignore[arg-type]
-    except TargetError:
-        return None
+def _searched(request: Request, target: External) -> Searched | None:
+    """Look for the loss that a target computes on probes; None if it cannot be called with probes."""
+    claim = target.claim
+    known = {"claimed": variant_of(LOSSES[claim.loss], claim.settings), "temperature": claim.temperature}
+    same = {name: getattr(request, name) for name in ("scale", "init", "result")}
+    with suppress(TargetError):
+        if claim.call != "command":
+            with closing(child.load_target(request.target, claim.call, claim.arrays, request.limit, **same)) as called:
+                return searched(called, request.limit, normalised=claim.normalised, **known)
+    return None
 
 
 def _advice(target: External, failing: Sequence[tuple[Case, Outcome]]) -> Iterator[str]:

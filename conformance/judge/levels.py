@@ -18,7 +18,7 @@ from itertools import chain, islice
 
 import numpy as np
 
-from ..diagnose.explain_failure import Failure, is_explained, tiny_epsilons
+from ..diagnose.suspects import Failure, is_explained, tiny_epsilons
 from ..diagnose.variants import words_of
 from ..implementations.base import Deviation
 from ..implementations.callable import External

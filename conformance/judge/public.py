@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..diagnose.joint import Collector
-from ..diagnose.search import Match
+from ..diagnose.explain import Known, Observation, explain
+from ..diagnose.search import Match, Searched
 from ..implementations.base import Implementation, Unavailable
 from ..implementations.callable import External
 from ..implementations.public import FOLDER, PublicLoss
@@ -139,18 +139,20 @@ def replay(public: PublicLoss) -> Finding:
         raise Unavailable("no answers are recorded: run tools/record_public.py")
     data = json.loads(path.read_text(encoding="utf-8"))
     request, target = request_of(public, "recorded"), Recorded(data, dtypes_of(public)[:1])
-    stored, checks, collected = _golden(public.loss), list[Check](), Collector([], target.claim.call)
+    stored, checks, observed = _golden(public.loss), list[Check](), list[Observation]()
     for name in data["answers"]:
         case, golden = as_claimed(stored[name].case, stored[name], target.claim)
         found = list(judge_target(request, target, case, golden, target.dtypes, ()))
         checks += found
         if found[0].status is Status.FAILED and golden and not is_above(found[0], Level.POLICIES):
             outcome, dtype = target.outcomes[case.id, found[0].dtype], found[0].dtype
-            collected.add(case, [dtype], outcome, truth_of(case, golden), found[0].level == Level.FORMULA)
+            formula = found[0].level == Level.FORMULA
+            observed.append(Observation(case, [dtype], outcome, truth_of(case, golden), formula))
         elif golden and found[0].status is Status.PASSED:
-            collected.add_passing(case, truth_of(case, golden))
-    match = Match.from_data(data["match"]) if data.get("match") else None
-    reasons = [one.words for one in collected.diagnose(lambda: match).reasons]
+            observed.append(Observation(case, (), None, truth_of(case, golden)))
+    fitting = [Match.from_data(data["match"])] if data.get("match") else []
+    known = Known(search=lambda: Searched(fitting=fitting), call=target.claim.call)
+    reasons = [one.words for one in explain(observed, known).reasons]
     level = min(level_of(checks), data["usages"], key=["", *map(str, Level)].index)
     return Finding(public, len(checks), level, tuple(dict.fromkeys([*reasons, *data["said"]])))
 

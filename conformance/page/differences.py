@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ..diagnose.joint import Diagnosis
+from ..diagnose.explain import Diagnosis
 from ..diagnose.terms import Computed, computed_terms
 from ..judge.check import CheckResult, Failing
 from ..judge.results import BAD, Check, grouped

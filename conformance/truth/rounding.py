@@ -136,7 +136,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
 
-class Rules(Dispatch):
+class Rules(Dispatch):  # type: ignore[no-untyped-call]
     """Applies the rules of ``Bounded`` inside a ``with`` statement.
 
     They apply without it as well. But then torch 2.13 imports ``torch.distributed.tensor`` at the first operation,

@@ -1,22 +1,26 @@
-"""Find few reasons that explain most failures of a target (a loss under test).
+"""Find few reasons that explain most failures of a target (a loss under test): ``check``, pytest and ``identify``.
 
 1. A few small failing cases are tested for every known mistake. The mistakes that explain one of them are candidates.
-2. The candidates are tested on the other failing cases. The candidate that explains most cases becomes a reason.
-3. These steps are repeated for the cases that remain.
+2. If they leave more than a quarter of the ordinary cases, the target is called with probes, and the loss that
+   reproduces its answers (``search``) is one more candidate. Without cases, this is the only step.
+3. The candidates are tested on the other failing cases. The candidate that explains most cases becomes a reason.
+4. These steps are repeated for the cases that remain.
 
-A reason about the formula must reproduce the value and the gradient of the target on each case that it explains.
+A reason about the formula must reproduce the value and the gradient of the target on each case that it explains, and on
+some of these cases with random rows.
 """
 
 from __future__ import annotations
 
 import math
 import re
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
-from itertools import accumulate, tee
+from itertools import accumulate, islice, tee
 from typing import Any
 
 import numpy as np
@@ -24,38 +28,17 @@ import torch
 
 from ..implementations.base import items_of
 from ..suite.cases import Case
-from ..suite.catalogue import WEIGHTS
-from ..suite.records import Expected, Outcome, Truth
+from ..suite.catalogue import NUMBERS, WEIGHTS
+from ..suite.records import Expected, Matrix, Outcome, Truth
 from ..truth.baseline import plain_outcome, similarities
-from .explain_failure import (
-    BROKEN_GRADIENT,
-    EXPLAINED,
-    HIDDEN,
-    LOST,
-    NO_NEGATIVES,
-    NO_POSITIVES,
-    NORMS,
-    OVERFLOW,
-    UNDERFLOW,
-    Failure,
-    Suspect,
-    clamped_norms,
-    factor_words,
-    factors_of,
-    general_words,
-    gradient_words,
-    is_explained,
-    not_finite,
-    other_weights,
-    right_elsewhere,
-    slight,
-    suspects,
-    words_for_case,
-    work_of,
-)
+from . import suspects
 from .positives import CASE, FIRST_VIEW, POSITIVES, RIGHT_POSITIVES
-from .search import Match, same_loss
+from .search import Match, Searched, same_loss
+from .suspects import Failure, Suspect
 from .variants import COUNTS, ROUNDED, WRONG_COUNTS, Variant, weights_words, words_of
+
+EQUAL_WEIGHTS = 0.5, 0.5
+"""The weights of the two directions in a loss of two towers, unless it has the option ``direction_weights``."""
 
 WORK = 100
 """Limit of the work of testing all candidates on the failing cases. On further cases, only the best one is tested.
@@ -85,19 +68,20 @@ FEW = 3
 TESTED = 6
 """Number of candidates that are tested on all failing cases."""
 
+RARELY = 3
+"""A candidate is a coincidence if more than this number of explored cases contradict it for each that it explains."""
+
 NOISE = {"float64": 1e-12, "float32": 1e-6, "float16": 4e-3, "bfloat16": 3e-2}
 """Relative difference that is attributed to rounding, by the dtype in which the target computes."""
 
 LOW = {"float32": 1e-4, "float16": 3e-2, "bfloat16": 0.2}
 """Relative error that computing in this dtype explains, if the formula is right."""
 
-COMPUTES = "the formula is right, but the target computes in {} for inputs of every dtype"
+FORMULA_RIGHT = "the formula is right"
+COMPUTES = f"{FORMULA_RIGHT}, but the target computes in {{}} for inputs of every dtype"
 NO_PAIR = "the loss is NaN or infinite if there is no pair: in a batch of one row"
 
-EXTREME = (NORMS, LOST, BROKEN_GRADIENT, NO_POSITIVES, NO_NEGATIVES, UNDERFLOW, HIDDEN)
-"""Reasons that are not about the formula."""
-
-CERTAIN = {NO_POSITIVES, NO_NEGATIVES, UNDERFLOW, HIDDEN, OVERFLOW, *WRONG_COUNTS}
+CERTAIN = {*suspects.NOT_FINITE, *WRONG_COUNTS}
 """Reasons for which one failing case is enough, because they do not hold by coincidence."""
 
 OPTION_WORDS: Mapping[tuple[str, str], str] = {
@@ -159,13 +143,18 @@ class Diagnosis:
         reasons: the reasons, in the order in which they were found.
         failing: number of failing cases.
         details: the explanation of each failure, by case and dtype.
-        match: the identified loss; None if nothing was identified, or identification was not needed.
+        searched: the answers to probes, and the losses that reproduce them; None if no probes were needed.
     """
 
     reasons: list[Reason] = field(default_factory=list)
     failing: int = 0
     details: dict[tuple[str, str], str] = field(default_factory=dict)
-    match: Match | None = None
+    searched: Searched | None = None
+
+    @property
+    def match(self) -> Match | None:
+        """The identified loss; None if nothing was identified, or identification was not needed."""
+        return next(iter(self.searched.fitting), None) if self.searched else None
 
     @property
     def unexplained(self) -> int:
@@ -200,7 +189,7 @@ class Diagnosis:
         return f"{first.words} ({len(first.cases)} of {_cases(self.failing)}){more}{left}"
 
     def as_data(self) -> dict[str, Any]:
-        """Return the diagnosis as a JSON value, without ``details`` and ``match``."""
+        """Return the diagnosis as a JSON value, without ``details`` and ``searched``."""
         reasons = [
             {name: getattr(one, name) for name in ("words", "setting", "also", "loss")} | {"cases": list(one.cases)}
             for one in self.reasons
@@ -212,27 +201,41 @@ def _cases(number: int) -> str:
     return f"{number} failing case{'s' * (number != 1)}"
 
 
-Test = Callable[[], Any]
-"""Tests a candidate on one case. Returns an explanation, or None if the candidate does not explain the case."""
+Test = str | Callable[[], Any]
+"""An explanation of one case, or a function that returns one, or None if the candidate does not explain the case."""
 
 
-class Evidence:
+Explanations = dict[str, dict[int, str]]
+"""The explanations of cases by the words of a candidate and the id() of the observation."""
+
+
+class Observation:
     """A case with the result of the target.
 
     Attributes:
         case: the case.
-        dtype: the dtype of the result.
-        outcome: what the target returned.
+        dtypes: the dtypes in which it fails; empty if it passes.
+        outcome: what the target returned in the first of them; by default, the true results.
         truth: the true results.
+        ordinary: whether the case tests the formula. Ordinary cases are explored first.
         views: number of views of each item that the target was called with; 1 if it was called with single rows.
-        computes: the dtype in which the target seems to compute.
         match: the loss that was identified, if any.
+        alone: whether no other case fails. Then an unusual factor of one value explains nothing.
     """
 
-    def __init__(self, case: Case, dtype: str, outcome: Outcome, truth: Truth | Expected, views: int = 1) -> None:
-        self.case, self.dtype, self.outcome, self.truth, self.views = case, dtype, outcome, truth, views
-        self.computes = _precision(outcome, dtype)
+    def __init__(
+        self, case: Case, dtypes: Sequence[str], outcome: Outcome | None, truth: Truth | Expected, ordinary: bool = True
+    ) -> None:
+        self.case, self.dtypes, self.truth, self.ordinary = case, dtypes, truth, ordinary
+        self.outcome = outcome or Outcome(list(truth.values), truth.gradient, other_gradients=truth.other_gradients)
+        self.dtype = dtypes[0] if dtypes else "float64"
         self.match: Match | None = None
+        self.views, self.alone = 1, False
+
+    @cached_property
+    def computes(self) -> str:
+        """The dtype in which the target seems to compute."""
+        return _precision(self.outcome, self.dtype)
 
     @cached_property
     def failure(self) -> Failure:
@@ -261,44 +264,56 @@ class Evidence:
             options: the options of the loss that may have another value in the target.
             base: the words of a suspect. If given, candidates are mistakes in addition to this suspect.
         """
-        if not self.case.anchors():
-            return
-        found = self.failure
-        if base:
-            suspect = next((one for words, one in self.suspects(found) if words == base), None)
-            if suspect is None:
+        # Extreme inputs may raise errors, which must not hide the failure itself.
+        with suppress(Exception):
+            if not self.case.anchors():
                 return
-            found = Failure(self.case, self.outcome, self.truth, NOISE[self.computes])
-            found.right = suspect
-        else:
+            found = self.failure
             if self.comparable:
-                yield from self._norms(found)
-                if self._wrong(found) and self._straightforward:
-                    yield from self._last(found)
+                yield from filter(None, [suspects.clamped_norms(found)])
+            if base:
+                suspect = next((one for words, one in self.suspects(found) if words == base), None)
+                if suspect is None:
                     return
-            yield from self._options(options)
-        yield from self._dtypes(found)
-        if not self._wrong(found):
-            return
-        if len(found.given) == len(found.expected):
-            finite = bool(found.given.isfinite().all()), bool(found.expected.isfinite().all())
-            if finite == (False, True) and (found_words := not_finite(found)):
-                yield found_words[0], lambda: found_words[1]
-            if finite == (False, True) and self.case.option("reduction") == "mean":
-                zero = (count for count in WRONG_COUNTS if not COUNTS[count](found.right.setting))
-                yield from ((count, partial("{}, which is 0".format, count)) for count in zero)
-        if not self.comparable:
-            return
-        if base:
-            yield from self._norms(found)
+                found = copy(found)
+                found.right = suspect
+            else:
+                modelled = suspects.is_explained(self.case) and WEIGHTS.keys().isdisjoint(self.case.arguments)
+                modelled = modelled and self.case.option("direction_weights") in (None, EQUAL_WEIGHTS)
+                if modelled and self.comparable and self.is_wrong(found) and found.remaining(found.right) < math.inf:
+                    yield suspects.LOST, suspects.SAME_DIGITS
+                    return
+                yield from self._options(options)
+            yield from self._dtypes(found)
+            tiny = suspects.slight(found)
+            if tiny and tiny[0] == suspects.BROKEN_GRADIENT:
+                yield tiny
+            if not self.is_wrong(found):
+                return
+            if len(found.given) == len(found.expected):
+                finite = bool(found.given.isfinite().all()), bool(found.expected.isfinite().all())
+                if finite == (True, False) and self.alone:
+                    yield suspects.NOT_NAN, suspects.NOT_NAN
+                if finite == (False, True) and (found_words := suspects.not_finite(found)):
+                    yield found_words
+                if finite == (False, True) and self.case.option("reduction") == "mean":
+                    zero = (count for count in WRONG_COUNTS if not COUNTS[count](found.right.setting))
+                    yield from ((count, f"{count}, which is 0") for count in zero)
             # A second mistake in the formula would contradict the cases that the first reason explains alone.
-            return
-        yield from ((words, partial(str, words)) for words in other_weights(found))
-        yield from self._factors(found)
-        yield from ((words, partial(_tested, found, suspect, words)) for words, suspect in self.suspects(found))
-        yield from self._last(found)
+            if base or not self.comparable:
+                return
+            yield from ((words, words) for words in suspects.other_weights(found))
+            yield from self._factors(found)
+            yield from ((words, partial(_tested, found, suspect, words)) for words, suspect in self.suspects(found))
+            if factors := suspects.factors_of(found):
+                factor, slope = factors
+                words = suspects.gradient_words(slope) if factor == 1 else suspects.factor_words(factor)
+                if not self.alone or len(found.compared) > 1 or _is_simple(abs(factor)):
+                    yield words, words
+            if tiny:
+                yield tiny
 
-    def _wrong(self, found: Failure) -> bool:
+    def is_wrong(self, found: Failure) -> bool:
         """Return whether the error is larger than rounding errors."""
         if found.right.words or not self.comparable:
             return True
@@ -309,14 +324,15 @@ class Evidence:
             for choice in self.case.entry.choices.get(option, ()):
                 if choice != self.case.option(option):
                     words = OPTION_WORDS.get((option, choice), f"{option}={choice} is computed")
-                    yield f"{words}\0{option}={choice}", partial(self._has_option, words, option, choice)
+                    yield f"{words}\0{option}={choice}", partial(self.has_option, words, option, choice)
 
-    def _has_option(self, words: str, option: str, choice: str) -> str | None:
+    def has_option(self, words: str, option: str, choice: str) -> str | None:
+        """Return ``words`` if the target computes another choice of an option."""
         case = replace(self.case, keywords={**self.case.keywords, option: choice})
         other = _plain(case)
         if not case.undefined() and not np.isfinite(other.values).all():
             return None
-        return words if self._equals(other, EXPLAINED) and not self._equals(self.truth, 0.0) else None
+        return words if self._equals(other, suspects.EXPLAINED) and not self._equals(self.truth, 0.0) else None
 
     def _equals(self, found: Outcome | Truth | Expected, most: float) -> bool:
         """Return whether the target computed ``found``. Gradients are compared only if all values are finite.
@@ -333,13 +349,6 @@ class Evidence:
         arrays = [(np.asarray(a), np.asarray(b), np.asarray(c)) for a, b, c in compared if c is not None]
         return all(_share(a, b, c, noise, floor) <= most for a, b, c in arrays)
 
-    @cached_property
-    def _straightforward(self) -> bool:
-        """Whether the straightforward implementation is equally wrong, so that the formula is right."""
-        values = _plain(self.case, gradient=False)
-        finite = bool(np.isfinite(values.values).all())
-        return finite and self._equals(values, EXPLAINED) and self._equals(_plain(self.case), EXPLAINED)
-
     def _dtypes(self, found: Failure) -> Iterator[tuple[str, Test]]:
         """Yield that the target computes in a narrower dtype, if this explains the error."""
         if not self.comparable or self.computes == self.dtype or self.dtype not in ("float64", "float32"):
@@ -347,24 +356,22 @@ class Evidence:
         right = found.value(found.right).detach()
         if float((right - found.given).norm() / right.norm().clamp(min=1e-300)) <= LOW[self.computes]:
             words = COMPUTES.format(self.computes)
-            yield words, lambda: words
-
-    def _norms(self, found: Failure) -> Iterator[tuple[str, Test]]:
-        if words := clamped_norms(found):
-            yield words[0], lambda: words[1]
+            yield words, words
 
     def _factors(self, found: Failure) -> Iterator[tuple[str, Test]]:
         """Yield causes of a wrong factor, and wrong weights of the two directions."""
-        factors = factors_of(found)
-        for value, words, general in found.causes if factors else ():
+        factors = suspects.factors_of(found)
+        for value, words, general in suspects.causes(found) if factors else ():
             if math.isclose(factors[0], value, rel_tol=1e-4) and factors[0] != 1:  # type: ignore[index]
-                setting = _setting_of(general, self.case.entry.keywords)
-                yield f"{general}\0{setting}", lambda words=words: words  # type: ignore[misc]
+                setting, times = _setting_of(general, self.case.entry.keywords), suspects.factor_words(value)
+                details = f"{times}, possibly because {words}" if _is_simple(value) else words
+                yield f"{general}\0{setting}", details
         if factors and factors[0] not in (0, 1) and "base_temperature" in self.case.entry.keywords:
             base = self.case.temperature / factors[0]
-            if base > 0 and math.isclose(base, float(f"{base:.2g}"), rel_tol=1e-5) and found.factor == 1:
+            usual = base > 0 and found.factor == 1 and not (self.alone and _is_simple(factors[0]))
+            if usual and math.isclose(base, float(f"{base:.2g}"), rel_tol=1e-5):
                 words = f"values are multiplied by temperature/{base:.2g}"
-                yield f"{words}\0base_temperature={base:.2g}", lambda: words
+                yield f"{words}\0base_temperature={base:.2g}", words
         if self.case.entry.two_towers and self.case.option("direction") == "both":
             yield from self._weights(found)
 
@@ -383,10 +390,10 @@ class Evidence:
         weights, *_ = torch.linalg.lstsq(matrix, given[:, None])
         left = float((matrix @ weights - given[:, None]).norm() / given.norm())
         a, b = (round(float(w), 4) for w in weights[:, 0])
-        right = self.case.option("direction_weights") or (0.5, 0.5)
-        if left <= 1e-6 and abs(a * right[1] - b * right[0]) > 1e-3 * abs(a + b):
+        right = self.case.option("direction_weights") or EQUAL_WEIGHTS
+        if left <= 1e-6 and abs(a * right[1] - b * right[0]) > 1e-3 * abs(a + b) and a and b:
             words = weights_words(a, b, right)
-            yield words, lambda: words
+            yield words, words
 
     def suspects(self, found: Failure) -> Iterator[tuple[str, Suspect]]:
         """Yield suspects with their words, an identified loss first; none for a case with weights, which they lack."""
@@ -401,8 +408,6 @@ class Evidence:
         text, _, setting = words.partition("\0")
         option, _, choice = setting.partition("=")
         if choice and option in self.case.entry.choices:
-            if self.case.option(option) == choice:
-                return False
             changed = replace(self.case, keywords={**self.case.keywords, option: choice})
             right, other = (torch.tensor(_plain(case, gradient=False).values) for case in (self.case, changed))
         else:
@@ -412,18 +417,13 @@ class Evidence:
             right, other = (self.failure.value(one).detach() for one in (self.failure.right, suspect))
         return right.shape != other.shape or not torch.allclose(right, other, rtol=1e-4, atol=1e-9, equal_nan=True)
 
-    def _last(self, found: Failure) -> Iterator[tuple[str, Test]]:
-        """Yield wrong factors without a known cause, and rounding errors."""
-        if factors := factors_of(found):
-            factor, slope = factors
-            words = gradient_words(slope) if factor == 1 else factor_words(factor)
-            yield words, lambda: words
-        if both := slight(found):
-            yield both[0], lambda: both[1]
+
+def _is_simple(factor: float) -> bool:
+    return any(math.isclose(factor, x, rel_tol=1e-4) for x in (*suspects.SIMPLE, 1.0))
 
 
 def _listed(found: Failure) -> Iterator[tuple[str, Suspect]]:
-    return ((general_words(found, suspect), suspect) for suspect in suspects(found))
+    return ((suspects.general_words(found, suspect), suspect) for suspect in suspects.suspects(found))
 
 
 def _plain(case: Case, *, gradient: bool = True) -> Outcome:
@@ -451,7 +451,7 @@ def _tested(found: Failure, suspect: Suspect, words: str) -> str | None:
         unchanged = torch.equal(rounded, without) and exact.similarity != found.right.variant.similarity
         if unchanged or found.left(without, 0) < found.left(rounded, 0):
             return None
-    return suspect.words or (words if "; " in words else words_for_case(found, suspect.variant) or words)
+    return suspect.words or (words if "; " in words else suspects.words_for_case(found, suspect.variant) or words)
 
 
 @np.errstate(over="ignore")  # the norm of a difference may exceed the range of float64
@@ -486,97 +486,97 @@ def _precision(outcome: Outcome, dtype: str) -> str:
     return dtype
 
 
-class Collector:
-    """Collects the failing cases of a target, and diagnoses them.
+@dataclass(frozen=True)
+class Known:
+    """What is known about a target, besides its results.
 
-    Args:
-        options: the options that are not passed to the target, so that the target may use other values.
-        call: how the target is called, one of ``CALLS``.
+    Attributes:
+        options: the options of the claimed loss that are not passed, so that the target may use other values; None if
+            no loss is claimed.
+        search: calls the target with probes, and looks for the loss that it computes; called at most once.
+        evaluate: calls the target on a case, in a dtype; returns None if it cannot be called again.
+        training: draws a batch of training size, or returns None.
+        call: how the target is called, one of ``CALLS``; "" if it is not known.
     """
 
-    def __init__(self, options: Iterable[str], call: str = "") -> None:
-        self.options, self.call, self._by_items = tuple(options), call, call == "features"
-        self.failing: list[tuple[Evidence, bool]] = []
-        self.dtypes: dict[str, tuple[str, ...]] = {}
-        self.passing: list[Evidence] = []
-        self.refuting: list[Evidence] = []
+    options: Collection[str] | None = ()
+    search: Callable[[], Searched | None] = lambda: None
+    evaluate: Callable[[Case, str], Outcome | None] = lambda case, dtype: None
+    training: Callable[[], Case | None] = lambda: None
+    call: str = ""
 
-    def add(self, case: Case, dtypes: Sequence[str], outcome: Outcome, truth: Truth | Expected, ordinary: bool) -> None:
-        """Add a failing case.
 
-        Args:
-            case: the case.
-            dtypes: the dtypes in which it fails, at least one.
-            outcome: the result in the first of these dtypes.
-            truth: the true results.
-            ordinary: whether the case tests the formula. Ordinary cases are explored first.
-        """
-        self.failing.append((self._evidence(case, dtypes[0], outcome, truth), ordinary))
-        self.dtypes[case.id] = tuple(dtypes)
+def explain(observations: Sequence[Observation], known: Known) -> Diagnosis:
+    """Find reasons that explain the failing cases, or, if no loss is claimed, the loss that reproduces the answers.
 
-    def add_passing(self, case: Case, truth: Truth | Expected) -> None:
-        """Add a passing case, which may refute reasons. Only a few small cases are kept."""
-        if len(self.passing) < PASSING + MORE_PASSING and case.size <= LARGEST_PASSING and case.anchors():
-            outcome = Outcome(list(truth.values), truth.gradient, other_gradients=truth.other_gradients)
-            self.passing.append(self._evidence(case, "float64", outcome, truth))
+    Args:
+        observations: the results of the target. At most ``PASSING + MORE_PASSING`` small passing cases are used.
+        known: what is known about the target.
+    """
+    if known.options is None:
+        return Diagnosis(searched=known.search())
+    return _Explanation(observations, known).diagnosis()
 
-    def _evidence(self, case: Case, dtype: str, outcome: Outcome, truth: Truth | Expected) -> Evidence:
-        views = len(items_of(case)[0]) if self._by_items else 1
-        return Evidence(case, dtype, outcome, truth, views)
 
-    def diagnose(self, propose: Callable[[], Match | None] = lambda: None) -> Diagnosis:
-        """Find reasons that explain the failing cases.
+def explain_case(case: Case, outcome: Outcome, truth: Truth | Expected, dtype: str = "float64") -> str:
+    """Explain one failing case, with its numbers; return "" if no known mistake explains it."""
+    return explain([Observation(case, (dtype,), outcome, truth)], Known()).details.get((case.id, dtype), "")
 
-        Args:
-            propose: identifies the loss. Called at most once, if more than half of the ordinary cases remain
-                unexplained.
-        """
+
+class _Explanation:
+    """The search for reasons. ``explain`` describes the arguments."""
+
+    def __init__(self, observations: Sequence[Observation], known: Known) -> None:
+        self.known, self.options = known, known.options or ()
+        self.failing = sorted((one for one in observations if one.dtypes), key=lambda x: (not x.ordinary, x.case.size))
+        small = (x for x in observations if not x.dtypes and x.case.size <= LARGEST_PASSING and x.case.anchors())
+        self.passing = [*islice(small, PASSING + MORE_PASSING)]
+        self.refuting = self.passing[:PASSING]
+        self.redrawn: dict[str, Observation | None] = {}
+        for one in (*self.failing, *self.passing):
+            one.alone = len(self.failing) == 1
+            one.views = _views(one.case, known)
+
+    def diagnosis(self) -> Diagnosis:
+        """Find the reasons."""
         found = Diagnosis(failing=len(self.failing))
         if words := self._everywhere():
-            found.reasons.append(Reason(words, tuple(self.dtypes)))
-            found.details = {(case, dtype): words for case, dtypes in self.dtypes.items() for dtype in dtypes}
+            found.reasons.append(Reason(words, tuple(one.case.id for one in self.failing)))
+            found.details = {(one.case.id, dtype): words for one in self.failing for dtype in one.dtypes}
             return found
-        self.refuting = self.passing[:PASSING]
-        ordered = sorted(self.failing, key=lambda one: (not one[1], one[0].case.size))
-        left = [evidence for evidence, _ in ordered]
-        ordinary = {id(evidence) for evidence, common in ordered if common}
-        proposed, base, done = False, "", set[int]()
+        left, base, done = self.failing, "", set[int]()
+        ordinary = {id(one) for one in self.failing if one.ordinary} or {*map(id, self.failing)}
         while left and len(found.reasons) < MOST:
             both = [self._best(left, name) for name in dict.fromkeys(("", base))]
             best = max((one for one in both if one), key=lambda one: len(one[1]), default=None)
             explained_now = () if best is None else best[1].keys()
-            if not proposed and 2 * len(ordinary - {*explained_now} - done) > len(ordinary):
-                proposed, found.match = True, propose()
-                match = found.match
-                if match is not None:
-                    for evidence, _ in self.failing:
-                        evidence.match = match
+            if found.searched is None and 4 * len(ordinary - {*explained_now} - done) > len(ordinary):
+                found.searched = self.known.search() or Searched()
+                for one in self.failing:
+                    one.match = found.match
+                if found.match is not None:
                     continue
             if best is None:
                 break
             words, explained, also = best
             text, _, setting = words.partition("\0")
+            chosen = [one for one in left if id(one) in explained]
             # An option has the same value in all cases, so no case may contradict it.
-            before = [one for one, _ in self.failing if id(one) in done]
-            hint = "" if setting and self._refuted(words, [*before, *self.passing]) else setting
-            policy = bool(setting) or text in EXTREME or words == OVERFLOW
-            precise = self._precise(words, [one for one in left if id(one) in explained])
-            cases = tuple(x.case.id for x in left if id(x) in explained)
-            same = next((k for k, reason in enumerate(found.reasons) if reason.words == precise), None)
-            if same is None:
-                loss = "" if policy or also else self._other_loss(text, [one for one in left if id(one) in explained])
-                loss = "--call one_way" if self.call == "views" and text == FIRST_VIEW else loss
-                found.reasons.append(Reason(precise, cases, hint, also, not policy, loss))
+            others = (*(one for one in self.failing if id(one) in done), *self.passing)
+            hint = "" if setting and self._refuted(words, others) else setting
+            policy = bool(setting) or text in suspects.EXTREME
+            precise, cases = self._precise(words, chosen), tuple(one.case.id for one in chosen)
+            known = next((one for one in found.reasons if one.words == precise), None)
+            if known:
+                found.reasons[found.reasons.index(known)] = replace(known, cases=known.cases + cases)
             else:
-                reason = found.reasons[same]
-                found.reasons[same] = replace(reason, cases=reason.cases + cases)
-            self.refuting += [one for one in left if id(one) in explained][:PASSING]
+                loss = "" if policy or also else self._other_loss(text, chosen)
+                loss = "--call one_way" if self.known.call == "views" and text == FIRST_VIEW else loss
+                found.reasons.append(Reason(precise, cases, hint, also, not policy, loss))
+            self.refuting = [*self.refuting, *chosen[:PASSING]]
             self._narrow(text, left)
-            for evidence in left:
-                if id(evidence) in explained:
-                    details = explained[id(evidence)]
-                    found.details |= {(evidence.case.id, dtype): details for dtype in self.dtypes[evidence.case.id]}
-            left, done = [evidence for evidence in left if id(evidence) not in explained], done | explained.keys()
+            found.details |= {(one.case.id, dtype): explained[id(one)] for one in chosen for dtype in one.dtypes}
+            left, done = [one for one in left if id(one) not in explained], done | explained.keys()
             base = base or ("" if setting else text)
         return found
 
@@ -585,18 +585,15 @@ class Collector:
 
         Passing cases must not contradict this. Only an ordinary case shows that the cause is not the policy of a case.
         """
-        cases = [*(one for one, _ in self.failing), *self.passing]
-        if len(self.failing) < FEW or not any(ordinary for _, ordinary in self.failing):
+        cases = [*self.failing, *self.passing]
+        if len(self.failing) < FEW or not any(one.ordinary for one in self.failing):
             return ""
         with np.errstate(over="ignore"):  # the results of some cases are rounded to float32
-            values = np.unique(np.concatenate([one.outcome.values for one in cases]).astype(np.float32))
-        if len(values) > 1:
-            return ""
-        (value,) = values
+            value, *others = np.unique(np.concatenate([one.outcome.values for one in cases]).astype(np.float32))
         name = f"the constant {value:g}" if np.isfinite(value) else "NaN" if np.isnan(value) else "infinite"
-        return f"the loss is {name} for every batch"
+        return "" if others else f"the loss is {name} for every batch"
 
-    def _other_loss(self, words: str, explained: Sequence[Evidence]) -> str:
+    def _other_loss(self, words: str, explained: Sequence[Observation]) -> str:
         """Return the arguments of ``pairproof check`` for the loss of the catalogue that the words describe.
 
         Return "" if there is none, if it does not explain most failing cases, or if a passing case contradicts it.
@@ -604,7 +601,8 @@ class Collector:
         if 2 * len(explained) <= len(self.failing) or self._refuted(words, self.passing):
             return ""
         match, found = explained[0].match, explained[0].failure
-        if match is not None and words == computes(match):
+        identified = match and proposed(match, found)
+        if match and identified and identified[0] == words and _is_in_catalogue(match, identified[1]):
             return _arguments(match.variant, match.reduction)
         suspect = next((one for name, one in explained[0].suspects(found) if name == words), None)
         if suspect is None or suspect.loss:
@@ -615,7 +613,7 @@ class Collector:
         other = same_loss(suspect.variant)
         return _arguments(other) if other else ""
 
-    def _narrow(self, words: str, left: Sequence[Evidence]) -> None:
+    def _narrow(self, words: str, left: Sequence[Observation]) -> None:
         """If ``words`` say that the target computes in a dtype, use this dtype for the remaining cases."""
         dtype = next((name for name in LOW if words == COMPUTES.format(name)), None)
         for evidence in left if dtype else ():
@@ -623,76 +621,83 @@ class Collector:
             vars(evidence).pop("failure", None)
             vars(evidence).pop("_listed", None)
 
-    def _best(self, left: Sequence[Evidence], base: str) -> tuple[str, dict[int, str], bool] | None:
+    def _best(self, left: Sequence[Observation], base: str) -> tuple[str, dict[int, str], bool] | None:
         """Return the candidate that explains most cases, or None if none explains enough.
 
         Returns:
             The words, the explanations by the id() of the evidence, and ``bool(base)``.
         """
-        explains: dict[str, dict[int, str]] = {}
-        explored = _explored([evidence for evidence in left if is_explained(evidence.case)])
+        explains: Explanations = {}
+        explored = _explored([evidence for evidence in left if suspects.is_explained(evidence.case)])
         for evidence in explored[: EXPLORED // 2]:
-            self._explore(evidence, base, explains)
-        first = {words: dict(details) for words, details in explains.items()}
+            self._test(evidence, base, explains)
+        first = {words: dict(details) for words, details in explains.items() if details}
         found = self._best_of(left, base, first, explored[: EXPLORED // 2])
         if found is not None and len(found[1]) == len(left):
             return found  # no candidate of the other cases explains more
         for evidence in explored[EXPLORED // 2 :]:
-            self._explore(evidence, base, explains)
+            self._test(evidence, base, explains)
         return self._best_of(left, base, explains, explored)
-
-    def _explore(self, evidence: Evidence, base: str, explains: dict[str, dict[int, str]]) -> None:
-        """Test a case for every known mistake, and add the explanations."""
-        for words, test in self._candidates(evidence, base):
-            if id(evidence) not in explains.get(words, {}) and (details := _safely(test)):
-                explains.setdefault(words, {})[id(evidence)] = details
 
     def _best_of(
         self,
-        left: Sequence[Evidence],
+        left: Sequence[Observation],
         base: str,
-        explains: dict[str, dict[int, str]],
-        explored: Sequence[Evidence],
+        explains: Explanations,
+        explored: Sequence[Observation],
     ) -> tuple[str, dict[int, str], bool] | None:
         """Test the candidates on the cases that are not explored, add the explanations, and return the best one."""
-        first = sorted(explains, key=lambda words: -len(explains[words]))[: 2 * TESTED]
+        first = sorted(filter(explains.get, explains), key=lambda words: -len(explains[words]))[: 2 * TESTED]
         views = {words: {one.views for one in left if id(one) in explains[words]} for words in first}
         refuted = {words: self._refuted(words, self.refuting, views[words]) for words in first}
         first = [words for words in first if 2 * refuted[words] <= len(explains[words])]
         first = sorted(first, key=lambda words: refuted[words] - len(explains[words]))[:TESTED]
         contradictions = cache(lambda words: self._refuted(words, self.passing[PASSING:], views[words]))
         others, work = [one for one in left if one not in explored], 0.0
+
+        @cache
+        def holds(words: str) -> bool:
+            seen = sum(id(one) in explains[words] for one in explored)
+            coincides = not base and self._refuted(words, explored, views[words]) > RARELY * seen
+            return not coincides and self._holds(words, base, [one for one in left if id(one) in explains[words]])
+
         for evidence in others:
-            self._test(evidence, base, first[:1], explains)
-        if first and len(explains[first[0]]) == len(left) and not refuted[first[0]] + contradictions(first[0]):
+            self._test(evidence, base, explains, first[:1])
+        top = first[0] if first and len(explains[first[0]]) == len(left) else ""
+        if top and not refuted[top] + contradictions(top) and holds(top):
             first = first[:1]  # no candidate explains more
         for evidence in others if first[1:] else ():
-            work += work_of(evidence.case)
+            work += suspects.work_of(evidence.case)
             if work > WORK:
                 break
-            self._test(evidence, base, first[1:], explains)
+            self._test(evidence, base, explains, first[1:])
         ranked = sorted(first, key=lambda words: refuted[words] - len(explains[words]))
         best, least = None, 0
         for words in ranked:
             score = refuted[words] + contradictions(words) - len(explains[words])
-            if 2 * contradictions(words) <= len(explains[words]) and score < least:
-                best, least = words, score
+            if 2 * contradictions(words) > len(explains[words]) or score >= least or not holds(words):
+                continue
+            best, least = words, score
             if not contradictions(words):
                 break  # the others explain fewer cases
         few = best is None or (len(explains[best]) == 1 and len(self.failing) > FEW and best not in CERTAIN)
         return None if best is None or few else (best, explains[best], bool(base))
 
-    def _test(self, evidence: Evidence, base: str, names: Iterable[str], explains: dict[str, dict[int, str]]) -> None:
-        """Test some candidates on a case, and add the explanations."""
-        left = {words for words in names if id(evidence) not in explains[words]}
-        for words, test in self._candidates(evidence, base) if left else ():
-            if words in left and (details := _safely(test)):
-                explains[words][id(evidence)] = details
-                left.remove(words)
-                if not left:
-                    return
+    def _test(
+        self, evidence: Observation, base: str, explains: Explanations, names: Iterable[str] | None = None
+    ) -> None:
+        """Test some candidates on a case, or every known mistake if ``names`` is None, and add the explanations."""
+        left = None if names is None else {words for words in names if id(evidence) not in explains[words]}
+        for words, test in evidence.candidates(self.options, base) if left != set() else ():
+            known = explains.setdefault(words, {}) if left is None else explains.get(words, {})
+            if (left is None or words in left) and id(evidence) not in known and (details := _safely(test)):
+                known[id(evidence)] = details
+                if left is not None:
+                    left.remove(words)
+                    if not left:
+                        return
 
-    def _refuted(self, words: str, cases: Sequence[Evidence], views: Collection[int] = ()) -> int:
+    def _refuted(self, words: str, cases: Sequence[Observation], views: Collection[int] = ()) -> int:
         """Return the number of cases that refute a candidate: they should fail in this way, but do not.
 
         Args:
@@ -700,41 +705,86 @@ class Collector:
             cases: the cases.
             views: if given, only cases with one of these numbers of views count. Code for one view is often separate.
         """
-        found = 0
-        for evidence in cases:
-            if views and evidence.views not in views:
-                continue
-            if _safely(partial(evidence.predicts_failure, words)):
-                tests = [test for name, test in self._candidates(evidence, "") if name == words]
-                found += not any(map(_safely, tests))
-        return found
+        chosen = [one for one in cases if not views or one.views in views]
+        failing = (one for one in chosen if _safely(partial(one.predicts_failure, words)))
+        return sum(not self._explains(one, words) for one in failing)
 
-    def _candidates(self, evidence: Evidence, base: str) -> Iterator[tuple[str, Test]]:
-        # Extreme inputs may raise errors, which must not hide the failure itself.
-        with suppress(Exception):
-            yield from evidence.candidates(self.options, base)
+    def _explains(self, one: Observation, words: str, base: str = "") -> bool:
+        """Return whether a candidate explains a case."""
+        return any(_safely(test) for name, test in one.candidates(self.options, base) if name == words)
 
-    def _precise(self, words: str, explained: Sequence[Evidence]) -> str:
+    def _holds(self, words: str, base: str, explained: Sequence[Observation]) -> bool:
+        """Return whether a candidate about the formula also explains cases with random rows."""
+        if words in suspects.EXTREME or words.startswith(FORMULA_RIGHT):
+            return True
+        small = [one for one in explained if one.case.size < suspects.COSTLY]
+        like = [(one.case, one) for one in (*small[len(small) // 2 :][:1], *small[-1:])]
+        if 2 * len(explained) > len(self.failing) and (large := _safely(self.known.training)):
+            alike = [one for one in explained if one.case.arguments.keys() == large.arguments.keys()]
+            like += [(large, one) for one in alike if one.case.size <= large.size][:1]  # it may start above this size
+        for case, one in like:
+            if case.id not in self.redrawn:
+                self.redrawn[case.id] = redraw(case, one, self.known)
+            if found := self.redrawn[case.id]:
+                found.match = one.match
+                wrong, predicted = found.is_wrong(found.failure), partial(found.predicts_failure, words)
+                if not self._explains(found, words, base) if wrong else _safely(predicted):
+                    return False
+        return True
+
+    def _precise(self, words: str, explained: Sequence[Observation]) -> str:
         """Make the words of a reason more precise for the cases that it explains."""
         (text, _, setting), cases = words.partition("\0"), [one.case for one in explained]
         views = sorted({one.views for one in explained})
         if not setting and self._refuted(words, [one for one in self.passing if one.views not in views]):
             return f"{text} (only with {' or '.join(map(str, views))} view{'s' * (views != [1])} per item)"
-        if text == NO_POSITIVES and all(case.has_no_pair for case in cases):
+        if text == suspects.NO_POSITIVES and all(case.has_no_pair for case in cases):
             return NO_PAIR
-        if text == NO_POSITIVES and not any(case.positives()[i] for case in cases for i in case.anchors()):
+        if text == suspects.NO_POSITIVES and not any(case.positives()[i] for case in cases for i in case.anchors()):
             return "the loss is NaN or infinite if no anchor has positives"
-        if text != OVERFLOW:
+        if text != suspects.OVERFLOW:
             return text
         least = min(_largest_logit(case) for case in cases)
         return f"the loss is NaN or infinite where the largest logit is {least:.4g} or more"
 
 
-def _explored(cases: Sequence[Evidence]) -> list[Evidence]:
+def redraw(case: Case, like: Observation, known: Known) -> Observation | None:
+    """Return the result on a case whose rows have random directions, so that no products are exact in 16 bits.
+
+    Return None in 16 bits, if the target returns no finite result, or if it is called with another number of views.
+    """
+    if like.dtype not in ("float64", "float32"):
+        return None
+    draw = np.random.default_rng(zlib.crc32(case.id.encode()))
+
+    def turned(rows: Matrix) -> Matrix:
+        other = draw.normal(size=rows.shape)
+        other *= (np.linalg.norm(rows, axis=1) / np.linalg.norm(other, axis=1))[:, None]
+        return other.astype(like.dtype).astype(np.float64)
+
+    others = {name: turned(rows) for name, rows in case.others.items()}
+    case = replace(case, embeddings=turned(case.embeddings), others=others)
+    outcome, plain = _safely(partial(known.evaluate, case, like.dtype)), _plain(case)
+    if outcome is None:
+        return None
+    truth = Expected(tuple(plain.values), plain.anchors or {}, plain.gradient, None, plain.other_gradients)
+    found = Observation(case, (like.dtype,), outcome, truth)
+    found.views = _views(case, known)
+    # At training size, weights 1/|P| that are rounded to float32 are as good as exact ones.
+    rounded = case.id != like.case.id and like.computes == "float64"
+    found.computes = "float32" if rounded else like.computes
+    return found if found.comparable and found.views == like.views else None
+
+
+def _explored(cases: Sequence[Observation]) -> list[Observation]:
     """Choose the cases to explore: the first ones, and some of the others, within the limit of the work."""
     chosen = [*cases[: EXPLORED // 2], *cases[EXPLORED // 2 :: max(1, 2 * len(cases) // EXPLORED)]]
-    works = accumulate(work_of(evidence.case) for evidence in chosen)
+    works = accumulate(suspects.work_of(evidence.case) for evidence in chosen)
     return [one for k, (one, work) in enumerate(zip(chosen, works, strict=True)) if k == 0 or work <= EXPLORATION]
+
+
+def _views(case: Case, known: Known) -> int:
+    return len(items_of(case)[0]) if known.call == "features" else 1
 
 
 def _largest_logit(case: Case) -> float:
@@ -745,7 +795,7 @@ def _largest_logit(case: Case) -> float:
 def _safely(test: Test) -> Any:
     """Return the result of a test, or None if it raises an error."""
     try:
-        return test()
+        return test if isinstance(test, str) else test()
     except Exception:  # extreme inputs may raise errors
         return None
 
@@ -760,24 +810,34 @@ def proposed(match: Match, found: Failure) -> tuple[str, Suspect] | None:
         return None
     reduction = match.count if match.count not in ("mean", "drop") else found.right.reduction
     scale /= found.factor
-    changed = replace(variant, loss=found.case.loss, positives=positives)
-    same = built_in and math.isclose(used, found.temperature, rel_tol=1e-6)
-    temperature = used if built_in and not same else None
+    changed = replace(variant, positives=positives)
+    temperature = used if built_in and not math.isclose(used, found.temperature, rel_tol=1e-6) else None
     suspect = replace(found.right, variant=changed, reduction=reduction, scale=scale, temperature=temperature)
-    if found.right.setting.views is not None and variant.positives.startswith("towers"):
-        setting, rows = found.right.setting, torch.arange(len(found.rows))
-        items = rows.minimum(setting.positive.int().argmax(dim=1))
-        towers = POSITIVES[variant.positives].change(replace(setting, n_views=2, items=items))
-        suspect = replace(suspect, read_as=lambda: towers or setting)
-    direction = dict(variant.options).get("direction", "both")
-    if found.loss.two_towers and variant.entry.two_towers and direction != found.case.option("direction"):
+    setting, rows, partners = found.right.setting, torch.arange(len(found.rows)), found.right.setting.views is not None
+    if variant.positives.startswith(("towers", "ranking") if partners else "ranking"):
+        items = rows.minimum(setting.positive.int().argmax(dim=1)) if partners else rows % found.case.n
+        paired = partners or (len(found.case.matrices), len(rows)) == (2, 2 * found.case.n)
+        other = POSITIVES[variant.positives].change(replace(setting, n_views=2, items=items)) if paired else None
+        suspect = replace(suspect, read_as=lambda: other or setting)
+    elsewhere = suspects.right_elsewhere(right, changed)
+    direction = dict(variant.options).get("direction", "both") if "direction" in variant.entry.keywords else None
+    if direction and found.case.option("direction") not in (None, direction):
         suspect = replace(suspect, read_as=found.read_again("", direction=direction).read_as)
-    if words := match.words() + [words_of(match.count)] * (match.count in WRONG_COUNTS):
-        words += right_elsewhere(right, changed)
+        elsewhere.append(OPTION_WORDS["direction", direction])
+    wrong, factor = match.words() + [words_of(match.count)] * (match.count in WRONG_COUNTS), list[str]()
+    others = dict({*variant.options} ^ {*right.options} if variant.loss == right.loss else ())
+    wrong += [f"{name}={variant.number(name):g} is computed" for name in NUMBERS if name in others]
+    if wrong and match.reduction in variant.entry.choices["reduction"][1:]:
+        elsewhere.append(OPTION_WORDS["reduction", match.reduction])
     if not math.isclose(scale, 1.0, rel_tol=1e-6):
         power = match.scale[1] if match.scale else 0
-        words.append(factor_words(scale) if power == 0 else f"values are multiplied by temperature^{power}")
-    return "; ".join(words) or computes(match), suspect
+        factor.append(suspects.factor_words(scale) if power == 0 else f"values are multiplied by temperature^{power}")
+    return "; ".join(wrong + elsewhere + factor if wrong or factor else [computes(match)]), suspect
+
+
+def _is_in_catalogue(match: Match, suspect: Suspect) -> bool:
+    """Whether an identified loss, here as a suspect for a case, is one of the catalogue, without mistakes."""
+    return not match.words() and match.count not in WRONG_COUNTS and math.isclose(suspect.scale, 1.0, rel_tol=1e-6)
 
 
 def computes(match: Match) -> str:
@@ -791,4 +851,5 @@ def _arguments(variant: Variant, reduction: str = "mean") -> str:
         *variant.options,
         *([("reduction", reduction)] if reduction in variant.entry.choices["reduction"][1:] else []),
     ]
-    return " ".join([f"--loss {variant.loss}", *(f"--set {name}={value}" for name, value in options)])
+    written = [f"{name}={','.join(map(str, x)) if isinstance(x, tuple) else x}" for name, x in options]
+    return " ".join([f"--loss {variant.loss}", *(f"--set {one}" for one in written)])

@@ -1,4 +1,4 @@
-"""Explain one failing check: find a mistake that gives the same value and gradient as the target (a loss under test).
+"""What a target (a loss under test) may have computed for a case, if the loss that it claims to compute is known.
 
 A *variant* is a loss or a modification of it. A *suspect* adds how the arguments are read, and the reduction.
 """
@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import chain, islice, product
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ import torch
 
 from ..implementations.base import items_of, stacked_order
 from ..suite.cases import Case
-from ..suite.catalogue import PUBLISHED_BASE, WEIGHTS
+from ..suite.catalogue import PUBLISHED_BASE
 from ..suite.records import Expected, Matrix, Outcome, Truth
 from ..truth.baseline import plain_outcome
 from . import variants
@@ -40,9 +40,6 @@ from .variants import COUNTS, DENOMINATORS, FLOWS, SIMILARITIES, Evaluation, Var
 
 Tensor = torch.Tensor
 
-WORK = 3000
-"""Limit of the work of testing suspects on one case. A suspect counts as ``work_of(case)``."""
-
 COSTLY = 128
 """``Case.size`` from which most of the time depends on the number of pairs."""
 
@@ -54,6 +51,9 @@ EXPLAINED_BY_VALUE = 1e-4
 
 SLIGHT = "the formula is right, but digits are lost"
 """Start of an explanation for rounding errors."""
+
+SAME_DIGITS = f"{SLIGHT}: a straightforward evaluation in float64 gives the same result"
+NOT_NAN = "a number is returned, but the case's policy requires NaN"
 
 ROUNDED_GRADIENT = {dtype: 10 * close for dtype, close in CLOSE_HALF.items()}
 """Relative error of a gradient that rounding explains, by dtype, if rounding also explains the value."""
@@ -77,6 +77,8 @@ UNDERFLOW = "the loss is NaN or infinite where exponentials underflow"
 HIDDEN = (
     "the loss is NaN or infinite where the logit of a self pair exceeds all other logits of its row by more than 87"
 )
+
+NOT_FINITE = (NO_POSITIVES, NO_NEGATIVES, UNDERFLOW, HIDDEN, OVERFLOW)
 
 ORDINARY_LOGIT = 10
 """Largest absolute logit at temperature 0.1 under cosine similarity."""
@@ -182,11 +184,8 @@ class Failure:
             self._evaluations[key] = None if setting is None else Evaluation(setting, temperature)
         evaluation = self._evaluations[key]
         value = evaluation.loss(variant, suspect.reduction, suspect.policy) if evaluation else self.given[:0]
-        return (
-            value * (self.factor * suspect.scale)
-            if len(value) == len(self.given)
-            else torch.full_like(self.given, math.nan)
-        )
+        same = len(value) == len(self.given)
+        return value * (self.factor * suspect.scale) if same else torch.full_like(self.given, math.nan)
 
     def remaining(self, suspect: Suspect) -> float:
         """Return the share of the error that a suspect leaves; infinity if it does not explain value and gradient."""
@@ -231,11 +230,6 @@ class Failure:
         gradients = {name: rows - effects[name].numpy() for name, rows in _gradients(case, self.outcome).items()}
         return replace(found, gradient=gradients.pop(case.first), other_gradients=gradients)
 
-    @property
-    def causes(self) -> list[tuple[float, str, str]]:
-        """Possible wrong factors: (factor, cause, cause without the numbers of this case)."""
-        return list(_causes(self))
-
     def left(self, found: Tensor, place: int) -> float:
         """Return |given - found| / |given - expected|, or 0 if |given - found| is only noise.
 
@@ -249,21 +243,6 @@ class Failure:
         (error, size), left = self._sizes[place], (given - found).norm()
         noise = (self.noise * size).clamp(min=self.floors[place])
         return 0.0 if left <= noise else float(left / error.maximum(noise))
-
-    def best(self) -> str | None:
-        """Describe the suspect that explains the failure best; None if no suspect explains it.
-
-        A later suspect replaces an earlier one only if it leaves less than half of the error. On a large case, only
-        the first suspects are tested (``WORK``).
-        """
-        least, best = math.inf, None
-        for suspect in islice(suspects(self), int(WORK / work_of(self.case))):
-            remaining = self.remaining(suspect)
-            if remaining < least / 2:
-                least, best = remaining, suspect
-            if least == 0:
-                break
-        return None if best is None else best.words or words_for_case(self, best.variant)
 
     def read_again(self, words: str, arguments: Mapping[str, Any] | None = None, **keywords: Any) -> Suspect:
         """Return ``right``, with the setting of other arguments or keywords."""
@@ -298,38 +277,6 @@ def is_explained(case: Case) -> bool:
         bands.setdefault(block.part[0].start or 0, []).append((block.left, block.right))
     one_row = all(len(set(band)) == len(band) and len({left for left, _ in band}) == 1 for band in bands.values())
     return one_row and case.option("hardness_mode") in (None, "none")
-
-
-def explain_failure(case: Case, outcome: Outcome, truth: Truth | Expected) -> str | None:
-    """Explain a failing check by its value and its gradient.
-
-    Args:
-        case: the case.
-        outcome: what the target returned.
-        truth: the certified results.
-
-    Returns:
-        A description of what was computed instead. None if no known mistake explains the failure, if the number of
-        values is wrong, or if ``is_explained(case)`` is False.
-    """
-    if not is_explained(case) or not case.anchors():
-        return None
-    found = Failure(case, outcome, truth)
-    if len(found.given) != len(found.expected):
-        return None
-    finite = bool(found.expected.isfinite().all())
-    if not bool(found.given.isfinite().all()):
-        words = not_finite(found) if finite else None
-        return words and words[1]
-    if not finite:
-        return "a number is returned, but the case's policy requires NaN"
-    if not WEIGHTS.keys().isdisjoint(case.arguments):
-        return next(other_weights(found), None)
-    # On some cases, even the correct formula in float64 has this error.
-    shared = found.remaining(found.right) < math.inf
-    lost = f"{SLIGHT}: a straightforward evaluation in float64 gives the same result" if shared else None
-    words = slight(found) or clamped_norms(found)
-    return words[1] if words else lost or _scaled(found) or found.best()
 
 
 def other_weights(found: Failure) -> Iterator[str]:
@@ -433,6 +380,10 @@ def slight(found: Failure) -> tuple[str, str] | None:
 NORMS = "rows are not normalised where their norm is clamped, or its square underflows or overflows"
 
 
+EXTREME = (NORMS, LOST, BROKEN_GRADIENT, *NOT_FINITE)
+"""Reasons that are not about the formula."""
+
+
 def clamped_norms(found: Failure) -> tuple[str, str] | None:
     """Explain rows that are not normalised because their norm is clamped, underflows or overflows.
 
@@ -454,24 +405,6 @@ def clamped_norms(found: Failure) -> tuple[str, str] | None:
             large = "the norm overflows" if math.isinf(norm) else f"the square of the norm {norm:.2g} overflows"
             return NORMS, f"{which} not normalised: {small if norm < clamp else large}"
     return None
-
-
-def _scaled(found: Failure) -> str | None:
-    factors = factors_of(found)
-    if factors is None:
-        return None
-    factor, slope = factors
-    if factor == 1:
-        return gradient_words(slope)
-    known = len(found.compared) > 1 or any(
-        math.isclose(factor, x, rel_tol=1e-5) for x in (2.0, 0.5, *(value for value, *_ in found.causes))
-    )
-    if not known:
-        return None
-    words = factor_words(factor)
-    cause = next((cause for value, cause, _ in found.causes if math.isclose(factor, value, rel_tol=1e-4)), words)
-    simple = any(math.isclose(factor, x, rel_tol=1e-4) for x in SIMPLE)
-    return f"{words}, possibly because {cause}" if simple and cause != words else cause
 
 
 def factors_of(found: Failure) -> tuple[float, float] | None:
@@ -516,7 +449,8 @@ def _ratio(given: Tensor, expected: Tensor, share: float) -> float | None:
     return factor if float((given - factor * expected).norm()) <= allowed else None
 
 
-def _causes(found: Failure) -> Iterator[tuple[float, str, str]]:
+def causes(found: Failure) -> Iterator[tuple[float, str, str]]:
+    """Yield possible wrong factors: (factor, cause, cause without the numbers of this case)."""
     anchors, pairs, temperature, scale = len(found.anchors), found.pairs, found.temperature, found.factor
     mean, counted = found.right.reduction == "mean", anchors - len(found.empty)
     number = counted if found.right.policy == "drop" else anchors
