@@ -285,8 +285,8 @@ class Observation:
                     return
                 yield from self._options(options)
             yield from self._dtypes(found)
-            tiny = suspects.slight(found)
-            if tiny and tiny[0] == suspects.BROKEN_GRADIENT:
+            tiny = suspects.slight(found) if self.comparable else None
+            if tiny and (self.alone or tiny[0] == suspects.BROKEN_GRADIENT):
                 yield tiny
             if not self.is_wrong(found):
                 return
@@ -304,14 +304,13 @@ class Observation:
                 return
             yield from ((words, words) for words in suspects.other_weights(found))
             yield from self._factors(found)
+            factor, slope = suspects.factors_of(found) or (0.0, None)
+            unclear = slope is None or (self.alone and len(found.compared) == 1 and not _is_simple(abs(factor)))
+            words = suspects.factor_words(factor) if factor != 1 else suspects.gradient_words(slope or 0.0)
+            last = [] if unclear else [(words, words)]
+            yield from last * self.alone  # several cases distinguish a mistake from a factor, one case may not
             yield from ((words, partial(_tested, found, suspect, words)) for words, suspect in self.suspects(found))
-            if factors := suspects.factors_of(found):
-                factor, slope = factors
-                words = suspects.gradient_words(slope) if factor == 1 else suspects.factor_words(factor)
-                if not self.alone or len(found.compared) > 1 or _is_simple(abs(factor)):
-                    yield words, words
-            if tiny:
-                yield tiny
+            yield from filter(None, [*last, tiny])
 
     def is_wrong(self, found: Failure) -> bool:
         """Return whether the error is larger than rounding errors."""

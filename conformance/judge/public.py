@@ -146,8 +146,9 @@ def replay(public: PublicLoss) -> Finding:
         checks += found
         if found[0].status is Status.FAILED and golden and not is_above(found[0], Level.POLICIES):
             outcome, dtype = target.outcomes[case.id, found[0].dtype], found[0].dtype
-            formula = found[0].level == Level.FORMULA
-            observed.append(Observation(case, [dtype], outcome, truth_of(case, golden), formula))
+            observed.append(
+                Observation(case, [dtype], outcome, truth_of(case, golden), found[0].level == Level.FORMULA)
+            )
         elif golden and found[0].status is Status.PASSED:
             observed.append(Observation(case, (), None, truth_of(case, golden)))
     fitting = [Match.from_data(data["match"])] if data.get("match") else []
