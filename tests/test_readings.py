@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import json
 import sys
 import traceback
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
 
 from pairproof.conformance import check_loss, cli, identify
+from pairproof.conformance.implementations import callable as callable_
 from pairproof.conformance.implementations import forms
 from pairproof.conformance.implementations.callable import External
 from pairproof.conformance.implementations.child import load_loss
@@ -304,8 +306,10 @@ def test_parity_tries_the_arrays_in_turn() -> None:
     assert "arrays: torch, the first kind that raises no error; override with --arrays" in found.notes
 
 
+@pytest.mark.usefixtures("own_process")  # threads of jax in this process would stop later forks
 def test_function_of_jax_gets_arrays_of_jax(tmp_path: Path) -> None:
-    pytest.importorskip("jax")
+    if importlib.util.find_spec("jax") is None:
+        pytest.skip("jax is not installed: make peers")
     (tmp_path / "of_jax.py").write_text(
         "import jax.numpy as jnp\n"
         "def clip(a, b, temperature):\n"
@@ -314,10 +318,12 @@ def test_function_of_jax_gets_arrays_of_jax(tmp_path: Path) -> None:
         "    rows = jnp.log(jnp.exp(logits).sum(axis=1)) + jnp.log(jnp.exp(logits).sum(axis=0))\n"
         "    return (rows - 2 * jnp.diagonal(logits)).mean() / 2\n"
     )
-    found = External(f"{tmp_path / 'of_jax.py'}:clip", loss="info_nce")
-    found.settle()
-    assert found.claim.arrays == "jax"
-    assert ratio(found, trial_case("info_nce", {"temperature": 0.5})) <= 1
+    found = load_loss(f"{tmp_path / 'of_jax.py'}:clip", loss="info_nce")
+    try:
+        assert found.claim.arrays == "jax"
+        assert ratio(found, trial_case("info_nce", {"temperature": 0.5})) <= 1
+    finally:
+        found.close()
 
 
 def test_error_of_the_most_plausible_call_comes_first() -> None:
@@ -408,11 +414,17 @@ def test_wrapper_of_every_call_passes_its_arrays(call: str, tmp_path: Path, monk
     assert {id(value) for value in found.values()} == {id(GIVEN[name]) for name in expected}
 
 
+def without_jax() -> NoReturn:
+    """Stands for ``import_jax``: threads of jax in this process would stop later forks."""
+    raise TargetError("jax is not tried")
+
+
 @pytest.mark.parametrize("loss", ["supcon", "nt_xent", "info_nce", "sigmoid"])
 @pytest.mark.parametrize("path", [READINGS, FOLDER / "shapes.py"], ids=lambda path: path.stem)
 @pytest.mark.quick(2)
 def test_every_wrapper_runs_as_pasted(path: Path, loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(FOLDER)
+    monkeypatch.setattr(callable_, "import_jax", without_jax)
     module, printed, broken = find(f"{path}:__name__"), set[str](), dict[str, Exception]()
     for name, thing in vars(sys.modules[module]).items():
         if not callable(thing) or name.startswith("_") or getattr(thing, "__module__", module) != module:
