@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -141,12 +141,17 @@ def in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     """Run targets in this process, for tests of verdicts: forking twice takes longer than a small check.
 
     A test that also requests ``own_process`` keeps the process of the target. Modules in the folders of targets are
-    removed after the test, because a later test may have another module of the same name.
+    removed after the test, because a later test may have another module of the same name. JAX is not tried: its threads
+    in this process would stop forks of later tests.
     """
     if "own_process" in request.fixturenames:
         yield
         return
+    from pairproof.conformance.implementations import callable as loading
     from pairproof.conformance.implementations import child
+
+    def import_jax() -> NoReturn:
+        raise child.TargetError("jax is not imported in the process of the tests")
 
     class Here(child.Child):
         """Answers requests in this process; errors and answers are handled as those of a worker process."""
@@ -169,6 +174,7 @@ def in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
     folders, names = list(sys.path), set(sys.modules)
     monkeypatch.setattr(child, "Child", Here)
+    monkeypatch.setattr(loading, "import_jax", import_jax)
     monkeypatch.setattr(sys, "path", list(folders))
     yield
     for name in set(sys.modules) - names:

@@ -9,13 +9,12 @@ import sys
 import traceback
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 import torch
 
 from pairproof.conformance import check_loss, cli, identify
-from pairproof.conformance.implementations import callable as callable_
 from pairproof.conformance.implementations import forms
 from pairproof.conformance.implementations.callable import External
 from pairproof.conformance.implementations.child import load_loss
@@ -306,7 +305,7 @@ def test_parity_tries_the_arrays_in_turn() -> None:
     assert "arrays: torch, the first kind that raises no error; override with --arrays" in found.notes
 
 
-@pytest.mark.usefixtures("own_process")  # threads of jax in this process would stop later forks
+@pytest.mark.usefixtures("own_process")
 def test_function_of_jax_gets_arrays_of_jax(tmp_path: Path) -> None:
     if importlib.util.find_spec("jax") is None:
         pytest.skip("jax is not installed: make peers")
@@ -414,17 +413,11 @@ def test_wrapper_of_every_call_passes_its_arrays(call: str, tmp_path: Path, monk
     assert {id(value) for value in found.values()} == {id(GIVEN[name]) for name in expected}
 
 
-def without_jax() -> NoReturn:
-    """Stands for ``import_jax``: threads of jax in this process would stop later forks."""
-    raise TargetError("jax is not tried")
-
-
 @pytest.mark.parametrize("loss", ["supcon", "nt_xent", "info_nce", "sigmoid"])
 @pytest.mark.parametrize("path", [READINGS, FOLDER / "shapes.py"], ids=lambda path: path.stem)
 @pytest.mark.quick(2)
 def test_every_wrapper_runs_as_pasted(path: Path, loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(FOLDER)
-    monkeypatch.setattr(callable_, "import_jax", without_jax)
     module, printed, broken = find(f"{path}:__name__"), set[str](), dict[str, Exception]()
     for name, thing in vars(sys.modules[module]).items():
         if not callable(thing) or name.startswith("_") or getattr(thing, "__module__", module) != module:
