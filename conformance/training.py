@@ -758,15 +758,27 @@ def _between(found: Diagnosis) -> Iterator[str]:
         return
     if levels.lowest is not None and levels.lowest < value < levels.chance:
         share = (levels.chance - value) / (levels.chance - levels.lowest)
-        new = levels.started is not None and value < levels.collapsed
-        rest = ", unless rows of the queue are still random: then the value rises" if new else ""
-        learned = f"something has been learned{rest}."
-        yield f"The value is {share:.0%} of the way from random embeddings to the lowest: {learned}"
+        yield f"The value is {share:.0%} of the way from random embeddings to the lowest{_learned(found)}."
     elif value > levels.chance:
         yield (
             "The value is above that of random embeddings: positives are further apart than other rows, or the function"
             " that printed it has another temperature."
         )
+
+
+def _learned(found: Diagnosis) -> str:
+    """Say whether a value between random embeddings and the lowest shows that something has been learned."""
+    levels, rows = found.levels, found.rows
+    if rows is not None:
+        # Random directions differ by chance: one cosine by 1 / sqrt(D), the mean over half of the rows by less.
+        chance = 3 / math.sqrt(rows.dim * max(1, rows.count // 2))
+        if rows.positive_cosine - rows.negative_cosine <= chance:
+            return ", but positives are no more similar than other rows: nothing has been learned yet"
+    elif found.value is not None and found.value > levels.collapsed:
+        return "; an untrained encoder whose rows share a direction can be there, too: pass the embeddings"
+    if levels.started is not None and found.value is not None and found.value < levels.collapsed:
+        return ": something has been learned, unless rows of the queue are still random: then the value rises"
+    return ": something has been learned"
 
 
 def _about_rows(rows: Rows, batch: _Batch) -> Iterator[str]:

@@ -423,6 +423,19 @@ def test_value_between_levels_is_put_into_words(given: dict[str, Any], words: st
     assert any(hint.startswith(words) for hint in found.hints), found.hints
 
 
+@pytest.mark.parametrize(
+    ("apart", "words"), [(1.0, "nothing has been learned yet"), (0.2, "something has been learned")]
+)
+def test_rows_that_share_a_direction_have_learned_only_if_positives_are_alike(apart: float, words: str) -> None:
+    draw = torch.Generator().manual_seed(0)
+    towers = (2 * torch.ones(32) + torch.randn(2, 128, 32, generator=draw)).double()
+    rows, others = towers[0], torch.lerp(towers[0], towers[1], apart)
+    found = diagnose(rows, embeddings_b=others, loss="info_nce", temperature=0.1)
+    assert found.levels.collapsed < found.value < found.levels.chance or apart < 1
+    (hint,) = (hint for hint in found.hints if "of the way" in hint)
+    assert hint.endswith(f"{words}.")
+
+
 def test_negatives_as_far_apart_as_possible_are_named() -> None:
     labels = torch.arange(64) // 4
     corners = (torch.eye(16, dtype=torch.float64) - 1 / 16).repeat_interleave(4, 0)
