@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import pytest
 import torch
 
 from pairproof.conformance import check_loss, identify
+from pairproof.conformance.implementations import callable as loading
 from pairproof.conformance.implementations import forms
 from pairproof.conformance.implementations.callable import External
 from pairproof.conformance.implementations.child import load_loss
@@ -245,6 +248,23 @@ def test_values_that_only_the_user_knows_are_asked_for_as_options() -> None:
         load_loss(Odd, loss="nt_xent")
     assert "args=types.SimpleNamespace(device=view_a.device)" in str(raised.value)
     assert "    import types\n" in str(raised.value)
+
+
+def test_jax_is_refused_in_a_fork_of_a_process_that_has_used_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "_WITHOUT_THREADS_OF_JAX", [])
+    monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", SimpleNamespace(backends_are_initialized=lambda: True))
+    read, write = os.pipe()
+    if not (child := os.fork()):
+        try:
+            loading.import_jax()
+        except TargetError as error:
+            os.write(write, str(error).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 1000).startswith(b"jax waits forever in a fork")
+    os.close(read)
+    os.close(write)
+    assert loading._WITHOUT_THREADS_OF_JAX == []
 
 
 def test_class_in_a_wrapper_gets_its_constructor() -> None:

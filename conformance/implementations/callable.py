@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -191,6 +192,7 @@ class Target:
         arrays: the arrays that it takes, one of ``ARRAYS``.
         result: the name of the loss among several results; None if it returns one result, or was not called yet.
         strict: whether a torch target must return a tensor.
+        grouped: whether a process group of this process alone was started for it.
     """
 
     def __init__(
@@ -247,7 +249,7 @@ class Target:
         self.form: Form = self.forms[form]
         self.call, self.result, self.arrays = self.form.call, result or self._result, self.form.arrays
         self.strict = self._strict and self.arrays == "torch"
-        self._result_note, self._changed, self._grouped, self._failed, self.use = "", False, False, "", Use()
+        self._result_note, self._changed, self.grouped, self._failed, self.use = "", False, False, "", Use()
         self.probed_as = PROBED_AS.get(self.call, self.call)
         if self.call == "similarities":
             labelled = len(self.signature.places) > 1 and self.form.labels != "transposed"
@@ -270,7 +272,7 @@ class Target:
     def _notes(self) -> tuple[str, ...]:
         changed = "arguments: the target changes them in place; it gets copies" if self._changed else ""
         packed = [f"arguments: passed as one {it.kind} with {', '.join(it.keys)}" for it in self.signature.packs]
-        group = "process group: one of a single process, because the target requires one" if self._grouped else ""
+        group = "process group: one of a single process, because the target requires one" if self.grouped else ""
         return tuple(filter(None, (*self.form.notes, *packed, self._failed, self._result_note, changed, group)))
 
     @property
@@ -408,7 +410,7 @@ class Target:
                 if "process group has not been initialized" not in str(error):
                     raise
                 _start_group()
-                self._grouped = True
+                self.grouped = True
                 found = call(*given)
             self._changed |= "changed-input" in self.use.seen
         loss: Tensor = found if isinstance(found, Tensor) else self._values(found)
@@ -558,14 +560,31 @@ def import_jax() -> Any:
     """Import jax in 64-bit mode.
 
     Raises:
-        TargetError: it is not installed.
+        TargetError: it is not installed, or its threads are missing here.
     """
+    if _WITHOUT_THREADS_OF_JAX:
+        raise TargetError(
+            "jax waits forever in a fork of a process that has used it: pass a target that can be imported"
+        )
     try:
         jax = importlib.import_module("jax")
     except ImportError as error:
         raise TargetError(f"jax is needed to call it but is not installed ({error}): pip install jax") from None
     jax.config.update("jax_enable_x64", True)
     return jax
+
+
+_WITHOUT_THREADS_OF_JAX: list[bool] = []
+"""Not empty in a fork of a process that has used jax."""
+
+
+def _note_threads_of_jax() -> None:
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    if bridge is not None and bridge.backends_are_initialized():
+        _WITHOUT_THREADS_OF_JAX.append(True)
+
+
+os.register_at_fork(after_in_child=_note_threads_of_jax)
 
 
 def _start_group() -> None:

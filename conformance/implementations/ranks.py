@@ -155,9 +155,9 @@ class Member:
 
     def settle(self, folder: str) -> dict[str, Any]:
         """Find out how the target is called: without a group or, if that fails, in a group of one process."""
-        alone = True
         try:
             self.target.settle(limit=self.limit)
+            alone = not self.target.grouped
         except NoCallFits:
             self.join(0, 1, folder, self.limit, self.choice)
             self.target.settle(limit=self.limit)
