@@ -436,6 +436,7 @@ def test_published_loss_that_takes_the_same_arguments_is_named(
     assert found.unexplained == 0
 
 
+@pytest.mark.slow
 def test_a_reason_that_other_failing_cases_contradict_is_not_chosen() -> None:
     """Without the exponential, the temperature seems to be clamped at 1 where the logarithm of its inverse is 1."""
     found = check_loss(readings.without_exp, "info_nce", fuzz=0, dtypes=("float64",)).diagnosis

@@ -502,6 +502,7 @@ def test_factors_rounded_to_float32_are_judged_as_float32() -> None:
     assert (wrong.exit_code, ROUNDS_WEIGHTS in wrong.notes) == (1, False)
 
 
+@pytest.mark.slow
 def test_dcl_of_two_views_is_judged_without_labels() -> None:
     name, settings = f"{READINGS}:one_way_without_positives", {"denominator": "only_negatives"}
     found = check_loss(name, "supcon", settings=settings, dtypes="float64", fuzz=10, seed=0)
@@ -512,6 +513,7 @@ def test_dcl_of_two_views_is_judged_without_labels() -> None:
     assert any("only batches whose classes are pairs of views are judged" in note for note in found.notes)
 
 
+@pytest.mark.slow
 def test_loss_whose_anchors_are_the_first_views_is_told_how_to_be_called() -> None:
     found = judged("first_views_only", "nt_xent")
     assert found.exit_code == 1
@@ -537,6 +539,7 @@ def test_dot_products_in_one_direction_are_named_together() -> None:
     assert judged("inner_products_one_way", "info_nce", temperature=1.0, settings=settings).exit_code == 0
 
 
+@pytest.mark.slow
 def test_mean_over_all_pairs_of_the_sigmoid_loss_is_not_called_one_of_positive_pairs() -> None:
     (reason,) = judged("sigmoid_over_pairs_without_a_bias", "sigmoid").diagnosis.reasons
     assert reason.intended == "--loss sigmoid --set bias=0.0 --set reduction=mean_pairs"
@@ -547,6 +550,7 @@ def test_mean_over_all_pairs_of_the_sigmoid_loss_is_not_called_one_of_positive_p
     )
 
 
+@pytest.mark.slow
 def test_claimed_weights_of_the_directions_are_no_reason() -> None:
     settings = {"direction_weights": "0.75,0.25"}
     found = judged("weighted_directions_with_rounded_gradients", "info_nce", settings=settings)
