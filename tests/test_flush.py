@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from pairproof.conformance.suite.cases import row_norms
+from pairproof.conformance.truth.compare import _ulps
 
 TARGET = """
 import torch
@@ -69,6 +70,16 @@ def test_pytest_flushes_in_the_process_of_the_target(pytester: pytest.Pytester) 
     command = ["--pyargs", "pairproof.conformance.test_target", *options]
     assert pytester.runpytest_subprocess(*command, "--pairproof-flush-denormal").ret == 0
     assert pytester.runpytest_subprocess(*command).ret != 0
+
+
+def test_errors_of_a_loss_of_0_are_counted_where_subnormal_numbers_are_flushed() -> None:
+    try:
+        if not torch.set_flush_denormal(True):
+            pytest.skip("this processor cannot flush subnormal numbers")
+        counted = _ulps([0.0], [1e-300], "float64")
+    finally:
+        torch.set_flush_denormal(False)
+    assert 1e7 < counted < math.inf
 
 
 def test_norms_do_not_depend_on_subnormal_numbers() -> None:

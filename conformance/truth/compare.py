@@ -76,9 +76,10 @@ def compare(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds, dtype: s
 def _ulps(expected: Sequence[float], found: Sequence[float], dtype: str) -> float:
     """Return the largest error of the loss in units in the last place; inf if an error is not finite."""
     number, pairs = np.dtype(dtype).type, zip(expected, found, strict=True)
+    least = float(np.finfo(number).tiny)  # where subnormal numbers are flushed, the spacing near 0 is 0
     differ = [(e, f) for e, f in pairs if e != f and not (math.isnan(e) and math.isnan(f))]
     with np.errstate(over="ignore", invalid="ignore"):
-        errors = [abs(f - e) / float(np.spacing(abs(number(e)))) for e, f in differ]
+        errors = [abs(f - e) / (float(np.spacing(abs(number(e)))) or least) for e, f in differ]
     return max([0.0, *(error if math.isfinite(error) else math.inf for error in errors)])
 
 
