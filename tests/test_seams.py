@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.catalogue import LOSSES
 from pairproof.conformance.suite.golden import GoldenCase, load_golden
-from pairproof.conformance.suite.records import Outcome, Truth
+from pairproof.conformance.suite.records import Bounds, Outcome, Truth
 from pairproof.conformance.truth.compare import compare
 from pairproof.conformance.truth.evaluate import stored_truth
 from pairproof.conformance.truth.tolerances import bounds, formula_bounds
@@ -18,10 +19,22 @@ TILES = (32, 64, 128, 256, 512)
 WRONG_BY = {"float64": 1e-8, "float32": 1e-2}
 """Relative errors of one row that must be noticed. The mean over the anchors divides the error of a value by N."""
 
-MANY_ANCHORS = 3.0
-"""Factor of the float32 error in cases with more than 512 anchors: a float32 sum of 1026 numbers may be wrong by 170 u.
+MANY_ANCHORS = {
+    **{("supcon", 512): (1.2, 1.0), ("supcon_in", 512): (1.4, 1.0), ("nt_xent", 512): (1.6, 1.0)},
+    **{("nt_xent_pairwise", 512): (1.5, 1.0), ("nt_bxent", 512): (2.5, 1.0), ("info_nce", 512): (3.0, 1.0)},
+    **{("sigmoid", 512): (2.9, 1.7), ("hard_negative", 512): (1.9, 1.0)},
+    **{("multiple_negatives_ranking", 256): (1.3, 1.0), ("dclw", 256): (1.7, 1.8), ("dclw", 512): (1.4, 1.0)},
+}
+"""Factors of the float32 errors of a value and of a gradient, where the smallest case has more than 512 anchors.
 
-Within the bounds that hold on every machine, the mean of 513 values may hide errors of one of them of up to 2.9 %.
+On some machine, a float32 sum of 1026 numbers may be wrong by 170 u, and one of 513 by 120 u. A smaller error of one of
+them is within the bound.
+"""
+
+SMALL_GRADIENT = {("nt_bxent", 512, "float32")}
+"""Where the smallest case has a row at the seam with a gradient too small to show the error; a larger case shows it.
+
+The gradient of row 512 of ``shape-513-by-2`` is about 7e-6.
 """
 
 
@@ -67,18 +80,21 @@ WRONG = {"value": with_wrong_value, "gradient": with_wrong_gradient}
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.quick(22)
 def test_error_in_one_row_at_the_seam_of_tiles_fails(loss: str, tile: int, dtype: str) -> None:
-    golden = cases_beyond(loss, tile)[0]
-    case = golden.case
-    assert case.n > tile
-    assert case.holds_in(dtype)
-    error = WRONG_BY[dtype] * (MANY_ANCHORS if dtype == "float32" and case.n > 512 else 1.0)
-    true = stored_truth(case, golden.expected)
-    # The widest bounds of any level.
-    allowed = formula_bounds(bounds(case, true, dtype))
+    factors = MANY_ANCHORS.get((loss, tile), (1.0, 1.0)) if dtype == "float32" else (1.0, 1.0)
+    errors = {kind: WRONG_BY[dtype] * factor for kind, factor in zip(WRONG, factors, strict=True)}
+    missed = {(kind, row) for kind in WRONG for row in (tile - 1, tile)}
+    found = cases_beyond(loss, tile)
+    for golden in found if (loss, tile, dtype) in SMALL_GRADIENT else found[:1]:
+        case = golden.case
+        assert case.n > tile
+        assert case.holds_in(dtype)
+        true = stored_truth(case, golden.expected)
+        # The widest bounds of any level.
+        allowed = formula_bounds(bounds(case, true, dtype))
 
-    def ratio(outcome: Outcome) -> float:
-        return compare(case, true, rounded(outcome, dtype), allowed, dtype).ratio
+        def ratio(outcome: Outcome, case: Case = case, true: Truth = true, allowed: Bounds = allowed) -> float:
+            return compare(case, true, rounded(outcome, dtype), allowed, dtype).ratio
 
-    assert ratio(Outcome([*true.values], true.gradient, other_gradients=true.other_gradients)) <= 1
-    wrong = {(kind, row): WRONG[kind](true, row, error) for kind in WRONG for row in (tile - 1, tile)}
-    assert not [place for place, outcome in wrong.items() if ratio(outcome) <= 1]
+        assert ratio(Outcome([*true.values], true.gradient, other_gradients=true.other_gradients)) <= 1
+        missed -= {(kind, row) for kind, row in missed if ratio(WRONG[kind](true, row, errors[kind])) > 1}
+    assert not missed

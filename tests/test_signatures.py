@@ -251,7 +251,6 @@ def test_values_that_only_the_user_knows_are_asked_for_as_options() -> None:
 
 
 def test_jax_is_refused_in_a_fork_of_a_process_that_has_used_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "_WITHOUT_THREADS_OF_JAX", [])
     monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", SimpleNamespace(backends_are_initialized=lambda: True))
     read, write = os.pipe()
     if not (child := os.fork()):
@@ -264,7 +263,7 @@ def test_jax_is_refused_in_a_fork_of_a_process_that_has_used_it(monkeypatch: pyt
     assert os.read(read, 1000).startswith(b"jax waits forever in a fork")
     os.close(read)
     os.close(write)
-    assert loading._WITHOUT_THREADS_OF_JAX == []
+    assert not loading._threads.lost
 
 
 def test_class_in_a_wrapper_gets_its_constructor() -> None:

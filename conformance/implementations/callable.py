@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -562,7 +562,7 @@ def import_jax() -> Any:
     Raises:
         TargetError: it is not installed, or its threads are missing here.
     """
-    if _WITHOUT_THREADS_OF_JAX:
+    if _threads.lost:
         raise TargetError(
             "jax waits forever in a fork of a process that has used it: pass a target that can be imported"
         )
@@ -574,39 +574,39 @@ def import_jax() -> Any:
     return jax
 
 
-_WITHOUT_THREADS_OF_JAX: list[bool] = []
-"""Not empty in a fork of a process that has used jax."""
+@dataclass
+class _Threads:
+    """The threads of this process that a fork of it does not have.
+
+    Attributes:
+        group: whether those of the process group that ``_start_group`` has started run.
+        lost: whether this process is a fork without those of jax.
+    """
+
+    group: bool = False
+    lost: bool = False
+
+    def before_fork(self) -> None:
+        """End the process group."""
+        if self.group and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        self.group = False
+
+    def after_fork(self) -> None:
+        """Note that the threads of jax are missing, if it has started any."""
+        bridge = sys.modules.get("jax._src.xla_bridge")
+        self.lost |= bridge is not None and bridge.backends_are_initialized()
 
 
-def _note_threads_of_jax() -> None:
-    bridge = sys.modules.get("jax._src.xla_bridge")
-    if bridge is not None and bridge.backends_are_initialized():
-        _WITHOUT_THREADS_OF_JAX.append(True)
-
-
-os.register_at_fork(after_in_child=_note_threads_of_jax)
+_threads = _Threads()
+os.register_at_fork(before=_threads.before_fork, after_in_child=_threads.after_fork)
 
 
 def _start_group() -> None:
     """Start a process group of this process alone. It ends before the next fork, which its threads do not survive."""
-    _end_group_before_forks()
     store = torch.distributed.HashStore()  # type: ignore[attr-defined]
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    _OWN_GROUP.append(True)
-
-
-_OWN_GROUP: list[bool] = []
-"""Not empty if ``_start_group`` has started the process group."""
-
-
-@cache
-def _end_group_before_forks() -> None:
-    def end() -> None:
-        if _OWN_GROUP and torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
-        _OWN_GROUP.clear()
-
-    os.register_at_fork(before=end)
+    _threads.group = True
 
 
 def _is_number(value: Any) -> bool:
