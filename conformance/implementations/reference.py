@@ -61,8 +61,9 @@ def complex_step(case: Case) -> dict[str, npt.NDArray[np.float64]]:
     """
     exact = np.concatenate(list(case.matrices.values()))
     largest = np.abs(exact).max(axis=1, keepdims=True)
-    relative = STEP / max(1.0, float(np.abs(logits(case)).max()))
-    steps = np.broadcast_to(relative * np.where(largest > 0, largest, largest.max() or 1.0), exact.shape)
+    # STEP / the largest logit may be subnormal, which some processes flush to 0.
+    steps = STEP * np.where(largest > 0, largest, largest.max() or 1.0) / max(1.0, float(np.abs(logits(case)).max()))
+    steps = np.broadcast_to(steps, exact.shape)
     # Cosines are not differentiable at a row of zeros. By convention its gradient is 0, so it takes no step.
     taken = steps * ((largest > 0) | (case.option("similarity") == "dot"))
     ends = np.cumsum([len(matrix) for matrix in case.matrices.values()])[:-1]
