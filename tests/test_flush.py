@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from pairproof.conformance.implementations.reference import complex_step
 from pairproof.conformance.suite.cases import row_norms
+from pairproof.conformance.suite.golden import load_golden
 from pairproof.conformance.truth.compare import _ulps
 
 TARGET = """
@@ -80,6 +82,18 @@ def test_errors_of_a_loss_of_0_are_counted_where_subnormal_numbers_are_flushed()
     finally:
         torch.set_flush_denormal(False)
     assert 1e7 < counted < math.inf
+
+
+def test_reference_has_a_gradient_for_huge_logits_where_subnormal_numbers_are_flushed() -> None:
+    (golden,) = (one for one in load_golden(losses=("nt_bxent",)) if one.id.endswith("/huge-logits-float64-none"))
+    try:
+        if not torch.set_flush_denormal(True):
+            pytest.skip("this processor cannot flush subnormal numbers")
+        found = complex_step(golden.case)
+    finally:
+        torch.set_flush_denormal(False)
+    assert golden.expected.gradient is not None
+    np.testing.assert_allclose(found["embeddings"], golden.expected.gradient, rtol=1e-12)
 
 
 def test_norms_do_not_depend_on_subnormal_numbers() -> None:
