@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,11 @@ import pytest
 import torch
 
 from pairproof.conformance.implementations.reference import complex_step
+from pairproof.conformance.implementations.supcontrast import row_underflows
 from pairproof.conformance.suite.cases import row_norms
-from pairproof.conformance.suite.golden import load_golden
+from pairproof.conformance.suite.golden import GoldenCase, load_golden
 from pairproof.conformance.truth.compare import _ulps
+from pairproof.conformance.truth.evaluate import stored_truth
 
 TARGET = """
 import torch
@@ -71,39 +74,53 @@ def test_pytest_flushes_in_the_process_of_the_target(pytester: pytest.Pytester) 
     ]
     command = ["--pyargs", "pairproof.conformance.test_target", *options]
     assert pytester.runpytest_subprocess(*command, "--pairproof-flush-denormal").ret == 0
-    assert pytester.runpytest_subprocess(*command).ret != 0
+    kept = pytester.runpytest_subprocess(*command)
+    assert kept.ret != 0, kept.stdout.str()
 
 
-def test_errors_of_a_loss_of_0_are_counted_where_subnormal_numbers_are_flushed() -> None:
-    try:
-        if not torch.set_flush_denormal(True):
-            pytest.skip("this processor cannot flush subnormal numbers")
-        counted = _ulps([0.0], [1e-300], "float64")
-    finally:
-        torch.set_flush_denormal(False)
-    assert 1e7 < counted < math.inf
+@pytest.fixture
+def flushed() -> Iterator[None]:
+    """Flush subnormal numbers during the test."""
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush subnormal numbers")
+    yield
+    torch.set_flush_denormal(False)
 
 
-def test_reference_has_a_gradient_for_huge_logits_where_subnormal_numbers_are_flushed() -> None:
-    (golden,) = (one for one in load_golden(losses=("nt_bxent",)) if one.id.endswith("/huge-logits-float64-none"))
-    try:
-        if not torch.set_flush_denormal(True):
-            pytest.skip("this processor cannot flush subnormal numbers")
-        found = complex_step(golden.case)
-    finally:
-        torch.set_flush_denormal(False)
+def golden_case(name: str) -> GoldenCase:
+    (golden,) = (one for one in load_golden() if one.id == f"golden/{name}")
+    return golden
+
+
+def test_errors_of_a_loss_of_0_are_counted_where_subnormal_numbers_are_flushed(flushed: None) -> None:
+    assert 1e7 < _ulps([0.0], [1e-300], "float64") < math.inf
+
+
+def test_reference_has_a_gradient_for_huge_logits_where_subnormal_numbers_are_flushed(flushed: None) -> None:
+    golden = golden_case("nt_bxent/huge-logits-float64-none")
+    found = complex_step(golden.case)
+    torch.set_flush_denormal(False)
     assert golden.expected.gradient is not None
     np.testing.assert_allclose(found["embeddings"], golden.expected.gradient, rtol=1e-12)
 
 
-def test_norms_do_not_depend_on_subnormal_numbers() -> None:
+def test_norms_do_not_depend_on_subnormal_numbers(request: pytest.FixtureRequest) -> None:
     rows = np.array([[1.5e308, 2e307], [3.0, 4.0], [3e-300, 4e-300], [0.0, 0.0], [math.inf, 1.0], [math.nan, 1.0]])
     expected = np.array([math.hypot(*row) for row in rows.tolist()])
     np.testing.assert_array_equal(row_norms(rows), expected)
-    try:
-        if not torch.set_flush_denormal(True):
-            pytest.skip("this processor cannot flush subnormal numbers")
-        flushed = row_norms(rows)
-    finally:
-        torch.set_flush_denormal(False)
-    np.testing.assert_array_equal(flushed, expected)
+    request.getfixturevalue("flushed")
+    np.testing.assert_array_equal(row_norms(rows), expected)
+
+
+@pytest.mark.parametrize(
+    ("case", "deviates"),
+    [("mixed-norms-dot", True), ("duplicate-other-class-tau-0-01", True), ("smallest-normal-norm", False)],
+)
+def test_original_supcon_code_loses_a_part_of_the_sum_where_subnormal_numbers_are_flushed(
+    case: str, deviates: bool, request: pytest.FixtureRequest
+) -> None:
+    golden = golden_case(f"supcon/{case}")
+    true = stored_truth(golden.case, golden.expected)
+    assert not row_underflows.applies(golden.case, "float32", true)
+    request.getfixturevalue("flushed")
+    assert row_underflows.applies(golden.case, "float32", true) == deviates

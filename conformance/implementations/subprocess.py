@@ -57,8 +57,8 @@ LONGEST_LINE = 2**28
 PATIENCE = 2.0
 """Seconds that a command may take to exit after the end of its input."""
 
-BRIEFLY = 0.2
-"""Seconds to wait for the exit code of a command that stopped answering."""
+BRIEFLY = 1.0
+"""Seconds to wait for the exit code of a process that stopped answering. On a busy machine, its end takes a while."""
 
 
 class _Broken(Exception):

@@ -19,11 +19,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ..suite.cases import Case
+from ..suite.machine import machine
 from ..suite.records import Outcome, Truth
 from ..suite.store import fixtures_root, read_checked
+from ..truth.tolerances import lost, unit_roundoff
 from . import base
 from .base import Support, TorchImplementation, Unavailable
 from .files import FilePeer, load_file, sha256
@@ -41,16 +44,23 @@ RECORDED_FORMAT = "pairproof-recorded/1"
     "the self pair makes the row underflow", "https://github.com/HobbitLong/SupContrast/issues/104", wrong=True
 )
 def row_underflows(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether the exponentials of all other logits of some anchor underflow next to its self pair.
+    """Whether the exponentials of other logits of some anchor underflow next to its self pair.
 
     The maximum of a row includes the self pair. If all other logits lie far below it, their exponentials are 0, and the
-    loss contains the logarithm of 0.
+    loss contains the logarithm of 0. If only some of them are 0, the sum is too small. This matters where subnormal
+    numbers are flushed to 0.
     """
-    deepest = -math.log(np.finfo(dtype).tiny)
     found, positives = base.logits(case), case.positives()
     own = found.diagonal().copy()
     np.fill_diagonal(found, -np.inf)
-    return any(positives[i] and own[i] - found[i].max() > deepest for i in case.anchors())
+
+    def underflows(row: npt.NDArray[np.float64]) -> bool:
+        if row.max() < math.log(np.finfo(dtype).tiny):
+            return True
+        underflowed = np.exp(row[row < math.log(lost(dtype))]).sum()
+        return bool(underflowed > unit_roundoff(dtype) * np.exp(row).sum())
+
+    return any(positives[i] and underflows(found[i] - own[i]) for i in case.anchors())
 
 
 PULL_142 = "https://github.com/HobbitLong/SupContrast/pull/142"
@@ -133,6 +143,8 @@ class SupContrastToday(_SupConCode):
             self.path = path / "losses.py" if path.is_dir() else path
             self.loss = load_file(self.path).SupConLoss
             return
+        if machine()["denormals"] == "flushed":
+            raise Unavailable("its results were recorded where subnormal numbers are kept")
         recorded = fixtures_root() / RECORDED
         if not recorded.is_file():
             raise Unavailable(f"{RECORDED} is missing; pass the path of the repository with --peer supcontrast=PATH")
