@@ -105,11 +105,12 @@ def test_an_example_of_a_call_conforms_on_some_cases(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("proved_once")
 @pytest.mark.parametrize(("name", "code", "line"), COMMANDS, ids=[line.split()[2] for _, _, line in COMMANDS])
 def test_an_example_of_a_call_conforms(
     name: str, code: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    conforms(line, code, tmp_path, monkeypatch)
+    conforms(line, code, tmp_path, monkeypatch, "--seed=1")  # examples of the same loss share the proofs of batches
 
 
 def test_the_table_of_losses_is_complete() -> None:

@@ -14,6 +14,8 @@ from pairproof.conformance.suite.levels import Level
 
 FILE = Path(__file__).parent / "targets" / "honest.py"
 
+pytestmark = pytest.mark.usefixtures("proved_once")
+
 HONEST: dict[str, tuple[str, dict[str, Any], str]] = {
     "simclr": ("nt_xent", {}, "norms below 1e-12 are clamped"),
     "simclr_unshifted": ("nt_xent", {}, "float32: the gradient is wrong below temperature 0.0298"),

@@ -150,6 +150,7 @@ def test_hint_names_extras_that_exist() -> None:
     ].keys()
 
 
+@pytest.mark.slow
 def test_wheel_has_no_file_of_an_earlier_build(tmp_path: Path) -> None:
     clone = tmp_path / "clone"
     clone.mkdir()

@@ -106,7 +106,7 @@ def test_kinds_of_training_batches_differ() -> None:
 @pytest.mark.parametrize("loss", ["supcon", "supcon_in", "nt_xent_pairwise", "supcon_epsilon"])
 @pytest.mark.quick(1)
 def test_plain_batch_has_large_classes_and_leaves_out_rows_without_positives(loss: str) -> None:
-    for seed in range(20):
+    for seed in range(8):
         case = draw_training(_claim(loss), seed, FEW_CLASSES)
         counts = case.positive_counts()
         assert max(counts) >= 40
@@ -126,6 +126,7 @@ def test_every_reduction_occurs_without_references(loss: str) -> None:
         assert alone >= {"sum", "none"}
 
 
+@pytest.mark.slow
 def test_batch_with_too_many_similarities_gets_fewer_rows() -> None:
     every = "query_to_doc+query_to_query+doc_to_query+doc_to_doc"
     claim = External(

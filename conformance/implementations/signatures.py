@@ -196,6 +196,7 @@ class Signature:
         if not callable(thing):
             raise TargetError(f"it is {kind_of(thing)}, which cannot be called")
         self.thing, self.init, self.constructs, self.scale = thing, dict(init), isinstance(thing, type), scale
+        self._logarithms: dict[str, bool] = {}
         self.call = _parameters(_called(thing))
         self.constructor = _parameters(thing) if self.constructs else {}
         if self.constructs:
@@ -413,6 +414,11 @@ class Signature:
 
         The name, the default or exp in the source show it.
         """
+        if word not in self._logarithms:  # reading the source takes long
+            self._logarithms[word] = self._read_as_logarithm(word)
+        return self._logarithms[word]
+
+    def _read_as_logarithm(self, word: str) -> bool:
         if word in LOGARITHMS:
             return True
         if word not in (*INVERSES, *TEMPERATURES, self.scale) and not word.startswith("logit_scale_"):

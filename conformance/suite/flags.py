@@ -221,15 +221,20 @@ def _holds(facts: Facts, flag: str) -> bool:
         return False
 
 
+@once
+def _facts(case: Case) -> Facts:
+    return Facts(case)
+
+
 def true_flags(case: Case) -> tuple[str, ...]:
     """Return the flags of ``CONDITIONS`` whose condition the case meets."""
-    facts = Facts(case)
+    facts = _facts(case)
     return tuple(flag for flag in CONDITIONS if _holds(facts, flag))
 
 
 def first_untrue(case: Case, flags: Sequence[str]) -> str | None:
     """Return a message about the first flag whose condition the case does not meet, or None."""
-    facts = Facts(case)
+    facts = _facts(case)
     untrue = next((flag for flag in flags if not _holds(facts, flag)), None)
     return untrue and f"{case.id}: the flag {untrue!r} needs a case in which {CONDITIONS[untrue][0]}"
 
