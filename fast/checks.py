@@ -630,7 +630,7 @@ def check_positive_pairs(
 
 def _checked(kind: str, rows: Tensor, own: Tensor | None, columns: int, validate: bool) -> Tensor:
     """Return row numbers, checked if values may be read. In a compiled graph, an operator checks them at run time."""
-    if device.may_read(rows, validate):
+    if device.may_read(rows, validate) and (own is None or device.may_read(own, validate)):
         _refuse(kind, rows, own, columns)
     elif device.traced(rows):
         return cast(Tensor, torch.ops.pairproof.checked(kind, rows, own, columns, validate))

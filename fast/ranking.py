@@ -261,7 +261,7 @@ def multiple_negatives_ranking_loss(
     if hard is not None and apart:
         repeated = a.index_select(0, local.repeat_interleave(number))
         logits = pair_logits(repeated, hard, rule).view(a.shape[0], number)
-        logits = logits + (logits * (own * temperature)).detach()
+        logits = logits + (logits * (own * rule.temperature_as(wide))).detach()
         if masks["hard"] is not None:
             kept = ~masks["hard"].view(a.shape[0], total, number)[local, place]
             queries.append(_log_sum_where(logits, kept) - positives)

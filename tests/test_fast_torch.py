@@ -276,6 +276,16 @@ def test_compiled_loss_takes_one_tensor_in_two_places(name: str) -> None:
     torch.testing.assert_close(found, true, rtol=1e-5, atol=1e-6)
 
 
+@compiles
+@old_torch_warns
+@pytest.mark.slow
+def test_compiled_loss_does_not_depend_on_the_default_device() -> None:
+    z, compiled = normal(ROWS), torch.compile(LOSSES["supcon"], fullgraph=True, backend="aot_eager")
+    with torch.device("meta"):
+        found = value_and_gradient(compiled, z)
+    torch.testing.assert_close(found, value_and_gradient(LOSSES["supcon"], z), rtol=1e-5, atol=1e-6)
+
+
 def of_any_size(z: Tensor, backend: str, loss: str) -> Tensor:
     place = torch.arange(len(z))
     if loss == "supcon":
@@ -559,6 +569,25 @@ def test_batched_transforms_equal_a_loop(backend: str) -> None:
             torch.testing.assert_close(torch.func.vmap(function)(stack), true, **close)
         true = torch.autograd.functional.jacobian(each, stack[0])
         torch.testing.assert_close(torch.func.jacrev(each)(stack[0]), true, **close)
+
+
+def test_each_argument_may_be_batched_alone() -> None:
+    """Batched values are not read, even if other values that they are checked with are not batched."""
+    z, bank, places = normal(ROWS, dtype=torch.float64), BANK.double(), torch.tensor([1, 2, 0, 3, 4, 1, 2, 0])
+    left_out = MASK & (PARTNERS[:, None] != torch.arange(ROWS))
+    calls: dict[str, tuple[Call, Tensor]] = {
+        "ignored": (lambda mask: nt_xent_loss(z, PARTNERS, ignored=mask), left_out),
+        "self_rows": (lambda own: nt_xent_loss(z, places, ref_embeddings=bank, self_rows=own), OWN),
+        "self_rows of dclw": (lambda own: dclw_loss(z, places, ref_embeddings=bank, self_rows=own), OWN),
+        "ignored pairs of towers": (
+            lambda mask: info_nce_loss(z, z.flip(1), ignored=mask),
+            MASK & ~torch.eye(ROWS, dtype=torch.bool),
+        ),
+    }
+    for name, (call, given) in calls.items():
+        stack = torch.stack((given, given.roll(0, 0)))
+        true = torch.stack([call(one) for one in stack])
+        torch.testing.assert_close(torch.func.vmap(call)(stack), true, msg=name)
 
 
 @old_torch_warns
@@ -851,7 +880,13 @@ def test_float32_temperatures_are_not_rounded_again_on_an_accelerator(backend: s
         "hard_negative": lambda z, **o: hard_negative_loss(z, PARTNERS, **o),
         "sigmoid": lambda z, **o: sigmoid_loss(z, z.flip(1), **o),
         "hardened": lambda z, **o: multiple_negatives_ranking_loss(
-            z, z.flip(1), hardness_mode="in_batch_negatives", hardness_strength=2.0, **o
+            z,
+            z.flip(1),
+            hard_negatives=z[:, None] + 1,
+            hard_negatives_scope="own",
+            hardness_mode="all_negatives",
+            hardness_strength=0.3,
+            **o,
         ),
     }
     for name, call in calls.items():
@@ -1059,9 +1094,25 @@ def test_no_tensor_of_a_second_derivative_grows_with_the_square_of_the_rows(name
 def test_buffers_of_other_devices_are_not_kept() -> None:
     def step() -> None:
         device.give_back("logits", torch.empty(8, device="meta"))
-        like = torch.empty(0)
-        with torch.device("meta"):  # the default device does not matter
-            assert device.borrow("logits", like, 4).device.type == "cpu"
+        assert device.borrow("logits", torch.empty(0), 4).device.type == "cpu"
+
+    in_a_new_thread(step)
+
+
+def test_no_loss_depends_on_the_default_device() -> None:
+    calls = LOSSES | {
+        "none_pairs": lambda z, **o: nt_xent_pairwise_loss(z, LABELS, reduction="none_pairs", **o),
+        "none_pairs, sigmoid": lambda z, **o: sigmoid_loss(z, z.flip(1), reduction="none_pairs", **o),
+        "ranking": lambda z, **o: multiple_negatives_ranking_loss(z, z.flip(1), **o),
+    }
+
+    def step() -> None:  # in a new thread, so that no buffer is idle
+        for (name, call), backend in itertools.product(calls.items(), ("auto", "tiled")):
+            leaf, upstream = normal(ROWS).requires_grad_(), torch.tensor(2.0)
+            with torch.device("meta"):
+                value = call(leaf, backend=backend)
+                (gradient,) = torch.autograd.grad(value, leaf, upstream.expand_as(value))
+            torch.testing.assert_close(gradient, 2 * value_and_gradient(call, leaf, backend=backend)[1], msg=name)
 
     in_a_new_thread(step)
 

@@ -220,10 +220,13 @@ def test_half_precision_rows_take_weights_of_both_dtypes() -> None:
 def test_float64_rows_keep_their_digits_with_float32_weights(name: str, backend: Any) -> None:
     weights = drawn(*([N] if name == "anchor_weights" else [N, N]), seed=1).float()
     options: dict[str, Any] = {"temperature": 0.3, "backend": backend}
-    found, expected = (
-        fast.supcon_loss(rows(), LABELS, **{name: given}, **options) for given in (weights, weights.double())
-    )
-    torch.testing.assert_close(found, expected, rtol=1e-14, atol=0)
+    classes_of_four = torch.arange(N) // 4  # products of float32 weights with 3, the number of positives, are rounded
+    for reduction in ("mean", "sum", "none", "mean_pairs", "sum_pairs", "none_pairs"):
+        found, expected = (
+            fast.nt_xent_pairwise_loss(rows(), classes_of_four, reduction=reduction, **{name: given}, **options)
+            for given in (weights, weights.double())
+        )
+        torch.testing.assert_close(found, expected, rtol=1e-14, atol=0, msg=reduction)
 
 
 def test_loss_near_0_keeps_its_digits_beside_a_positive_of_weight_0() -> None:

@@ -132,7 +132,7 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
         tensors, plain = _flat(batch, plan)
         if compiling and temperature is None:
             # A number would be a constant of the graph.
-            tensors[_TEMPERATURE] = torch.ones((), dtype=torch.float64) * plain[_NUMBER]
+            tensors[_TEMPERATURE] = torch.ones((), dtype=torch.float64, device="cpu") * plain[_NUMBER]
             plain[_NUMBER] = _IN_TENSOR
         if compiling:  # a traced function takes no tensor twice, such as labels that are also those of the references
             tensors = [

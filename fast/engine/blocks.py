@@ -24,7 +24,7 @@ from .spec import LN2, AnchorValues, Batch, Policy, References, Rule, Sizes, Tar
 from .transforms import Reverse
 from .unshifted import NONE
 
-_TARGETS = Targets("partners", torch.empty(0, dtype=torch.int64))
+_TARGETS = Targets("partners", torch.empty(0, dtype=torch.int64, device="cpu"))
 
 
 def together(sizes: Sequence[Sizes | None]) -> Sizes | None:

@@ -335,7 +335,8 @@ def reduced(found: AnchorValues, batch: Batch, policy: Policy) -> Tensor:
         rows = positives > 0 if rows is None else rows & (positives > 0)
     weights = policy.anchor_weights
     if weights is not None:
-        weights = torch.where(weights >= 0, weights, torch.nan)  # it may not have been checked
+        exact = weights.to(torch.promote_types(weights.dtype, values.dtype))
+        weights = torch.where(exact >= 0, exact, torch.nan)  # they may not have been checked
     if policy.reduction == "none":
         values = values if weights is None else values * weights
         result = values if rows is None else values[rows]

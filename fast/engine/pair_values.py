@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -139,7 +139,7 @@ def _some_pairs(batch: Batch, backend: Backend) -> tuple[_Pairs, Tensor]:
         rows, columns = chosen.nonzero(as_tuple=True)
         found.append(torch.stack((rows + start, columns)))
         signs.append(positive[rows, columns])
-    ends = torch.tensor([part.shape[1] for part in found]).cumsum(0).tolist()
+    ends = list(accumulate(part.shape[1] for part in found))
     rows, columns = torch.cat(found, 1)
     return _Pairs(rows, columns, ends, height), torch.cat(signs)
 

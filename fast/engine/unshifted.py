@@ -229,7 +229,7 @@ def _clear(matrix: Tensor, batch: Batch, here: slice) -> Tensor:
     return matrix
 
 
-NONE = torch.empty(0)
+NONE = torch.empty(0, device="cpu")
 """Stands for a sum or a matrix that the formula does not use."""
 
 
