@@ -9,6 +9,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from pairproof import fast
 from pairproof.fast import (
     InfoNCELoss,
     NTXentLoss,
@@ -41,6 +43,7 @@ from pairproof.fast.engine import Batch, References, Rule, Targets, device, plan
 
 Tensor = torch.Tensor
 Call = Callable[..., Tensor]
+FUNCTIONS = [getattr(fast, name) for name in fast.__all__ if name.endswith("_loss")]
 
 BACKENDS = ("auto", "dense", "tiled", "exact")
 ROWS = 8
@@ -251,28 +254,42 @@ def test_reductions_and_anchors_compile(reduction: Any, anchors: Tensor | None, 
     torch.testing.assert_close(found, true, rtol=1e-5, atol=1e-6)
 
 
-TWICE: dict[str, Callable[[Tensor], Tensor]] = {
-    "towers": lambda z: info_nce_loss(z, z, temperature=0.5),
-    "rows and references": lambda z: supcon_loss(z, LABELS, ref_embeddings=z, ref_labels=LABELS + 0),
-    "labels of both": lambda z: supcon_loss(z, LABELS, ref_embeddings=z.detach(), ref_labels=LABELS),
-    "labels and ids": lambda z: supcon_loss(z, LABELS % 2, ignored_ids=LABELS),
-    "ids of both": lambda z: supcon_loss(
-        z, LABELS, ref_embeddings=z + 1, ref_labels=LABELS + 0, ignored_ids=SOME, ref_ignored_ids=SOME
-    ),
-    "weights": lambda z: supcon_loss(z, LABELS, positive_weights=FACTORS, negative_weights=FACTORS),
-}
-"""Losses with one tensor in two places."""
+WAYS = ("labels", "positives", "partners")
+POSITIVES = {function: [way for way in WAYS if way in signature(function).parameters] for function in FUNCTIONS}
+ALIKE = [(function, way) for function, ways in POSITIVES.items() for way in ways]
+ALIKE += [
+    (function, "") for function, ways in POSITIVES.items() if not ways or function in (info_nce_loss, sigmoid_loss)
+]
+"""Each loss with each way to give positives; "" if it needs none."""
 
-SOME, FACTORS = torch.arange(ROWS) % 7, torch.rand(ROWS, ROWS, generator=torch.Generator().manual_seed(5))
+
+def equal_arguments(function: Call, way: str) -> dict[str, Tensor]:
+    """Return arguments of a loss except rows, with one tensor for all integers, masks, weights and numbers."""
+    places = torch.tensor([1, 0, 3, 2, 5, 4])
+    integers = "partners", "labels", "ref_labels", "self_rows", "ignored_ids", "ref_ignored_ids"
+    given = dict.fromkeys(integers, places if way == "partners" else places // 2)
+    given |= dict.fromkeys(("positives", "ignored"), torch.ones(6, 6).triu(2) > 0)
+    given |= dict.fromkeys(("positive_weights", "negative_weights"), normal(6, 6).abs())
+    given |= dict.fromkeys(("temperature", "bias"), torch.tensor(0.6))
+    given["positive_pairs"] = torch.stack((places, places.flip(0)), 1)
+    refused = {*WAYS} - {way} | ({"self_rows"} if way == "partners" else set())
+    known = signature(function).parameters.keys() - refused - (set() if way == "labels" else {"ref_labels"})
+    return {name: tensor for name, tensor in given.items() if name in known}
 
 
 @compiles
 @old_torch_warns
-@pytest.mark.parametrize("name", slow_except(["towers", "weights"], TWICE))
-def test_compiled_loss_takes_one_tensor_in_two_places(name: str) -> None:
-    z = normal(ROWS)
-    compiled = torch.compile(TWICE[name], fullgraph=True, backend="aot_eager")
-    found, true = value_and_gradient(compiled, z), value_and_gradient(TWICE[name], z)
+@pytest.mark.parametrize(
+    ("function", "way"),
+    slow_except([(supcon_loss, "labels"), (sigmoid_loss, "")], ALIKE),
+    ids=lambda part: part if isinstance(part, str) else part.__name__,
+)
+def test_compiled_loss_takes_one_tensor_for_any_two_arguments(function: Call, way: str) -> None:
+    rows = {"embeddings", "embeddings_a", "embeddings_b", "ref_embeddings"} & signature(function).parameters.keys()
+    given = equal_arguments(function, way)
+    call = lambda z: function(**dict.fromkeys(rows, z), **given)  # noqa: E731
+    compiled, z = torch.compile(call, fullgraph=True, backend="aot_eager"), normal(6, 6)
+    found, true = value_and_gradient(compiled, z), value_and_gradient(call, z)
     torch.testing.assert_close(found, true, rtol=1e-5, atol=1e-6)
 
 
