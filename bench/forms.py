@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,6 +18,8 @@ COLUMNS = 128
 CLASSES = 10
 QUEUE = 4096
 """Number of rows of the queue of negatives."""
+BANK = 65536
+"""Number of rows of the labelled bank."""
 
 KINDS = ("random", "trained")
 """Kinds of rows: independent normal rows, or rows around the centre of their class."""
@@ -34,7 +37,7 @@ _LABELS = ("two views", "10 classes", "8 per class")
 _MASKS = ("mask classes", "mask symmetric", "mask asymmetric")
 _BY_LABELS = (*_LABELS, *_MASKS, "references")
 WAYS = {
-    "supcon": _BY_LABELS,
+    "supcon": (*_BY_LABELS, f"bank of {BANK}"),
     "supcon_in": _BY_LABELS,
     "supcon_epsilon": (*_LABELS, *_MASKS),
     "nt_xent": ("partners", "references"),
@@ -46,7 +49,9 @@ WAYS = {
     "multiple_negatives_ranking": ("hard negatives", "all directions"),
     "dclw": ("partners", "references"),
 }
-"""Ways of giving the positives, by loss. References are N rows that get a gradient; a queue gets none."""
+"""Ways of giving the positives, by loss. References are N rows that get a gradient; a queue and a bank get none."""
+BANK_UP_TO = 256
+"""Largest number of rows with the bank."""
 
 TOWERS = ("info_nce", "sigmoid", "multiple_negatives_ranking")
 
@@ -71,13 +76,18 @@ class Recipe:
 
     @property
     def group(self) -> str:
-        """The key of `goals.PLAIN_RATIOS`: "labels", "masks", "both directions" or "one direction"."""
+        """The key of `goals.PLAIN_RATIOS`: "labels", "masks", "both directions", "one direction" or "bank of 65536"."""
         if self.way.startswith("mask"):
             return "masks"
         one_way = ("references", "one direction", f"queue of {QUEUE}", "hard negatives", "all directions")
         if self.way in one_way or self.loss == "sigmoid":
             return "one direction"
-        return self.way if self.way == "both directions" else "labels"
+        return self.way if self.way == "both directions" or self.up_to < math.inf else "labels"
+
+    @property
+    def up_to(self) -> float:
+        """The largest number of rows that is measured."""
+        return BANK_UP_TO if self.way == f"bank of {BANK}" else math.inf
 
 
 def _options(loss: str, way: str) -> dict[str, Any]:
@@ -100,7 +110,8 @@ def _draw(losses: Collection[str], number: int, seed: int) -> dict[str, Recipe]:
     A form's own options override drawn ones, but its name lists all that were drawn.
     """
     random, found = Random(seed), {}
-    for form in random.sample([form for form in FORMS.values() if form.loss in losses], number):
+    known = [form for form in FORMS.values() if form.loss in losses and form.up_to == math.inf]
+    for form in random.sample(known, number):
         options = {"similarity": random.choice(("cosine", "dot")), "reduction": random.choice(("mean", "sum", "none"))}
         if form.loss in ("supcon", "supcon_in"):
             options["denominator"] = random.choice(("all", "one_positive", "only_negatives"))
@@ -231,7 +242,7 @@ def make(name: str, n: int, d: int = COLUMNS, kind: str = "random", *, seed: int
     elif "8" in recipe.way:
         labels = rows // 8
     else:
-        classes = ("10 classes", "mask classes", "references", "mean over pairs")
+        classes = ("10 classes", "mask classes", "references", "mean over pairs", f"bank of {BANK}")
         labels = rows % CLASSES if recipe.way in classes else rows % (n // 2)
 
     def drawn() -> Tensor:
@@ -246,6 +257,11 @@ def make(name: str, n: int, d: int = COLUMNS, kind: str = "random", *, seed: int
     given = {**recipe.options, **_positives(recipe, labels, drawn)}
     if "queue" in recipe.way:
         given["negatives"] = torch.randn(QUEUE, d, generator=generator)
+    if recipe.up_to < math.inf:
+        given |= {
+            "ref_embeddings": torch.randn(BANK, d, generator=generator),
+            "ref_labels": torch.arange(BANK) % CLASSES,
+        }
     if recipe.way == "hard negatives":
         given["hard_negatives"] = torch.randn(n, 1, d, generator=generator)
     if recipe.options.get("similarity") == "dot":  # dot products are usually taken of normalised rows

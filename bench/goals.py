@@ -36,6 +36,7 @@ PLAIN_RATIOS = {
     "masks": {1024: 1.0, 4096: 1.8},
     "both directions": {1024: 1.8, 4096: 2.8},
     "one direction": {1024: 1.3, 4096: 1.5},
+    "bank of 65536": {64: 1.2, 256: 1.3},
 }
 """Goals for forward+backward relative to plain torch, by `forms.Recipe.group` and number of rows.
 

@@ -111,7 +111,7 @@ class Plan:
         """
         found = []
         for form, d, dtype, (regime, only) in product(self.forms, self.columns, self.dtypes, self.regimes):
-            sizes = [n for n in self.sizes if n in only or not only]
+            sizes = [n for n in self.sizes if (n in only or not only) and n <= RECIPES[form].up_to]
             if form in CORNERS and self.sizes == Plan.sizes:
                 sizes = list(QUICK_SIZES)
             small = [n for n in sizes if self.sizes != Plan.sizes or (regime == "default" and n <= PEERS_UP_TO)]
@@ -140,7 +140,7 @@ class Plan:
         return [
             self._job("memory", form, n=n, implementation=name)
             for n, form in product(self.memory_sizes, self.memory_forms)
-            if form in self.forms
+            if form in self.forms and n <= RECIPES[form].up_to
             for name in (names_for(form) if self.full and n == self.memory_sizes[0] else [OURS])
         ]
 

@@ -268,7 +268,7 @@ def flex_attention(flex: Any, form: Form, temperature: float, compiled: bool = F
 SUPCONTRAST = {"matrices": 8.1, "entry_bytes": 4, **_adapted("supcontrast:SupContrast")}
 
 
-SUPCONTRAST_FORMS = (NT_XENT, *(f"supcon, {way}" for way in WAYS["supcon"] if way != "references"))
+SUPCONTRAST_FORMS = (NT_XENT, *(f"supcon, {way}" for way in WAYS["supcon_epsilon"]))  # without references
 
 
 @_entry("supcontrast", "original", SUPCONTRAST_FORMS, **SUPCONTRAST)
