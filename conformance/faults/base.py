@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..suite.levels import Level
 from .parts import RIGHT, Builder, Evaluable, Function, composed
@@ -52,12 +52,16 @@ class Fault:
 
 DECLARED: list[Fault] = []
 
+RIGHT_AT_1: Mapping[str, Any] = {"right_at": (1.0, 1.0), "because": "Dividing by 1 changes nothing."}
+"""What is declared of a fault that divides something by the temperature, or does not."""
+
 
 def fault(
     loss: str,
     link: str = "",
     *,
     build: Builder | None = None,
+    takes: Sequence[str] | None = None,
     level: str = "formula",
     right_at: tuple[float, float] | None = None,
     because: str = "",
@@ -73,6 +77,9 @@ def fault(
         link: where it was shipped or discussed.
         build: the builder in ``parts`` whose result is passed to the function; if it builds several, such as two
             directions, the function is called once for each. By default, the function gets the arguments of the call.
+            Further parameters of the function, such as ``ignored``, are keywords of the call. The loss is correct if
+            one of them that has no default is not given.
+        takes: the optional parameters of the builder that the fault has; all by default.
         level: see `Fault`.
         right_at: see `Fault`.
         because: see `Fault`.
@@ -82,7 +89,7 @@ def fault(
     def declare(function: _F) -> _F:
         stem = function.__name__.removeprefix(f"{loss}_").replace("_", "-")
         words, family = " ".join((function.__doc__ or "").split()), function.__module__.rpartition(".")[2]
-        called = composed(loss, build, function) if build else composed(loss, function)
+        called = composed(loss, build, function, takes) if build else composed(loss, function)
         name, kept = f"{loss}/{stem}", MappingProxyType(settings)
         at = Level(level), right_at, because
         DECLARED.append(Fault(name, loss, _call(called), words, link, called, kept, family, *at))

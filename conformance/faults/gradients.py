@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -132,7 +131,7 @@ def dclw_weights_detached(given: parts.Decoupled) -> Tensor:
     return given.against(given._replace(detach=True).weights)
 
 
-@fault("multiple_negatives_ranking", build=parts.ranked)
-def multiple_negatives_ranking_gradient_through_the_hardness(given: dict[str, Any]) -> parts.Ranking:
+@fault("multiple_negatives_ranking", build=parts.ranking)
+def multiple_negatives_ranking_gradient_through_the_hardness(given: parts.Ranking) -> parts.Ranking:
     """The weights of the negatives are not detached: a gradient flows through them too."""
-    return parts.ranking(**given, flows=True)
+    return given.again(flows=True)

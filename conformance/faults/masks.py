@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -107,70 +106,44 @@ def nt_bxent_diagonal_a_negative(batch: parts.Batch) -> parts.Batch:
     return batch._replace(other=torch.ones_like(batch.other))
 
 
-@fault("supcon", level="policies")
-def supcon_ignored_pairs_in_the_denominator(
-    embeddings: Tensor, labels: Tensor, *, temperature: float, ignored: Tensor | None = None
-) -> parts.Batch:
+@fault("supcon", build=parts.labelled, level="policies")
+def supcon_ignored_pairs_in_the_denominator(batch: parts.Batch, ignored: Tensor) -> parts.Batch:
     """Ignored pairs are left out of the positives, but stay in the denominator."""
-    batch = parts.labelled(embeddings, labels, temperature)
-    return batch if ignored is None else batch._replace(positive=batch.positive & ~ignored)
+    return batch._replace(positive=batch.positive & ~ignored)
 
 
-@fault("supcon", level="policies", denominator="only_negatives")
-def supcon_ignored_pairs_by_a_large_number(
-    embeddings: Tensor, labels: Tensor, *, temperature: float, ignored: Tensor | None = None
-) -> Tensor:
+@fault("supcon", build=parts.labelled, level="policies", denominator="only_negatives")
+def supcon_ignored_pairs_by_a_large_number(batch: parts.Batch, ignored: Tensor | None = None) -> Tensor:
     """Ignored pairs get the logit -1e9: if all negatives of an anchor are ignored, its loss is about -1e9."""
-    batch = parts.labelled(embeddings, labels, temperature)
     if ignored is not None:
         batch = batch._replace(s=batch.s.masked_fill(ignored, -1e9), positive=batch.positive & ~ignored)
     values = parts.log_sum(batch.s, batch.negative) - batch.s
     return parts.row_means(values, batch.positive).where(batch.negative.any(dim=1), 0)
 
 
-@fault("nt_xent_pairwise", level="policies")
-def nt_xent_pairwise_ignored_pairs_by_a_logit_of_zero(
-    embeddings: Tensor, labels: Tensor, *, temperature: float, ignored: Tensor | None = None
-) -> parts.Batch:
+@fault("nt_xent_pairwise", build=parts.cosines, level="policies")
+def nt_xent_pairwise_ignored_pairs_by_a_logit_of_zero(batch: parts.Batch, ignored: Tensor) -> parts.Batch:
     """Ignored pairs get the logit 0 instead of being left out: each adds 1 to the denominator."""
-    batch = parts.cosines(embeddings, labels, temperature)
-    if ignored is None:
-        return batch
     return batch._replace(s=batch.s.masked_fill(ignored, 0), positive=batch.positive & ~ignored)
 
 
-@fault("nt_bxent", level="policies")
-def nt_bxent_ignored_pairs_transposed(
-    embeddings: Tensor, positive_pairs: Tensor, *, temperature: float, ignored: Tensor | None = None
-) -> parts.Batch:
+@fault("nt_bxent", build=parts.paired, level="policies")
+def nt_bxent_ignored_pairs_transposed(batch: parts.Batch, ignored: Tensor) -> parts.Batch:
     """The mask of ignored pairs is read by columns, although rows are the anchors."""
-    batch = parts.paired(embeddings, positive_pairs, temperature)
-    kept = batch.other if ignored is None else batch.other & ~ignored.T
-    return batch._replace(positive=batch.positive & kept, other=kept)
+    return parts.without(batch, ignored.T)
 
 
-@fault("supcon", level="policies")
-def supcon_ignored_ids_of_positives(
-    embeddings: Tensor, labels: Tensor, *, temperature: float, ignored_ids: Tensor | None = None
-) -> parts.Batch:
+@fault("supcon", build=parts.labelled, level="policies")
+def supcon_ignored_ids_of_positives(batch: parts.Batch, ignored_ids: Tensor) -> parts.Batch:
     """Positives with the anchor's id are left out too."""
-    batch = parts.labelled(embeddings, labels, temperature)
-    if ignored_ids is None:
-        return batch
-    kept = batch.other & (ignored_ids[:, None] != ignored_ids)
-    return batch._replace(positive=batch.positive & kept, other=kept)
+    return parts.without(batch, ignored_ids[:, None] == ignored_ids)
 
 
-@fault("supcon_in", level="policies")
-def supcon_in_ignored_ids_left_out_of_all_rows(
-    embeddings: Tensor, labels: Tensor, *, temperature: float, ignored_ids: Tensor | None = None
-) -> parts.Batch:
+@fault("supcon_in", build=parts.labelled, level="policies")
+def supcon_in_ignored_ids_left_out_of_all_rows(batch: parts.Batch, ignored_ids: Tensor) -> parts.Batch:
     """Only the first row with an id is a negative: its duplicates are left out even for anchors with other ids."""
-    batch = parts.labelled(embeddings, labels, temperature)
-    if ignored_ids is None:
-        return batch
     equal = ignored_ids[:, None] == ignored_ids
-    first = equal.int().argmax(dim=1) == torch.arange(len(labels))
+    first = equal.int().argmax(dim=1) == torch.arange(len(equal))
     return batch._replace(other=batch.other & (batch.positive | (first & ~equal)))
 
 
@@ -188,34 +161,34 @@ def hard_negative_positive_among_the_negatives(given: parts.Hard) -> Tensor:
     return given.against(of_weighted - of_weights, number=given.number + 1)
 
 
-@fault("multiple_negatives_ranking", build=parts.ranked, level="policies")
-def multiple_negatives_ranking_ignored_pairs_with_logit_0(given: dict[str, Any]) -> parts.Ranking:
+@fault("multiple_negatives_ranking", build=parts.ranking, level="policies")
+def multiple_negatives_ranking_ignored_pairs_with_logit_0(given: parts.Ranking) -> parts.Ranking:
     """The logits of ignored pairs are multiplied by 0, not left out: each adds 1 to the denominator."""
-    return parts.ranking(**given, left_out=0.0)
+    return given.again(left_out=0.0)
 
 
-@fault("multiple_negatives_ranking", build=parts.ranked, level="policies")
-def multiple_negatives_ranking_hard_negatives_not_ignored(given: dict[str, Any]) -> parts.Ranking:
+@fault("multiple_negatives_ranking", build=parts.ranking, level="policies")
+def multiple_negatives_ranking_hard_negatives_not_ignored(given: parts.Ranking) -> parts.Ranking:
     """The mask of ignored pairs is applied to the documents and queries, but not to the hard negatives."""
-    mask, hard = given["ignored"], given["hard_negatives"]
+    mask, hard = given.arguments["ignored"], given.arguments["hard_negatives"]
     if mask is None or hard is None:
-        return parts.ranking(**given)
+        return given
     n, columns = len(hard), len(hard) * hard.shape[1]
     kept = torch.cat([mask[:, :n], torch.zeros(n, columns, dtype=torch.bool), mask[:, n + columns :]], dim=1)
-    return parts.ranking(**given | {"ignored": kept})
+    return given.again(ignored=kept)
 
 
-@fault("multiple_negatives_ranking", build=parts.ranked, level="policies")
-def multiple_negatives_ranking_only_documents_ignored(given: dict[str, Any]) -> parts.Ranking:
+@fault("multiple_negatives_ranking", build=parts.ranking, level="policies")
+def multiple_negatives_ranking_only_documents_ignored(given: parts.Ranking) -> parts.Ranking:
     """The mask of ignored pairs is applied only to the documents of a query: other pairs stay in the denominator."""
-    mask, n = given["ignored"], len(given["view_a"])
+    mask, n = given.arguments["ignored"], len(given.arguments["view_a"])
     if mask is None:
-        return parts.ranking(**given)
-    return parts.ranking(**given | {"ignored": mask & (torch.arange(mask.shape[1]) < n)})
+        return given
+    return given.again(ignored=mask & (torch.arange(mask.shape[1]) < n))
 
 
-@fault("multiple_negatives_ranking", build=parts.ranked)
-def multiple_negatives_ranking_hardness_of_the_positive(given: dict[str, Any]) -> parts.Ranking:
+@fault("multiple_negatives_ranking", build=parts.ranking)
+def multiple_negatives_ranking_hardness_of_the_positive(given: parts.Ranking) -> parts.Ranking:
     """The hardness also weights the positive of each query, not only its negatives."""
 
     def harder(mode: str, own: Tensor) -> Tensor:
@@ -223,11 +196,11 @@ def multiple_negatives_ranking_hardness_of_the_positive(given: dict[str, Any]) -
         found[:, : len(own)] |= found.any() & ~parts.off_diagonal(len(own))
         return found
 
-    return parts.ranking(**given, harder=harder)
+    return given.again(harder=harder)
 
 
-@fault("multiple_negatives_ranking", build=parts.ranked)
-def multiple_negatives_ranking_hardness_of_all_hard_negatives(given: dict[str, Any]) -> parts.Ranking:
+@fault("multiple_negatives_ranking", build=parts.ranking)
+def multiple_negatives_ranking_hardness_of_all_hard_negatives(given: parts.Ranking) -> parts.Ranking:
     """The hardness mode "hard_negatives" also weights the hard negatives of other queries."""
 
     def harder(mode: str, own: Tensor) -> Tensor:
@@ -236,35 +209,26 @@ def multiple_negatives_ranking_hardness_of_all_hard_negatives(given: dict[str, A
             found[:, len(own) :] = True
         return found
 
-    return parts.ranking(**given, harder=harder)
+    return given.again(harder=harder)
 
 
-@fault("sigmoid", level="policies")
-def sigmoid_ignored_pairs_with_a_logit_of_zero(
-    view_a: Tensor, view_b: Tensor, *, temperature: float, bias: float = -10.0, ignored: Tensor | None = None
-) -> parts.Batch:
+@fault("sigmoid", build=parts.across, takes=("bias",), level="policies")
+def sigmoid_ignored_pairs_with_a_logit_of_zero(batch: parts.Batch, ignored: Tensor) -> parts.Batch:
     """The logits of ignored pairs are multiplied by 0, not left out: each adds log 2 to the value of its anchor."""
-    batch = parts.across(view_a, view_b, temperature=temperature, bias=bias)
-    return batch if ignored is None else batch._replace(s=batch.s.masked_fill(ignored, 0))
+    return batch._replace(s=batch.s.masked_fill(ignored, 0))
 
 
-@fault("sigmoid", level="policies", reduction="mean_pairs")
-def sigmoid_mean_over_ignored_pairs(
-    view_a: Tensor, view_b: Tensor, *, temperature: float, bias: float = -10.0, ignored: Tensor | None = None
-) -> Tensor:
+@fault("sigmoid", build=parts.across, takes=("bias",), level="policies", reduction="mean_pairs")
+def sigmoid_mean_over_ignored_pairs(batch: parts.Batch, ignored: Tensor | None = None) -> Tensor:
     """The mean over pairs divides by the number of all pairs, including the ignored ones."""
-    batch = parts.across(view_a, view_b, temperature=temperature, bias=bias)
     batch = batch if ignored is None else batch._replace(other=~ignored)
     return parts.anchors("sigmoid", batch).sum() / batch.s.numel()
 
 
-@fault("sigmoid", level="policies")
-def sigmoid_ignored_ids_of_positives(
-    view_a: Tensor, view_b: Tensor, *, temperature: float, bias: float = -10.0, ignored_ids: Tensor | None = None
-) -> parts.Batch:
+@fault("sigmoid", build=parts.across, takes=("bias",), level="policies")
+def sigmoid_ignored_ids_of_positives(batch: parts.Batch, ignored_ids: Tensor) -> parts.Batch:
     """All pairs of rows with equal ids are left out, the positives too: row k of both towers has the same id."""
-    batch = parts.across(view_a, view_b, temperature=temperature, bias=bias)
-    return batch if ignored_ids is None else batch._replace(other=ignored_ids[:, None] != ignored_ids)
+    return batch._replace(other=ignored_ids[:, None] != ignored_ids)
 
 
 @fault("hard_negative", level="policies")
@@ -319,47 +283,30 @@ def dclw_weights_of_the_rows_that_are_not_ignored(
     return parts.decoupled_values(batch, weights)
 
 
-@fault("supcon_epsilon", level="policies")
-def supcon_epsilon_maximum_of_ignored_pairs(
-    embeddings: Tensor, labels: Tensor, *, temperature: float, ignored: Tensor | None = None
-) -> Tensor:
+@fault("supcon_epsilon", build=parts.products, level="policies")
+def supcon_epsilon_maximum_of_ignored_pairs(batch: parts.Batch, ignored: Tensor) -> Tensor:
     """The maximum that is subtracted before exp includes the ignored pairs."""
-    batch = parts.products(embeddings, labels, temperature)
     return parts.epsilon_anchors(parts.without(batch, ignored), parts.exponentials(batch))
 
 
-@fault("supcon_epsilon", level="policies")
-def supcon_epsilon_of_ignored_pairs(
-    embeddings: Tensor, labels: Tensor, *, temperature: float, ignored: Tensor | None = None
-) -> Tensor:
+@fault("supcon_epsilon", build=parts.products, level="policies")
+def supcon_epsilon_of_ignored_pairs(batch: parts.Batch, ignored: Tensor) -> Tensor:
     """The logits of ignored pairs are -infinity, but the epsilon of each is still in the denominator."""
-    batch = parts.products(embeddings, labels, temperature)
-    kept = parts.without(batch, ignored)
-    s = batch.s if ignored is None else batch.s.masked_fill(batch.other & ignored, -math.inf)
-    e = parts.exponentials(batch._replace(s=s))
-    return parts.epsilon_anchors(batch._replace(positive=kept.positive), e)
+    e = parts.exponentials(batch._replace(s=batch.s.masked_fill(batch.other & ignored, -math.inf)))
+    return parts.epsilon_anchors(batch._replace(positive=batch.positive & ~ignored), e)
 
 
-@fault("supcon_epsilon", level="policies")
-def supcon_epsilon_maximum_without_the_self_pair(
-    embeddings: Tensor, labels: Tensor, *, temperature: float, ignored: Tensor | None = None
-) -> Tensor:
+@fault("supcon_epsilon", build=parts.products, level="policies")
+def supcon_epsilon_maximum_without_the_self_pair(batch: parts.Batch, ignored: Tensor) -> Tensor:
     """With ignored pairs, the maximum runs over positives and negatives only, without the self pair."""
-    batch = parts.products(embeddings, labels, temperature)
     kept = parts.without(batch, ignored)
     some = kept.other | ~kept.other.any(dim=1, keepdim=True)
-    s = batch.s if ignored is None else batch.s.masked_fill(~some, -math.inf)
-    return parts.epsilon_anchors(kept, parts.exponentials(batch._replace(s=s)))
+    return parts.epsilon_anchors(kept, parts.exponentials(batch._replace(s=batch.s.masked_fill(~some, -math.inf))))
 
 
-@fault("supcon_epsilon", level="policies")
-def supcon_epsilon_ignored_ids_of_positives(
-    embeddings: Tensor, labels: Tensor, *, temperature: float, ignored_ids: Tensor | None = None
-) -> Tensor:
+@fault("supcon_epsilon", build=parts.products, level="policies")
+def supcon_epsilon_ignored_ids_of_positives(batch: parts.Batch, ignored_ids: Tensor) -> Tensor:
     """All pairs of rows with equal ids are left out, the positives too."""
-    batch = parts.products(embeddings, labels, temperature)
-    equal = None if ignored_ids is None else ignored_ids[:, None] == ignored_ids
-    kept = parts.without(batch, equal)
-    return parts.epsilon_anchors(
-        kept, parts.exponentials(batch._replace(s=batch.s.masked_fill(batch.other & ~kept.other, -math.inf)))
-    )
+    kept = parts.without(batch, ignored_ids[:, None] == ignored_ids)
+    s = batch.s.masked_fill(batch.other & ~kept.other, -math.inf)
+    return parts.epsilon_anchors(kept, parts.exponentials(batch._replace(s=s)))

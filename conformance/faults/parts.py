@@ -1,16 +1,17 @@
 """Correct parts from which every fault is built, and the correct losses built from the same parts.
 
 A *builder*, such as ``labelled`` or ``views``, converts the arguments of a call to the input of a loss, such as a
-``Batch`` or ``Rows``. ``loss_of`` evaluates this input. Two builders return something else: ``features`` returns a
-``Features``, whose properties are inputs of losses, and ``ranked`` returns the arguments of ``ranking``.
+``Batch`` or ``Rows``. ``loss_of`` evaluates this input. One builder returns something else: ``features`` returns a
+``Features``, whose properties are inputs of losses.
 
 A fault changes one detail of a correct loss. So a case that the fault fails detects this detail.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -190,6 +191,7 @@ class Ranking(NamedTuple):
         chosen: names of the directions that the loss uses.
         partition: "joint" (one denominator) or "per_direction".
         scope: the option ``hard_negatives_scope`` of the loss.
+        arguments: the arguments of ``ranking``.
         raw: a ``Ranking`` with the logits of all pairs, without hardness.
     """
 
@@ -202,7 +204,12 @@ class Ranking(NamedTuple):
     chosen: tuple[str, ...]
     partition: str
     scope: str
+    arguments: Mapping[str, Any]
     raw: Any = None
+
+    def again(self, **changed: Any) -> Ranking:
+        """Return the result of ``ranking`` with some changed arguments."""
+        return ranking(**{**self.arguments, **changed})
 
     @property
     def own(self) -> Tensor:
@@ -284,7 +291,14 @@ class Each(NamedTuple):
     values: Tensor
 
 
-Evaluable: TypeAlias = Tensor | Batch | Rows | Direction | Hard | Decoupled | Ranking | Each | list["Evaluable"]
+class Sides(NamedTuple):
+    """The pairs of two towers, with the anchors of the first tower and with those of the second."""
+
+    there: Batch
+    back: Batch
+
+
+Evaluable: TypeAlias = Tensor | Batch | Sides | Rows | Direction | Hard | Decoupled | Ranking | Each | list["Evaluable"]
 """What a builder or a fault returns: an input of a loss, values, or a loss. The losses of a list are averaged."""
 
 Builder: TypeAlias = Callable[..., Any]
@@ -299,6 +313,8 @@ def loss_of(loss: str, found: Evaluable) -> Tensor:
         return torch.stack([loss_of(loss, each) for each in found]).mean()
     if isinstance(found, Each):
         return found.values
+    if isinstance(found, Sides):
+        return torch.cat([info_nce_values(side) for side in found]).mean()
     if isinstance(found, Direction):
         found = found.rows
     if isinstance(found, Rows):
@@ -310,17 +326,39 @@ def loss_of(loss: str, found: Evaluable) -> Tensor:
     return (anchors(loss, found) if isinstance(found, Batch) else found).mean()
 
 
-def composed(loss: str, build: Builder, function: Callable[[Any], Evaluable] = lambda built: built) -> Function:
+def composed(
+    loss: str,
+    build: Builder,
+    function: Callable[..., Evaluable] = lambda built: built,
+    takes: Sequence[str] | None = None,
+) -> Function:
     """Return the loss of ``function(build(...))`` as a function with the parameters of ``build``.
 
-    If ``build`` returns a list, ``function`` is applied to each item.
+    If ``build`` returns a list, ``function`` is applied to each item. Further parameters of ``function`` become
+    keywords with the default None. Without one that ``function`` requires, the result is the loss of ``build(...)``.
+
+    Args:
+        loss: short name in the catalogue.
+        build: returns an input of the loss.
+        function: changes this input.
+        takes: the optional parameters of ``build`` to keep; all by default.
     """
+    further = [*inspect.signature(function).parameters.values()][1:]
 
     @wraps(build)
     def called(*given: Tensor | None, **options: Any) -> Tensor:
+        found = {p.name: options.pop(p.name, None) for p in further}
+        own = {name: value for name, value in found.items() if value is not None}
         built = build(*given, **options)
-        return loss_of(loss, [function(each) for each in built] if isinstance(built, list) else function(built))
+        if any(p.default is p.empty and p.name not in own for p in further):
+            return loss_of(loss, built)
+        changed = [function(each, **own) for each in built] if isinstance(built, list) else function(built, **own)
+        return loss_of(loss, changed)
 
+    every = inspect.signature(build).parameters.values()
+    kept = [p for p in every if takes is None or p.default is p.empty or p.name in takes]
+    added = [inspect.Parameter(p.name, p.KEYWORD_ONLY, default=None) for p in further]
+    vars(called)["__signature__"] = inspect.Signature([*kept, *added])
     return called
 
 
@@ -478,7 +516,7 @@ def both_sides(
     ignored: Tensor | None = None,
     ignored_ids: Tensor | None = None,
     ref_ignored_ids: Tensor | None = None,
-) -> tuple[Batch, Batch]:
+) -> Sides:
     """The pairs of two towers that are not ignored, with anchors of the first and of the second tower."""
     targets: dict[str, Any] = {"partners": partners, "labels": labels, "ref_labels": ref_labels, "positives": positives}
     s, positive, other = across(view_a, view_b, temperature=temperature, bias=0.0, **targets)
@@ -488,7 +526,7 @@ def both_sides(
         ids = ignored_ids if ref_ignored_ids is None else ref_ignored_ids
         other = other & ((ignored_ids[:, None] != ids) | positive)
     positive = positive & other
-    return Batch(s, positive, other), Batch(s.T, positive.T, other.T)
+    return Sides(Batch(s, positive, other), Batch(s.T, positive.T, other.T))
 
 
 def info_nce_values(side: Batch, inside_reduction: str = "none") -> Tensor:
@@ -561,6 +599,7 @@ def ranking(
         flows: whether a gradient flows through the hardness.
         divided: whether the hardness strength is divided by the temperature.
     """
+    arguments = locals()
     rows = [view_a, view_b, view_a[:0] if hard_negatives is None else hard_negatives.flatten(0, 1)]
     a, b, h = map(unit, rows) if similarity == "cosine" else rows
     pairs = [(a, b), (a, h), (a, a), (b, a), (b, b), (b, h)]
@@ -569,7 +608,7 @@ def ranking(
 
     def made(found: list[Tensor], raw: Ranking | None = None) -> Ranking:
         a_b, a_h, a_a, b_a, b_b, b_h = found
-        return Ranking(a_b, a_h, a_a, b_a, b_b, b_h, chosen, partition, hard_negatives_scope, raw)
+        return Ranking(a_b, a_h, a_a, b_a, b_b, b_h, chosen, partition, hard_negatives_scope, arguments, raw)
 
     own = made(raw).own
     kept = [~other | (hard_negatives_scope != "own_only"), own | shared, other, other | True, other, ~own & shared]
@@ -591,24 +630,6 @@ def harder_columns(mode: str, own: Tensor) -> Tensor:
     other = off_diagonal(len(own))
     in_batch, hard = torch.cat([other, ~own], dim=1), torch.cat([other & False, own], dim=1)
     return {"none": in_batch & False, "in_batch_negatives": in_batch, "hard_negatives": hard}.get(mode, in_batch | hard)
-
-
-def ranked(
-    view_a: Tensor,
-    view_b: Tensor,
-    hard_negatives: Tensor | None = None,
-    *,
-    temperature: float,
-    hard_negatives_scope: str = "batch",
-    directions: str = "query_to_doc",
-    partition: str = "joint",
-    ignored: Tensor | None = None,
-    hardness_mode: str = "none",
-    hardness_strength: float = 0.0,
-    similarity: str = "cosine",
-) -> dict[str, Any]:
-    """The arguments of ``ranking``, unchanged."""
-    return locals()
 
 
 def decoupled(
@@ -654,11 +675,9 @@ def diagonal(logits: Tensor) -> Rows:
     return Rows(logits, torch.arange(len(logits)))
 
 
-def without(batch: Batch, ignored: Tensor | None) -> Batch:
+def without(batch: Batch, ignored: Tensor) -> Batch:
     """The batch without the ignored pairs."""
-    return (
-        batch if ignored is None else batch._replace(positive=batch.positive & ~ignored, other=batch.other & ~ignored)
-    )
+    return batch._replace(positive=batch.positive & ~ignored, other=batch.other & ~ignored)
 
 
 def log_sum(s: Tensor, members: Tensor) -> Tensor:

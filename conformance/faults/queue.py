@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from . import parts
-from .base import fault, github
+from .base import RIGHT_AT_1, fault, github
 
 
 @fault("info_nce", github("lightly-ai/lightly", "issues/564"), build=parts.directions)
@@ -26,7 +24,7 @@ def info_nce_queue_not_normalised(direction: parts.Direction) -> parts.Evaluable
     return direction.rows._replace(logits=torch.cat([direction.rows.logits[:, :1], raw], dim=1))
 
 
-@fault("info_nce", build=parts.directions, right_at=(1.0, 1.0), because="Dividing by 1 changes nothing.")
+@fault("info_nce", build=parts.directions, **RIGHT_AT_1)
 def info_nce_queue_without_temperature(direction: parts.Direction) -> parts.Evaluable:
     """The logits of the queue are not divided by the temperature; the logit of the positive is."""
     if direction.negatives is None:
@@ -82,25 +80,25 @@ def multiple_negatives_ranking_batch_beside_the_own_hard_negatives(given: parts.
     return given._replace(query_to_doc=given.raw.query_to_doc)
 
 
-@fault("multiple_negatives_ranking", build=parts.ranked)
-def multiple_negatives_ranking_hard_negatives_of_another_query(given: dict[str, Any]) -> parts.Ranking:
+@fault("multiple_negatives_ranking", build=parts.ranking)
+def multiple_negatives_ranking_hard_negatives_of_another_query(given: parts.Ranking) -> parts.Ranking:
     """The hard negatives [N, H, D] are reshaped to [H, N, D], so that a query gets those of others."""
-    hard = given["hard_negatives"]
+    hard = given.arguments["hard_negatives"]
     if hard is None:
-        return parts.ranking(**given)
+        return given
     n, number, dim = hard.shape
-    return parts.ranking(**given | {"hard_negatives": hard.reshape(number, n, dim).transpose(0, 1)})
+    return given.again(hard_negatives=hard.reshape(number, n, dim).transpose(0, 1))
 
 
-@fault("multiple_negatives_ranking", build=parts.ranked)
-def multiple_negatives_ranking_first_hard_negative_only(given: dict[str, Any]) -> parts.Ranking:
+@fault("multiple_negatives_ranking", build=parts.ranking)
+def multiple_negatives_ranking_first_hard_negative_only(given: parts.Ranking) -> parts.Ranking:
     """Only the first hard negative of each query is used, as in losses of triplets."""
-    hard = given["hard_negatives"]
-    return parts.ranking(**given | {"hard_negatives": None if hard is None else hard[:, :1]})
+    hard = given.arguments["hard_negatives"]
+    return given.again(hard_negatives=None if hard is None else hard[:, :1])
 
 
-@fault("multiple_negatives_ranking", build=parts.ranked)
-def multiple_negatives_ranking_hard_negatives_detached(given: dict[str, Any]) -> parts.Ranking:
+@fault("multiple_negatives_ranking", build=parts.ranking)
+def multiple_negatives_ranking_hard_negatives_detached(given: parts.Ranking) -> parts.Ranking:
     """No gradient reaches the hard negatives."""
-    hard = given["hard_negatives"]
-    return parts.ranking(**given | {"hard_negatives": None if hard is None else hard.detach()})
+    hard = given.arguments["hard_negatives"]
+    return given.again(hard_negatives=None if hard is None else hard.detach())

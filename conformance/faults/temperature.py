@@ -3,42 +3,29 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from . import parts
-from .base import fault, github
+from .base import RIGHT_AT_1, fault, github
 
 
-@fault(
-    "info_nce",
-    github("RElbers/info-nce-pytorch", "pull/17"),
-    build=parts.directions,
-    right_at=(1.0, 1.0),
-    because="Dividing by 1 changes nothing.",
-)
+@fault("info_nce", github("RElbers/info-nce-pytorch", "pull/17"), build=parts.directions, **RIGHT_AT_1)
 def info_nce_positive_without_temperature(direction: parts.Direction) -> parts.Rows:
     """The positive's logit is not divided by the temperature; the negatives' are."""
     rows = direction.rows
     return rows._replace(logits=rows.logits.where(~rows.positive, rows.logits * direction.temperature))
 
 
-@fault(
-    "info_nce",
-    github("ustcllm/RecStudio", "issues/21"),
-    build=parts.directions,
-    right_at=(1.0, 1.0),
-    because="Dividing by 1 changes nothing.",
-)
+@fault("info_nce", github("ustcllm/RecStudio", "issues/21"), build=parts.directions, **RIGHT_AT_1)
 def info_nce_temperature_missing(direction: parts.Direction) -> parts.Direction:
     """The logits are not divided by the temperature."""
     return direction._replace(temperature=1.0)
 
 
-@fault("nt_xent", right_at=(1.0, 1.0), because="Dividing by 1 changes nothing.")
+@fault("nt_xent", **RIGHT_AT_1)
 def nt_xent_temperature_twice(view_a: Tensor, view_b: Tensor, *, temperature: float) -> parts.Rows:
     """Both rows of a product are divided by the temperature, so that it is applied twice."""
     return parts.of_rows(parts.unit(torch.cat([view_a, view_b])) / temperature)
@@ -96,7 +83,7 @@ def supcon_in_scaled_by_temperature(embeddings: Tensor, labels: Tensor, *, tempe
     return parts.loss_of("supcon_in", parts.labelled(embeddings, labels, temperature)) * temperature
 
 
-@fault("nt_xent_pairwise", right_at=(1.0, 1.0), because="Dividing by 1 changes nothing.")
+@fault("nt_xent_pairwise", **RIGHT_AT_1)
 def nt_xent_pairwise_temperature_on_the_loss(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
     """The temperature divides the loss instead of the similarities."""
     return parts.loss_of("nt_xent_pairwise", parts.labelled(embeddings, labels, 1.0)) / temperature
@@ -141,7 +128,7 @@ def nt_bxent_one_minus_cosine(embeddings: Tensor, positive_pairs: Tensor, *, tem
     return parts.bxent_anchors(batch, batch.costs[0], -F.logsigmoid(1 / temperature - batch.s))
 
 
-@fault("supcon_epsilon", right_at=(1.0, 1.0), because="Dividing by 1 changes nothing.")
+@fault("supcon_epsilon", **RIGHT_AT_1)
 def supcon_epsilon_temperature_missing(embeddings: Tensor, labels: Tensor, *, temperature: float) -> parts.Batch:
     """The dot products are not divided by the temperature."""
     return parts.products(embeddings, labels, 1.0)
@@ -166,7 +153,7 @@ def dclw_weights_of_logits(given: parts.Decoupled) -> Tensor:
     return given.against(given.held(2 - len(given.own) * (given.closeness / given.temperature).softmax(dim=0)))
 
 
-@fault("multiple_negatives_ranking", build=parts.ranked, right_at=(1.0, 1.0), because="Dividing by 1 changes nothing.")
-def multiple_negatives_ranking_hardness_over_the_temperature(given: dict[str, Any]) -> parts.Ranking:
+@fault("multiple_negatives_ranking", build=parts.ranking, **RIGHT_AT_1)
+def multiple_negatives_ranking_hardness_over_the_temperature(given: parts.Ranking) -> parts.Ranking:
     """The hardness strength multiplies the logit instead of the similarity, so it is divided by the temperature."""
-    return parts.ranking(**given, divided=True)
+    return given.again(divided=True)
