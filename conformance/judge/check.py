@@ -610,7 +610,7 @@ def _depends_on_norms(target: External, case: Case) -> bool:
     """Return whether scaling the embeddings changes the loss. False if the target raises an error."""
     # Large entries are halved instead of doubled, so that no product overflows.
     factor = 2.0 if max(np.abs(rows).max() for rows in case.matrices.values()) < 1 else 0.5
-    scaled = replace(case, embeddings=factor * case.embeddings, others={k: factor * z for k, z in case.others.items()})
+    scaled = case.mapped(lambda rows: factor * rows)
     try:
         once, twice = (np.array(target.evaluate(one, "float64").values) for one in (case, scaled))
     except Exception:  # external code may raise anything

@@ -88,7 +88,7 @@ def case_as_claimed(case: Case, claim: Claim, *, thorough: bool = False) -> Case
         return case
     fixed = {name: values[0] for name, values in claim.support.options.items() if case.option(name) not in values}
     claimed = {"temperature", *claim.settings}
-    both = case, replace(case, keywords={**case.keywords, **fixed})
+    both = case, case.with_options(**fixed)
     relevant = {name for name in fixed if any(matters(one, name) for one in both)}
     changed = {name: value for name, value in fixed.items() if name in claimed & relevant}
     if "direction_weights" in changed:
@@ -139,7 +139,7 @@ def _with(case: Case, options: tuple[tuple[str, object], ...]) -> Case:
 
     It is the same case if its rows cannot be scaled, or if a row is 0 under cosine.
     """
-    changed = replace(case, keywords={**case.keywords, **dict(options)})
+    changed = case.with_options(**dict(options))
     if changed.option("similarity") == "cosine":
         return changed if all(rows.any(axis=1).all() for rows in case.matrices.values()) else case
     if case.option("similarity") == "cosine":
@@ -177,7 +177,7 @@ def scaled(case: Case, exponent: int) -> Case | None:
         rows = {name: np.ldexp(matrix, exponent) for name, matrix in case.matrices.items()}
         if any((np.ldexp(rows[name], -exponent) != matrix).any() for name, matrix in case.matrices.items()):
             return None
-    found = replace(case, embeddings=rows.pop(case.first), others=rows)
+    found = case.with_matrices(rows)
     return found if found.holds_in("float64") else None
 
 

@@ -470,14 +470,13 @@ def _rows(case: Case) -> Matrix:
 def _with_rows(case: Case, rows: Matrix) -> Case:
     """Return the case with other rows, in the order of ``_rows``."""
     ends = np.cumsum([len(matrix) for matrix in case.matrices.values()])[:-1]
-    embeddings, *others = np.split(rows, ends)
-    return replace(case, embeddings=embeddings, others=dict(zip(case.others, others, strict=True)))
+    return case.with_matrices(dict(zip(case.matrices, np.split(rows, ends), strict=True)))
 
 
 def _with(case: Case, **changed: Any) -> Case:
     """Return the case with other keywords. Keywords that its loss lacks are ignored."""
     changed = {name: value for name, value in changed.items() if name in case.entry.keywords}
-    return replace(case, keywords={**case.keywords, **changed}) if changed else case
+    return case.with_options(**changed) if changed else case
 
 
 def _with_mask(case: Case, mask: npt.NDArray[np.bool_]) -> Case:
@@ -512,7 +511,7 @@ def _reordered(case: Case, order: list[int]) -> Case:
 def _reordered_towers(case: Case, order: list[int]) -> Case:
     n, m = case.n, len(case.others["embeddings_b"])
     swapped = order[0] >= n
-    one_way = replace(case, keywords={**case.keywords, "direction": "a_to_b"})
+    one_way = case.with_options(direction="a_to_b")
     given: dict[str, Any] = {}
     for name, pairs in (("positives", one_way.positive_array()), ("ignored", one_way.ignored_array())):
         if not case.arguments or (name == "ignored" and IGNORED.keys().isdisjoint(case.arguments)):

@@ -125,6 +125,19 @@ def numbers(written: object) -> Matrix:
     return np.asarray(np.vectorize(float.fromhex, otypes=[float])(np.array(written, dtype=object)))
 
 
+def recorded(public: PublicLoss) -> tuple[Request, Recorded, dict[str, Any]]:
+    """Return the request of a loss, its recorded answers as a target, and the record.
+
+    Raises:
+        Unavailable: no answers are recorded.
+    """
+    path = FOLDER / "answers" / f"{public.name}.json"
+    if not path.is_file():
+        raise Unavailable("no answers are recorded: run tools/record_public.py")
+    data = json.loads(path.read_text(encoding="utf-8"))
+    return request_of(public, "recorded"), Recorded(data, dtypes_of(public)[:1]), data
+
+
 def replay(public: PublicLoss) -> Finding:
     """Judge the recorded answers of a loss.
 
@@ -134,11 +147,7 @@ def replay(public: PublicLoss) -> Finding:
     Raises:
         Unavailable: no answers are recorded.
     """
-    path = FOLDER / "answers" / f"{public.name}.json"
-    if not path.is_file():
-        raise Unavailable("no answers are recorded: run tools/record_public.py")
-    data = json.loads(path.read_text(encoding="utf-8"))
-    request, target = request_of(public, "recorded"), Recorded(data, dtypes_of(public)[:1])
+    request, target, data = recorded(public)
     stored, checks, observed = _golden(public.loss), list[Check](), list[Observation]()
     for name in data["answers"]:
         case, golden = as_claimed(stored[name].case, stored[name], target.claim)
@@ -213,13 +222,12 @@ def record(public: PublicLoss, folder: Path) -> Finding:
                 except Exception:  # external code may raise anything
                     continue
                 seen |= features
-                gradients = {} if outcome.gradient is None else {case.first: outcome.gradient}
-                gradients |= outcome.other_gradients
                 answers[case.id] = {
                     "inputs": digest_of(case),
                     "values": [value.hex() for value in outcome.values],
                     "gradients": {
-                        name: [[x.hex() for x in row] for row in z.tolist()] for name, z in gradients.items()
+                        name: [[x.hex() for x in row] for row in z.tolist()]
+                        for name, z in case.gradients(outcome).items()
                     },
                 }
                 if outcome.anchors and target.claim.reduced_here:

@@ -14,7 +14,7 @@ Bisection finds it to 1.1 %.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from ..implementations.callable import External
-from ..implementations.sandbox import Overtime, TargetError
+from ..implementations.sandbox import Overtime, described
 from ..implementations.signatures import Claim
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
@@ -194,34 +194,31 @@ def _case(claim: Claim, similarity: str) -> Case:
     if claim.directed_here:
         keywords["direction"] = claim.settings["direction"]
     keywords |= {"similarity": similarity, "temperature": claim.temperature or ORDINARY}
+    return ordinary_case(claim.loss, keywords, claim.required)
+
+
+def ordinary_case(loss: str, keywords: Mapping[str, Any], required: Collection[str] = ()) -> Case:
+    """Return the ordinary batch with these options, and with the optional matrices that are required."""
+    entry = LOSSES[loss]
     # Under dot product, the rows have norm 1.33, so that the logits are about as large as those of cosines.
-    unit = 1 if similarity == "cosine" else UNIT
+    unit = 1 if keywords["similarity"] == "cosine" else UNIT
     rows = ROWS / unit
-    if loss.two_towers:
+    if entry.two_towers:
         more = {"negatives": QUEUE / unit, "hard_negatives": np.tile(QUEUE, (2, 1)) / unit}
-        more = {name: matrix for name, matrix in more.items() if name in claim.required}
-        return Case("range/towers", claim.loss, rows[:4], {}, keywords, {"embeddings_b": rows[4:], **more})
+        more = {name: matrix for name, matrix in more.items() if name in required}
+        return Case("range/towers", loss, rows[:4], {}, keywords, {"embeddings_b": rows[4:], **more})
     given = {"labels": list(LABELS), "partners": list(PARTNERS), "positive_pairs": list(enumerate(PARTNERS))}
-    return Case("range/rows", claim.loss, rows, {loss.targets: given[loss.targets]}, keywords)
+    return Case("range/rows", loss, rows, {entry.targets: given[entry.targets]}, keywords)
 
 
 def _scaled(case: Case, factor: float) -> Case:
-    others = {name: factor * rows for name, rows in case.others.items()}
-    return replace(case, embeddings=factor * case.embeddings, others=others)
-
-
-def _with(case: Case, **options: Any) -> Case:
-    return replace(case, keywords={**case.keywords, **options})
+    return case.mapped(lambda rows: factor * rows)
 
 
 def _power(exponent: float) -> float:
     """Return 2^exponent rounded to eight bits, so that its product with a row is exact in float32."""
     whole = math.floor(exponent)
     return math.ldexp(round(128 * 2 ** (exponent - whole)) / 128, whole)
-
-
-def _gradients(case: Case, result: Expected | Outcome) -> dict[str, Matrix]:
-    return {} if result.gradient is None else {case.first: result.gradient, **result.other_gradients}
 
 
 @dataclass
@@ -266,7 +263,7 @@ class _Search:
 
     def of_temperature(self) -> list[Limit]:
         def judge(exponent: float) -> Breaks:
-            case = _with(self.case, temperature=max(2.0**exponent, COLDEST))
+            case = self.case.with_options(temperature=max(2.0**exponent, COLDEST))
             return self.breaks(case, self.truth(case))
 
         last = math.log2(COLDEST)
@@ -276,7 +273,7 @@ class _Search:
     def of_norms(self, direction: str) -> list[Limit]:
         """Find the norm below or above which the loss breaks, although all inputs and results are normal numbers."""
         true = self.truth(self.case)
-        slopes = np.concatenate([np.abs(rows).ravel() for rows in _gradients(self.case, true).values()] or [np.ones(1)])
+        slopes = np.concatenate([np.abs(rows).ravel() for rows in self.case.gradients(true).values()] or [np.ones(1)])
 
         def ordinary(exponent: int) -> bool:
             gradient = slopes.max() / _power(exponent)
@@ -286,7 +283,7 @@ class _Search:
         def judge(exponent: float) -> Breaks:
             factor = _power(exponent)
             # The loss does not depend on the norms, and the gradient is inversely proportional to them.
-            gradients = {name: rows / factor for name, rows in _gradients(self.case, true).items()}
+            gradients = {name: rows / factor for name, rows in self.case.gradients(true).items()}
             first = gradients.pop(self.case.first, None)
             return self.breaks(_scaled(self.case, factor), Expected(true.loss, {}, first, other_gradients=gradients))
 
@@ -367,7 +364,7 @@ class _Search:
     def clamps(self, least: float) -> bool:
         """Return whether rows of norm ``least / 2`` are divided by ``least`` instead of by their norms."""
         factor = _power(math.log2(least / 2 / NORM))
-        expected = truth(_scaled(_with(self.case, similarity="dot"), factor / least))
+        expected = truth(_scaled(self.case.with_options(similarity="dot"), factor / least))
         found = self.ask(_scaled(self.case, factor))
         return isinstance(found, Outcome) and _distance(expected.values, found.values) <= WIDE
 
@@ -376,8 +373,7 @@ class _Search:
         try:
             return self.target.evaluate(case, self.dtype)
         except Exception as error:  # external code may raise anything
-            words = str(error) if isinstance(error, TargetError) else f"{type(error).__name__}: {error}"
-            words = next(iter(words.splitlines()), "")
+            words = next(iter(described(error).splitlines()), "")
             if isinstance(error, Overtime):
                 quantity, direction, value = self.tried
                 raise _Late(Limit(self.dtype, quantity, direction, None, value, "late", "", words)) from None
@@ -393,8 +389,8 @@ class _Search:
         # Rounding a logit x changes its exponential by about eps * x, relative to its size.
         allowed = min(max(WIDE, 16 * self.kind.eps * logit), 100 * WIDE)
         pairs = [("loss", np.array(true.values), np.array(found.values))]
-        given = _gradients(case, found)
-        for name, expected in _gradients(case, true).items():
+        given = case.gradients(found)
+        for name, expected in case.gradients(true).items():
             # A negligible gradient, such as that of a saturated loss, may be lost in rounding.
             if name in given and _size(expected) * rows > WIDE * _size(np.array(true.values)):
                 pairs.append(("gradient", expected, given[name]))

@@ -122,8 +122,7 @@ def halved(golden: GoldenCase, fails: Callable[[GoldenCase], bool]) -> GoldenCas
         return with_rows(case, sorted(order[:count]))
 
     def columns(case: Case, count: int) -> Case:
-        others = {name: z[:, :count] for name, z in case.others.items()}
-        return replace(case, embeddings=case.embeddings[:, :count], others=others)
+        return case.mapped(lambda rows: rows[:, :count])
 
     parts: tuple[tuple[int, Callable[[Case, int], Case | None]], ...] = (
         (case.n, rows),
@@ -191,8 +190,7 @@ def _simpler(case: Case) -> Iterator[Case]:
                 if (found := _with_others(case, name, kept)) is not None:
                     yield found
     for kept in _parts(case.embeddings.shape[1], 1):
-        others = {name: rows[:, kept] for name, rows in case.others.items()}
-        yield replace(case, embeddings=case.embeddings[:, kept], others=others)
+        yield case.with_matrices({name: rows[:, kept] for name, rows in case.matrices.items()})
     for name in case.keywords:
         if name != "temperature":
             yield replace(case, keywords={key: value for key, value in case.keywords.items() if key != name})
@@ -206,7 +204,7 @@ def _simpler(case: Case) -> Iterator[Case]:
             yield replace(case, arguments=kept_arguments)
     signs = {name: np.sign(rows) for name, rows in case.matrices.items()}
     if any((signs[name] != rows).any() for name, rows in case.matrices.items()):
-        yield replace(case, embeddings=signs.pop(case.first), others=signs)
+        yield case.with_matrices(signs)
 
 
 def _parts(count: int, least: int) -> Iterator[list[int]]:

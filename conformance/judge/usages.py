@@ -20,7 +20,7 @@ import numpy as np
 
 from ..implementations.base import items_of, lacks_positives
 from ..implementations.callable import External
-from ..implementations.sandbox import TargetError
+from ..implementations.sandbox import TargetError, described
 from ..implementations.signatures import Claim
 from ..implementations.usages import SIDE_EFFECTS, TEMPERATURE, USAGES, Usage, direction_of, upstream_of
 from ..suite.cases import Case, row_norms
@@ -251,8 +251,7 @@ class UsageJudge:
             try:
                 outcome = self.target.evaluate(case, dtype, usage.name)
             except Exception as error:  # external code may raise anything
-                words = str(error) if isinstance(error, TargetError) else f"{type(error).__name__}: {error}"
-                words = next(iter(words.splitlines()), type(error).__name__)
+                words = next(iter(described(error).splitlines()), type(error).__name__)
                 died = isinstance(error, TargetError) and error.died
                 if usage.expects != "the truth" and not died:
                     ratios.append(0.0)
@@ -335,8 +334,7 @@ def _is_of_zero_similarities(case: Case, outcome: Outcome) -> bool:
         name: z / (np.linalg.norm(z, axis=1, keepdims=True) + (z == 0).all(1)[:, None])
         for name, z in case.matrices.items()
     }
-    first = rows.pop(case.first)
-    products = replace(case, embeddings=first, others=rows, keywords={**case.keywords, "similarity": "dot"})
+    products = case.with_matrices(rows).with_options(similarity="dot")
     try:
         return np.allclose(outcome.values, truth(products).values, rtol=CLAMPED)
     except CertificationError:  # a maximum is tied
@@ -355,7 +353,7 @@ def drawn_batch(claim: Claim, kind: str) -> Case | None:
         large = {name: [LARGE_LABELS + label for label in given] for name, given in labels.items()}
         case = replace(case, arguments={**case.arguments, **large})
     if claim.temperature is None:
-        case = replace(case, keywords={**case.keywords, "temperature": TEMPERATURE})
+        case = case.with_options(temperature=TEMPERATURE)
     if case.option("similarity") == "dot":
         case = scaled_to_logits(case) or case
     return case if case.size <= PROVE_UP_TO or has_formula(case) else None
@@ -377,8 +375,7 @@ def second_derivatives(case: Case) -> dict[str, Matrix] | None:
         rows = {name: z + step * directions[name] for name, z in case.matrices.items()}
         if any((rows[name] - step * directions[name] != z).any() for name, z in case.matrices.items()):
             return None
-        moved = replace(case, embeddings=rows.pop(case.first), others=rows)
-        ends.append(enclosures(moved, SECOND_BITS).gradients)
+        ends.append(enclosures(case.with_matrices(rows), SECOND_BITS).gradients)
     with precision(SECOND_BITS):
         return {
             name: np.array([[float((b - a) / (2 * SECOND_STEP)) for a, b in zip(*pair, strict=True)] for pair in pairs])
@@ -395,14 +392,14 @@ def _allowed(usage: Usage, case: Case, true: Truth, dtype: str, allowed: Bounds)
     if usage.second:
         # A mistake in a formula is far larger than the square root of the unit roundoff.
         share = math.sqrt(unit_roundoff(dtype))
-        rows = {n: np.full(len(z), share * _largest({n: z})[n]) for n, z in _gradients(case, true).items()}
+        rows = {n: np.full(len(z), share * _largest({n: z})[n]) for n, z in case.gradients(true).items()}
         return replace(allowed, rows=rows)
     if not usage.rounds:
         return allowed
     # Not the bounds of the 16-bit dtype, which already contain the rounding of the gradient.
     allowed = bounds(case, true, "float32")
     wider = allowed.times(unit_roundoff(usage.rounds) / unit_roundoff("float32"))
-    share, largest = LARGEST_SHARE * unit_roundoff(usage.rounds), _largest(_gradients(case, true))
+    share, largest = LARGEST_SHARE * unit_roundoff(usage.rounds), _largest(case.gradients(true))
     rows = {
         # A gradient of zeros must not pass.
         name: np.maximum(allowed.rows[name], np.minimum(found, share * largest.get(name, math.inf)))
@@ -413,10 +410,6 @@ def _allowed(usage: Usage, case: Case, true: Truth, dtype: str, allowed: Bounds)
         size = abs(true.values[0]) + float((np.abs(true.weights) * np.abs(true.similarity)).sum())
         values = [min(values[0], LARGEST_VALUE_SHARE * unit_roundoff(usage.rounds) * size)]
     return replace(wider, rows=rows, values=values)
-
-
-def _gradients(case: Case, result: Truth | Outcome) -> dict[str, Matrix]:
-    return {} if result.gradient is None else {case.first: result.gradient, **result.other_gradients}
 
 
 def _largest(gradients: Mapping[str, Matrix]) -> dict[str, float]:

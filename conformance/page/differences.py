@@ -14,7 +14,7 @@ from ..judge.results import BAD, Check, grouped
 from ..judge.verify import Report, load_cases, truth_of
 from ..suite.cases import call_reference
 from ..suite.levels import Level
-from ..suite.records import Expected, Outcome
+from ..suite.records import Matrix, Outcome
 from .examples import MOST_ROWS, exp, number
 from .findings import judged
 
@@ -157,19 +157,16 @@ def _tables(evidence: Failing, outcome: Outcome, computed: Computed | None, mess
         rows = [(f"anchor {i} with {j}", expected((i, j)), given((i, j))) for i, j in sorted(keys)]
         if rows:
             yield _table("The pairs", "as computed" if wrong else "", columns, rows, message)
-    yield from _gradients(truth, outcome, case.first, message)
+    yield from _gradients(case.gradients(truth), case.gradients(outcome), message)
 
 
-def _gradients(truth: Expected, outcome: Outcome, name: str, message: str) -> Iterator[dict[str, Any]]:
-    """Yield one table for each matrix. ``name`` is the name of the first matrix."""
-    if truth.gradient is None or outcome.gradient is None:
-        return
-    pairs = {name: (truth.gradient, outcome.gradient)}
-    pairs |= {key: (rows, outcome.other_gradients[key]) for key, rows in truth.other_gradients.items()}
-    for key, (expected, found) in pairs.items():
+def _gradients(true: Mapping[str, Matrix], given: Mapping[str, Matrix], message: str) -> Iterator[dict[str, Any]]:
+    """Yield one table for each matrix."""
+    for key, expected in true.items() if given else ():
+        found = given[key]
         if expected.shape != found.shape:
             continue
-        of_row = "gradient of row {}" if len(pairs) == 1 else f"gradient of {key}, row {{}}"
+        of_row = "gradient of row {}" if len(true) == 1 else f"gradient of {key}, row {{}}"
         columns = [str(k) for k in range(min(expected.shape[1], MOST_COLUMNS))]
         rows: list[Row] = [
             (of_row.format(i), expected[i, :MOST_COLUMNS].tolist(), found[i, :MOST_COLUMNS].tolist())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,14 +18,13 @@ from pairproof import reference
 from ..documents.figures import Judgement
 from ..implementations import ALL, Implementation, Unavailable
 from ..implementations.base import Deviation
-from ..implementations.public import FOLDER, PublicLoss, load_public
+from ..implementations.public import PublicLoss, load_public
 from ..judge import public, ranges
 from ..judge.check import is_above, judge_target
 from ..judge.proofs import as_claimed
 from ..judge.results import Check, Status, grouped, several
 from ..judge.verify import Report
 from ..suite.cases import Case
-from ..suite.catalogue import LOSSES
 from ..suite.golden import GoldenCase
 from ..suite.levels import Level
 from ..suite.records import Expected, Outcome
@@ -236,26 +234,14 @@ def sweeps(losses: Iterable[str], implementations: Mapping[str, Implementation])
     """
     present = [one for one in implementations.values() if DTYPE in one.dtypes]
     for loss in losses:
-        cases = [_case(loss, temperature) for temperature in TEMPERATURES]
+        options = ({"temperature": temperature, "similarity": "cosine"} for temperature in TEMPERATURES)
+        cases = [ranges.ordinary_case(loss, keywords) for keywords in options]
         able = [one for one in present if not any(map(one.refuses, cases))]
         if not able:
             continue
         truths = [truth(case) for case in cases]
         found = {one.name: [_errors(one, case, true) for case, true in zip(cases, truths, strict=True)] for one in able}
         yield _sweep(loss, found)
-
-
-def _case(loss: str, temperature: float) -> Case:
-    keywords = {"temperature": temperature, "similarity": "cosine"}
-    given: dict[str, Any] = {
-        "labels": [*ranges.LABELS],
-        "partners": [*ranges.PARTNERS],
-        "positive_pairs": [[i, j] for i, j in enumerate(ranges.PARTNERS)],
-    }
-    entry, rows = LOSSES[loss], ranges.ROWS
-    if entry.two_towers:
-        return Case("findings/sweep", loss, rows[:4], {}, keywords, {"embeddings_b": rows[4:]})
-    return Case("findings/sweep", loss, rows, {entry.targets: given[entry.targets]}, keywords)
 
 
 def _errors(one: Implementation, case: Case, true: Expected) -> tuple[float, float]:
@@ -265,11 +251,9 @@ def _errors(one: Implementation, case: Case, true: Expected) -> tuple[float, flo
     except Exception:  # external code may raise anything
         return math.inf, math.inf
     value = _distance(np.array(true.values), np.array(outcome.values))
-    if outcome.gradient is None or true.gradient is None:
-        return value, 0.0
-    pairs = [(true.gradient, outcome.gradient)]
-    pairs += [(rows, outcome.other_gradients[name]) for name, rows in true.other_gradients.items()]
-    return value, max(_distance(*pair) for pair in pairs)
+    found = case.gradients(outcome)
+    pairs = [(rows, found[name]) for name, rows in case.gradients(true).items() if found]
+    return value, max((_distance(*pair) for pair in pairs), default=0.0)
 
 
 def _distance(expected: Any, found: Any) -> float:
@@ -335,10 +319,7 @@ def public_losses(stored: Mapping[Case, GoldenCase | None]) -> Iterator[dict[str
 
 def _first_failure(loss: PublicLoss, golden: Mapping[str, GoldenCase]) -> Check | None:
     """The first recorded answer that fails at a required level, preferably with a true loss other than 0."""
-    path = FOLDER / "answers" / f"{loss.name}.json"
-    data = json.loads(path.read_text(encoding="utf-8"))
-    request = public.request_of(loss, "recorded")
-    target = public.Recorded(data, public.dtypes_of(loss)[:1])
+    request, target, data = public.recorded(loss)
     first = None
     for name in data["answers"]:
         case, claimed = as_claimed(golden[name].case, golden[name], target.claim)

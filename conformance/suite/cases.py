@@ -9,7 +9,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,7 +21,7 @@ from pairproof.reference.scalars import zero_like
 from pairproof.reference.similarity import similarity_matrix
 
 from .catalogue import PAIR_REDUCTIONS, WEIGHTS, Loss, find_loss
-from .records import Matrix
+from .records import Expected, Matrix, Outcome
 
 SIGNIFICAND = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 """Bits in the significand of each dtype, including the implicit bit."""
@@ -112,6 +112,23 @@ class Case:
     def matrices(self) -> dict[str, Matrix]:
         """Every float matrix by the name of its argument, the embeddings first."""
         return {self.first: self.embeddings, **self.others}
+
+    def with_options(self, **keywords: Any) -> Case:
+        """The case with other values of some options."""
+        return replace(self, keywords={**self.keywords, **keywords})
+
+    def with_matrices(self, matrices: Mapping[str, Matrix], **changed: Any) -> Case:
+        """The case with other matrices, by argument. Those that are not given stay; ``changed`` are further fields."""
+        rows = {**self.matrices, **matrices}
+        return replace(self, embeddings=rows.pop(self.first), others=rows, **changed)
+
+    def mapped(self, change: Callable[[Matrix], Matrix], **changed: Any) -> Case:
+        """The case with a function of each matrix in its place; ``changed`` are further fields."""
+        return self.with_matrices({name: change(rows) for name, rows in self.matrices.items()}, **changed)
+
+    def gradients(self, result: Expected | Outcome) -> dict[str, Matrix]:
+        """The gradients of a result by matrix, the embeddings first; empty if it has none."""
+        return {} if result.gradient is None else {self.first: result.gradient, **result.other_gradients}
 
     @property
     def size(self) -> int:
