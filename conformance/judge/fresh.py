@@ -11,16 +11,13 @@ products can move them out of the range of a dtype.
 
 from __future__ import annotations
 
-import gc
 import itertools
 import math
-import multiprocessing
 import os
 import random
-import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -33,6 +30,7 @@ from ..implementations.signatures import OF_VIEWS, Claim
 from ..suite.cases import Case, row_norms
 from ..suite.catalogue import LOSSES, WEIGHTS, Loss
 from ..suite.flags import saturated, true_flags
+from ..suite.garbage import forked
 from ..suite.golden import DTYPES, GoldenCase
 from ..suite.records import Expected, Matrix
 from ..truth.matrices import has_formula
@@ -247,23 +245,15 @@ def proved_ahead(batches: Sequence[FreshBatch], claim: Claim) -> Iterator[None]:
         return
     global _ahead
     _ahead = batches, claim
-    gc.freeze()  # the garbage collector need not traverse what is already loaded
-    pool = ProcessPoolExecutor(1, multiprocessing.get_context("fork"), _ignore_interrupts)
     try:
-        for number, batch in enumerate(batches):
-            batch.__dict__["ahead"] = pool.submit(_proved_ahead, number)
-        yield
+        with forked(1) as pool:
+            for number, batch in enumerate(batches):
+                batch.__dict__["ahead"] = pool.submit(_proved_ahead, number)
+            yield
     finally:
-        pool.shutdown(cancel_futures=True)
-        gc.unfreeze()
         _ahead = None
         for batch in batches:
             batch.__dict__.pop("ahead", None)
-
-
-def _ignore_interrupts() -> None:
-    # The process that started this one handles them.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _proved_ahead(number: int) -> GoldenCase:
@@ -331,13 +321,12 @@ def _is_fitted(case: Case, expected: Expected) -> bool:
 
     torch's derivative of a positive's term is a difference, sigmoid(s) - 1, which loses as many digits as it is small.
     """
-    if case.form not in ("binary", "sigmoid") or expected.gradient is None:
+    if case.form not in ("binary", "sigmoid"):
         return False
-    gradients = {case.first: expected.gradient, **expected.other_gradients}
     cosine, each = case.option("similarity") == "cosine", case.temperature * max(1, len(case.anchors()))
     sizes = (
         row_norms(gradient) * (row_norms(case.matrices[name]) if cosine else 1.0)
-        for name, gradient in gradients.items()
+        for name, gradient in case.gradients(expected).items()
     )
     return any(bool(((size > 0) & (size * each < FITTED)).any()) for size in sizes)
 
@@ -468,10 +457,10 @@ def _with_targets(case: Case, claim: Claim, chance: random.Random) -> Case:
     if not case.entry.two_towers or "negatives" in case.others:
         return case
     if claim.direction_weights and case.option("direction") == "both":
-        case = replace(case, keywords={**case.keywords, "direction_weights": claim.direction_weights})
+        case = case.with_options(direction_weights=claim.direction_weights)
     elif "direction_weights" in claim.passed and case.option("direction") == "both" and chance.random() < 0.5:
         weights = [chance.choice((0.25, 0.5, 0.75, 1.0, 2.0)) for _ in range(2)]
-        changed = replace(case, keywords={**case.keywords, "direction_weights": weights})
+        changed = case.with_options(direction_weights=weights)
         case = case if claim.support.refuses(changed) else changed
     way = chance.choice(("none", *(name for name in ("partners", "labels", "positives") if name in claim.passed)))
     if way == "none":
@@ -518,7 +507,7 @@ def _with_ignored(case: Case, claim: Claim, chance: random.Random) -> Case:
             given = {name: [chance.randrange(case.n) for _ in range(size)] for name, size in sizes.items()}
     else:
         # For two towers, rows of the mask are rows of a, and columns are rows of b, in both directions.
-        one_way = replace(case, keywords={**case.keywords, "direction": "a_to_b"}) if one_block else case
+        one_way = case.with_options(direction="a_to_b") if one_block else case
         members, positive = (found[: case.n, :columns] for found in (one_way.member_array(), one_way.positive_array()))
         mask = [[chance.random() < IGNORED_SHARE for _ in range(columns)] for _ in range(case.n)]
         for i, row in enumerate(mask):
@@ -871,5 +860,4 @@ class _Drawing:
         integers[~integers.any(axis=1), :1] = 1.0
         mixed = self.plan["mixed norms"] and self.plan["similarity"] == "cosine"
         sizes = [self.chance.choice((-2, -1, 0, 1, 2)) if mixed else 0 for _ in integers]
-        found: Matrix = np.ldexp(integers, np.array(sizes, dtype=int)[:, None] - 7)
-        return found
+        return np.asarray(np.ldexp(integers, np.array(sizes, dtype=int)[:, None] - 7))

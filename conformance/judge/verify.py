@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import gc
-import multiprocessing
 import os
 import platform
-import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -32,7 +29,7 @@ from ..implementations import ALL, Implementation, Unavailable
 from ..implementations.base import one_thread, unusable
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
-from ..suite.garbage import without_collections
+from ..suite.garbage import forked, without_collections
 from ..suite.golden import DTYPES, GoldenCase, load_golden
 from ..suite.machine import machine
 from ..suite.progress import Progress, tracked
@@ -350,21 +347,12 @@ def _shared_out(
     if processes == 1:
         yield chain.from_iterable(map(_done, parts))
         return
-    # The garbage collector need not traverse what is already loaded.
-    gc.freeze()
-    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), _ignore_interrupts)
     try:
-        yield chain.from_iterable(done.result() for done in as_completed([pool.submit(_done, part) for part in parts]))
+        with forked(processes) as pool:
+            done = as_completed([pool.submit(_done, part) for part in parts])
+            yield chain.from_iterable(one.result() for one in done)
     except BrokenProcessPool:
         raise CouldNotRun("a process that judges cases was killed; if memory is short, use --jobs 1") from None
-    finally:
-        pool.shutdown(cancel_futures=True)
-        gc.unfreeze()
-
-
-def _ignore_interrupts() -> None:
-    # The process that started this one handles them.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _check_cases(selection: Selection, names: Collection[str], stored: Iterable[Case]) -> None:
