@@ -28,7 +28,7 @@ from .implementations.forms import READING
 from .judge.check import CONFORMS, CheckResult, is_above
 from .judge.levels import Level
 from .judge.ranges import at_the_scale_of_clip, sentences
-from .judge.results import BAD, Check, Status, counted, grouped, phrase, several, tally
+from .judge.results import BAD, Check, Status, counted, grouped, phrase, plain, several, tally
 from .judge.suggest import suggested
 from .judge.verify import MOST_ROWS, Report, show_counts
 from .suite.catalogue import LOSSES
@@ -593,7 +593,7 @@ def as_json(found: Report | CheckResult) -> dict[str, Any]:
         "counts": tally(report.checks),
         "cases": {"run": report.cases_chosen, "in all": report.cases_in_all},
         "checks": [
-            {name: _plain(value) for name, value in vars(check).items() if name not in NOT_WRITTEN}
+            {name: plain(value) for name, value in vars(check).items() if name not in NOT_WRITTEN}
             for check in report.checks
         ],
     }
@@ -633,14 +633,9 @@ def as_json(found: Report | CheckResult) -> dict[str, Any]:
             "not_tried": found.not_tried,
             "statuses": found.counts,
             "flags": found.flags(),
-            "worst": {dtype: _plain(ratio) for dtype, ratio in found.worst().items()},
+            "worst": {dtype: plain(ratio) for dtype, ratio in found.worst().items()},
         }
     return data
-
-
-def _plain(value: Any) -> Any:
-    """Convert a non-finite number to a string, because JSON has none."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_json(found: Report | CheckResult, path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 
 from ..suite.machine import described, machine
 from .options import ParityRequest
+from .results import plain
 
 Tensor = torch.Tensor
 
@@ -159,17 +159,13 @@ class ParityResult:
             "options": {name: getattr(self.request, name) for name in options},
             "notes": self.notes,
             "comparisons": [
-                {key: _plain(value) for key, value in vars(comparison).items()} for comparison in self.comparisons
+                {key: plain(value) for key, value in vars(comparison).items()} for comparison in self.comparisons
             ],
             "mistakes": self.mistakes,
             "memory": [dict(zip(("rows", "kept", "peak"), sizes, strict=True)) for sizes in self.memory],
             "summary": self.summary,
             "seconds": self.seconds,
         }
-
-
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def signs(like: Tensor, chance: torch.Generator) -> Tensor:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..suite.levels import Level
 
@@ -84,6 +85,11 @@ def grouped(items: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
 def counted(checks: Iterable[Check]) -> Counter[Status]:
     """Return the number of checks with each status."""
     return Counter(check.status for check in checks)
+
+
+def plain(value: Any) -> Any:
+    """Convert a non-finite number to a string, because JSON has none."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def several(count: int, noun: str) -> str:

@@ -219,15 +219,11 @@ def read_training(batch: TrainingBatch) -> dict[str, Any]:
     }
     given |= {"class_sizes": batch.class_sizes or None} | ({} if batch.dim is None else {"dim": batch.dim})
     sources = {name: getattr(batch, name) for name in ("embeddings", "labels", "partners", "embeddings_b")}
-    layout = _LAYOUTS.get(sources["partners"] or "")
     for name, source in sources.items():
-        if source is not None and not (layout and name == "partners"):
+        if source is not None and not (name == "partners" and source in _LAYOUTS):
             given[name] = read_array(source, _option(name), name)
-    if layout and "embeddings" in given:
-        try:
-            given["partners"] = np.asarray(layout(len(given["embeddings"])))
-        except ValueError as error:
-            raise Refused(f"--partners {batch.partners}: {error}") from error
+    if batch.partners in _LAYOUTS and "embeddings" in given:
+        given["partners"] = _laid_out(batch.partners, len(given["embeddings"]))
     if batch.negatives is not None:
         number = batch.class_sizes and batch.negatives.isdecimal()
         given["negatives"] = int(batch.negatives) if number else read_array(batch.negatives, "--negatives", "negatives")
@@ -252,9 +248,7 @@ def _arrays(batch: Batch) -> dict[str, Array]:
     wanted = wanted or "no labels or other targets, because row i of one tower belongs to row i of the other"
     right = bool(loss.targets) <= len(given) <= bool(allowed) and set(given) <= set(allowed)
     _require(right, f"{batch.loss} takes {wanted}; got {', '.join(map(_option, given)) or 'none'}")
-    layout = _LAYOUTS.get(sources.get("partners", ""))
-    if layout:
-        del sources["partners"]
+    layout = sources.pop("partners") if sources.get("partners") in _LAYOUTS else ""
     arrays = {
         key: read_array(source, "--embeddings" if key == first else _option(key), key)
         for key, source in sources.items()
@@ -263,11 +257,16 @@ def _arrays(batch: Batch) -> dict[str, Array]:
         wide = dtype.kind == "c" or dtype.itemsize > 8
         _require(not wide, f"{key}: expected a floating-point dtype of at most 64 bits, got {dtype}")
     if layout:
-        try:
-            arrays["partners"] = np.asarray(layout(arrays[first].shape[0] if arrays[first].ndim else 0))
-        except ValueError as error:
-            raise Refused(f"--partners {batch.partners}: {error}") from error
+        arrays["partners"] = _laid_out(layout, arrays[first].shape[0] if arrays[first].ndim else 0)
     return arrays
+
+
+def _laid_out(layout: str, rows: int) -> Array:
+    """Return the partners of a batch whose views have a layout of this name."""
+    try:
+        return np.asarray(_LAYOUTS[layout](rows))
+    except ValueError as error:
+        raise Refused(f"--partners {layout}: {error}") from error
 
 
 def _option(name: str) -> str:

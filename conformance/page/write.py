@@ -206,12 +206,7 @@ def data_of(found: Report | CheckResult) -> dict[str, Any]:
             "verdict": found.summary,
             "levels": levels,
             "diagnosis": [*found.diagnosis.sentences(), *filter(None, (found.question, found.reading))],
-            "documents": [],
-            "deviations": [],
-            "public": [],
-            "findings": [],
-            "sweeps": [],
-            "speed": [],
+            **dict.fromkeys(("documents", "deviations", "public", "findings", "sweeps", "speed"), ()),
         }
     else:
         implementations = judged(report)
