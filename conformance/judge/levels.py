@@ -11,10 +11,10 @@ A target that computes in float32 is judged by the bounds of float32.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 
 import numpy as np
 
@@ -169,11 +169,11 @@ def _in_float32(target: External, outcome: Outcome, probes: Iterable[Case]) -> b
         kept = dict(target.outcomes)
         ordinary = (one for one in probes if not target.refuses(one))
         chosen = [*islice(ordinary, TRIED)]
-        target.in_float32 = IN_FLOAT32 if _computes_in_float32(target, chosen) else ""
+        target.in_float32 = IN_FLOAT32 if _is_shown(_computes_in_float32(target, chosen)) else ""
         rounds = _rounds_temperature if target.claim.temperature is None else _rounds_built_in
-        if not target.in_float32 and rounds(target, chosen):
+        if not target.in_float32 and _is_shown(rounds(target, chosen)):
             target.in_float32 = ROUNDS_TEMPERATURE
-        if not target.in_float32 and _rounds_weights(target, chain(chosen, ordinary)):
+        if not target.in_float32 and _is_shown(_rounds_weights(target, chain(chosen, ordinary))):
             target.in_float32 = ROUNDS_WEIGHTS
         target.outcomes.clear()
         target.outcomes.update(kept)
@@ -182,51 +182,50 @@ def _in_float32(target: External, outcome: Outcome, probes: Iterable[Case]) -> b
     return fits or target.in_float32 in (ROUNDS_TEMPERATURE, ROUNDS_WEIGHTS)
 
 
-def _computes_in_float32(target: External, probes: Iterable[Case]) -> bool:
-    """Return whether the finite values of ``PROBES`` cases are all representable in float32.
+def _is_shown(verdicts: Iterable[bool]) -> bool:
+    """Return whether the first ``PROBES`` verdicts are true. Nothing is evaluated after a false one."""
+    return len([*islice(takewhile(bool, verdicts), PROBES)]) == PROBES
+
+
+def _computes_in_float32(target: External, probes: Iterable[Case]) -> Iterator[bool]:
+    """Yield for each case whether its finite values are all representable in float32.
 
     A case does not count if all its values have at most 8 significant bits, because such values are often representable
     by chance. The gradient is not tested: it stays in float64 if a loss only rounds its similarities to float32.
     """
-    found = 0
     for case in probes:
         if (outcome := _evaluated(target, case)) is None:
             continue
         if not _fits_float32(target, outcome):
-            return False
-        found += bool((np.frexp(_finite(target, outcome))[0] * 256 % 1).any())
-        if found == PROBES:
-            return True
-    return False
+            yield False
+        elif (np.frexp(_finite(target, outcome))[0] * 256 % 1).any():
+            yield True
 
 
-def _rounds_temperature(target: External, probes: Iterable[Case]) -> bool:
-    """Return whether rounding the temperature to float32 leaves the values of ``PROBES`` cases unchanged.
+def _rounds_temperature(target: External, probes: Iterable[Case]) -> Iterator[bool]:
+    """Yield for each case whether rounding the temperature to float32 leaves its values unchanged.
 
     A case does not count if its temperature is a float32 number, or if a temperature 1 % higher also changes nothing.
     """
-    found = 0
     for case in probes:
         rounded = float(np.float32(case.temperature))
-        changed = (replace(case, keywords={**case.keywords, "temperature": t}) for t in (rounded, rounded * 1.01))
+        changed = (case.with_options(temperature=t) for t in (rounded, rounded * 1.01))
         if rounded == case.temperature or None in (outcomes := [_evaluated(target, one) for one in (case, *changed)]):
             continue
         values, same, other = (one.values for one in outcomes if one)
         if values != same:
-            return False
-        found += values != other
-        if found == PROBES:
-            return True
-    return False
+            yield False
+        elif values != other:
+            yield True
 
 
-def _rounds_built_in(target: External, probes: Iterable[Case]) -> bool:
-    """Return whether one temperature close to the claimed one explains the values of ``PROBES`` cases.
+def _rounds_built_in(target: External, probes: Iterable[Case]) -> Iterator[bool]:
+    """Yield for each case whether its values are explained by one temperature close to the claimed one.
 
     The temperature is computed from the first case. Its relative difference from the claimed one may be at most
     ``ROUNDED``. It must explain 99 % of the largest error of each case.
     """
-    used, found = 0.0, 0
+    used = 0.0
     for case in probes:
         if (outcome := _evaluated(target, case)) is None:
             continue
@@ -238,21 +237,15 @@ def _rounds_built_in(target: External, probes: Iterable[Case]) -> bool:
         if not used:
             steepest = np.argmax(abs(slopes))
             used = claimed + float((returned - at)[steepest] / slopes[steepest])
-        if not 0 < abs(used / claimed - 1) <= ROUNDED:
-            return False
-        left = abs(returned - _plain(case, used)).max()
-        if left > abs(returned - at).max() / 100:
-            return False
-        found += 1
-        if found == PROBES:
-            return True
-    return False
+        close = 0 < abs(used / claimed - 1) <= ROUNDED
+        yield close and not abs(returned - _plain(case, used)).max() > abs(returned - at).max() / 100
 
 
-def _rounds_weights(target: External, probes: Iterable[Case]) -> bool:
-    """Return whether weights rounded to float32 explain the results of cases of ``PROBES`` sizes to float64 bounds.
+def _rounds_weights(target: External, probes: Iterable[Case]) -> Iterator[bool]:
+    """Yield for each case whether weights rounded to float32 explain its results to float64 bounds.
 
-    A case counts if its number of rows is not a power of two and rounding changes its weights.
+    A case counts if its number of rows is not a power of two, no case of this size has counted, and rounding changes
+    its weights.
     """
     sizes = set[int]()
     for case in probes:
@@ -260,12 +253,8 @@ def _rounds_weights(target: External, probes: Iterable[Case]) -> bool:
         if rounded is None or (outcome := _evaluated(target, case)) is None:
             continue
         true = truth(rounded)
-        if compare(rounded, true, outcome, bounds(rounded, true, "float64"), "float64").ratio > 1:
-            return False
         sizes.add(case.n)
-        if len(sizes) == PROBES:
-            return True
-    return False
+        yield not compare(rounded, true, outcome, bounds(rounded, true, "float64"), "float64").ratio > 1
 
 
 def _with_rounded_weights(case: Case) -> Case | None:
@@ -293,8 +282,7 @@ def _with_rounded_weights(case: Case) -> Case | None:
 
 def _plain(case: Case, temperature: float) -> Matrix:
     """Return the values of the straightforward implementation in float64 at another temperature."""
-    changed = replace(case, keywords={**case.keywords, "temperature": temperature})
-    return np.array(plain_outcome(changed, "float64").values)
+    return np.array(plain_outcome(case.with_options(temperature=temperature), "float64").values)
 
 
 def _evaluated(target: External, case: Case) -> Outcome | None:
