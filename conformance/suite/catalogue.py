@@ -514,6 +514,8 @@ _BY_LABELS: Mapping[str, object] = {**COMMON, "anchors": None, "positives": None
 _REFERRING = {**_BY_LABELS, **REFERENCES, **IGNORED}
 _SUPCON = {**_REFERRING, "denominator": "all", "no_positive": "zero", "no_negative": "zero"}
 _WEIGHTED = {**WEIGHTS, "weights_divisor": "count"}
+_BY_PARTNERS = {**COMMON, "anchors": None, "ref_embeddings": None, "self_rows": None, **IGNORED}
+_BY_TOWERS = {**TOWER_TARGETS, **IGNORED, **COMMON, "anchor_weights": None}
 
 for _loss in (
     Loss(
@@ -542,15 +544,7 @@ for _loss in (
         module_class="NTXentLoss",
         source="Chen et al. 2020 (SimCLR), arXiv 2002.05709, equation 1",
         positives_by="partners",
-        keywords={
-            **COMMON,
-            "anchors": None,
-            "ref_embeddings": None,
-            "self_rows": None,
-            **IGNORED,
-            "anchor_weights": None,
-            "zero_row": "error",
-        },
+        keywords={**_BY_PARTNERS, "anchor_weights": None, "zero_row": "error"},
         baseline=supcon_baseline,
         variant={"form": "mean", "denominator": "all"},
     ),
@@ -594,10 +588,7 @@ for _loss in (
         " He et al. 2020 (MoCo), arXiv 1911.05722, equation 1",
         positives_by="towers",
         keywords={
-            **TOWER_TARGETS,
-            **IGNORED,
-            **COMMON,
-            "anchor_weights": None,
+            **_BY_TOWERS,
             "negatives": None,
             "direction": None,
             "direction_weights": None,
@@ -614,14 +605,7 @@ for _loss in (
         module_class="SigmoidLoss",
         source="Zhai et al. 2023 (SigLIP), arXiv 2303.15343, Algorithm 1",
         positives_by="towers",
-        keywords={
-            **TOWER_TARGETS,
-            **IGNORED,
-            **COMMON,
-            "anchor_weights": None,
-            "temperature": 0.1,
-            "bias": -10.0,
-        },
+        keywords={**_BY_TOWERS, "temperature": 0.1, "bias": -10.0},
         own_choices={"reduction": (*REDUCTIONS, *PAIR_REDUCTIONS)},
         baseline=sigmoid_baseline,
         variant={"form": "sigmoid"},
@@ -633,16 +617,7 @@ for _loss in (
         source="Robinson et al. 2021 (HCL), arXiv 2010.04592, and Chuang et al. 2020 (debiased), arXiv 2007.00224, as"
         " in image/main.py of joshr17/HCL",
         positives_by="partners",
-        keywords={
-            **COMMON,
-            "temperature": 0.5,
-            "anchors": None,
-            "ref_embeddings": None,
-            "self_rows": None,
-            **IGNORED,
-            "tau_plus": 0.1,
-            "beta": 1.0,
-        },
+        keywords={**_BY_PARTNERS, "temperature": 0.5, "tau_plus": 0.1, "beta": 1.0},
         own_choices={"similarity": ("cosine",)},
         baseline=hard_negative_baseline,
         lowest=-1.0,
@@ -680,16 +655,7 @@ for _loss in (
         module_class="DCLWLoss",
         source="Yeh et al. 2022 (DCL), arXiv 2110.06848, the loss L_DCW with the negative von Mises-Fisher weights",
         positives_by="partners",
-        keywords={
-            **COMMON,
-            "temperature": 0.1,
-            "anchors": None,
-            "ref_embeddings": None,
-            "self_rows": None,
-            **IGNORED,
-            "sigma": 0.5,
-            "detach_weights": True,
-        },
+        keywords={**_BY_PARTNERS, "temperature": 0.1, "sigma": 0.5, "detach_weights": True},
         own_choices={"similarity": ("cosine",)},
         baseline=dclw_baseline,
         weights=Weights(dclw_weights_baseline, ("sigma",)),
