@@ -76,30 +76,40 @@ def _stubbed() -> Iterator[None]:
 
 
 FOLDER = "sentence-transformers/sentence_transformers"
-SIMILARITIES: Mapping[str, str] = {
-    f"{FOLDER}/util/similarity.py": "eb3508514bbded02bfc7ad5f07e39ee114a5e4eb03b18d79436b2316f5cc1edb",
-    f"{FOLDER}/util/tensor.py": "3a1b314211ce265f2adfcde96b3b28f6332373bc07bf1b43394c44de9595c0b7",
+LOSS_FILES: Mapping[str, str] = {
+    "multiple_negatives_ranking": "589a44dd31826ef5a945d7138bbe4b085263dc070dbbc684f2131303f470e29b",
+    "multiple_negatives_symmetric_ranking": "77d0618cff08ffa8a3f6b906dfd64ce6b92f151bd133573a734a64cfe95b2a8c",
+    "cached_multiple_negatives_ranking": "13bb849c271d2e9fa2e91e996747e6952f73200bc621e2eaa69caf31bf6c0d49",
+    "gist_embed": "beda26b4cec16b49056e07254585ccf71fa511426c3346f57d24902eb6f67b3f",
+    "cached_gist_embed": "95cbe19941bfe5b88a755920723254d0a9a8921d30bd52fe7c57c8c472c82de8",
 }
-GRADCACHE: Mapping[str, str] = {
-    f"{FOLDER}/base/losses/gradcache.py": "573c6587c188c8e3c2ddd1711ef6b8a09b182511ed93b27d331d4cefa734bfba",
+"""The SHA-256 of the file of each loss."""
+FILES: Mapping[str, str] = {
+    "util/similarity": "eb3508514bbded02bfc7ad5f07e39ee114a5e4eb03b18d79436b2316f5cc1edb",
+    "util/tensor": "3a1b314211ce265f2adfcde96b3b28f6332373bc07bf1b43394c44de9595c0b7",
+    "base/losses/gradcache": "573c6587c188c8e3c2ddd1711ef6b8a09b182511ed93b27d331d4cefa734bfba",
 }
-RANKING: Mapping[str, str] = {
-    f"{FOLDER}/sentence_transformer/losses/multiple_negatives_ranking.py": (
-        "589a44dd31826ef5a945d7138bbe4b085263dc070dbbc684f2131303f470e29b"
-    ),
-    **SIMILARITIES,
-}
+"""The SHA-256 of the other files."""
+SIMILARITIES = ("util/similarity", "util/tensor")
 
 
-class _Ranking(FilePeer):
+def _files(*losses: str, others: Iterable[str] = ()) -> dict[str, str]:
+    """Return the checksums of the files of losses, the first one in front, and of other files."""
+    return {
+        **{f"{FOLDER}/sentence_transformer/losses/{name}.py": LOSS_FILES[name] for name in losses},
+        **{f"{FOLDER}/{name}.py": FILES[name] for name in others},
+    }
+
+
+class _Loss(FilePeer):
     requirement = "sentence-transformers==6.2.0"
 
     def module(self) -> Any:
-        folder = self.path.parents[3]
+        """Import the module of the loss, make it call models directly, and declare that they have no static rows."""
         with _stubbed():
-            similarity = load_from_package(folder, f"{TOP}.util.similarity", PACKAGES)
-            loaded = load_from_package(folder, f"{LOSSES}.{self.path.stem}", PACKAGES, UNUSED)
-        self.similarities = {"cosine": similarity.cos_sim, "dot": similarity.dot_score}
+            loaded = load_from_package(self.path.parents[3], f"{LOSSES}.{self.path.stem}", PACKAGES, UNUSED)
+        loaded.embed_columns = lambda model, columns: [model(rows)["sentence_embedding"] for rows in columns]
+        loaded.has_static_embedding_input = lambda model: False
         return loaded
 
     def columns(self, case: Case, given: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -109,6 +119,14 @@ class _Ranking(FilePeer):
             queries, documents = documents, queries
         hard = called(given).get("hard_negatives")
         return [queries, documents, *(() if hard is None else hard.unbind(dim=1))]
+
+
+class _Ranking(_Loss):
+    def module(self) -> Any:
+        with _stubbed():
+            similarity = load_from_package(self.path.parents[3], f"{TOP}.util.similarity", PACKAGES)
+        self.similarities = {"cosine": similarity.cos_sim, "dot": similarity.dot_score}
+        return super().module()
 
     def options(self, case: Case) -> dict[str, Any]:
         if case.loss == "info_nce":
@@ -131,7 +149,7 @@ class SentenceTransformers(_Ranking):
 
     name = "sentence-transformers"
     title = "MultipleNegativesRankingLoss"
-    files = RANKING
+    files: ClassVar[Mapping[str, str]] = _files("multiple_negatives_ranking", others=SIMILARITIES)
     attribute = "MultipleNegativesRankingLoss"
     support = Support(
         losses=("info_nce", "multiple_negatives_ranking"),
@@ -152,12 +170,9 @@ class SymmetricSentenceTransformers(_Ranking):
 
     name = "sentence-transformers-symmetric"
     title = "MultipleNegativesSymmetricRankingLoss"
-    files: ClassVar[Mapping[str, str]] = {
-        f"{FOLDER}/sentence_transformer/losses/multiple_negatives_symmetric_ranking.py": (
-            "77d0618cff08ffa8a3f6b906dfd64ce6b92f151bd133573a734a64cfe95b2a8c"
-        ),
-        **RANKING,
-    }
+    files: ClassVar[Mapping[str, str]] = _files(
+        "multiple_negatives_symmetric_ranking", "multiple_negatives_ranking", others=SIMILARITIES
+    )
     attribute = "MultipleNegativesSymmetricRankingLoss"
     support = Support(
         losses=("multiple_negatives_ranking",),
@@ -216,13 +231,9 @@ class CachedSentenceTransformers(_Ranking):
     name = "sentence-transformers-cached"
     title = "CachedMultipleNegativesRankingLoss"
     dtypes = ("float64",)  # one dtype suffices, because the formula is that of the loss without mini-batches
-    files: ClassVar[Mapping[str, str]] = {
-        f"{FOLDER}/sentence_transformer/losses/cached_multiple_negatives_ranking.py": (
-            "13bb849c271d2e9fa2e91e996747e6952f73200bc621e2eaa69caf31bf6c0d49"
-        ),
-        **GRADCACHE,
-        **RANKING,
-    }
+    files: ClassVar[Mapping[str, str]] = _files(
+        "cached_multiple_negatives_ranking", "multiple_negatives_ranking", others=FILES
+    )
     attribute = "CachedMultipleNegativesRankingLoss"
     support = Support(
         losses=("multiple_negatives_ranking",),
@@ -230,12 +241,6 @@ class CachedSentenceTransformers(_Ranking):
         lacks=("base_temperature",),
     )
     deviations = (clamped_norms(1e-12),)
-
-    def module(self) -> Any:
-        """Import the loss, and declare that the model has no static embeddings."""
-        loaded = super().module()
-        loaded.has_static_embedding_input = lambda model: False
-        return loaded
 
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Evaluate the loss with a model that returns the embeddings."""
@@ -247,7 +252,7 @@ class CachedSentenceTransformers(_Ranking):
         return loss
 
 
-class GistSentenceTransformers(FilePeer):
+class GistSentenceTransformers(_Loss):
     """``GISTEmbedLoss``, with guides that leave out the ignored pairs of a case and all self pairs.
 
     If the guide's embeddings of a query and its document are equal, the loss contrasts rows with themselves. The guides
@@ -257,12 +262,7 @@ class GistSentenceTransformers(FilePeer):
     name = "sentence-transformers-gist"
     title = "GISTEmbedLoss"
     dtypes = ("float64",)
-    requirement = "sentence-transformers==6.2.0"
-    files: ClassVar[Mapping[str, str]] = {
-        f"{FOLDER}/sentence_transformer/losses/gist_embed.py": (
-            "beda26b4cec16b49056e07254585ccf71fa511426c3346f57d24902eb6f67b3f"
-        ),
-    }
+    files: ClassVar[Mapping[str, str]] = _files("gist_embed")
     attribute = "GISTEmbedLoss"
     support = Support(
         losses=("multiple_negatives_ranking",),
@@ -290,19 +290,11 @@ class GistSentenceTransformers(FilePeer):
     )
     deviations = (clamped_norms(1e-12),)
 
-    def module(self) -> Any:
-        """Import the module of the loss, and make it call the models directly."""
-        with _stubbed():
-            loaded = load_from_package(self.path.parents[3], f"{LOSSES}.{self.path.stem}", PACKAGES, UNUSED)
-        loaded.embed_columns = lambda model, columns: [model(rows)["sentence_embedding"] for rows in columns]
-        return loaded
-
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Evaluate the loss with a model that returns the embeddings, and a guide that gives the ignored pairs."""
-        hard = called(given).get("hard_negatives")
-        columns = [given["embeddings_a"], given["embeddings_b"], *(() if hard is None else hard.unbind(dim=1))]
         further = case.option("directions")
         contrast = {"contrast_anchors": "query_to_query" in further, "contrast_positives": "doc_to_doc" in further}
+        columns = self.columns(case, given)
         return self.of_columns(columns, _guides(case), temperature=case.temperature, **contrast)
 
     def of_columns(
@@ -319,19 +311,8 @@ class CachedGistSentenceTransformers(GistSentenceTransformers):
 
     name = "sentence-transformers-cached-gist"
     title = "CachedGISTEmbedLoss"
-    files: ClassVar[Mapping[str, str]] = {
-        f"{FOLDER}/sentence_transformer/losses/cached_gist_embed.py": (
-            "95cbe19941bfe5b88a755920723254d0a9a8921d30bd52fe7c57c8c472c82de8"
-        ),
-        **GRADCACHE,
-    }
+    files: ClassVar[Mapping[str, str]] = _files("cached_gist_embed", others=["base/losses/gradcache"])
     attribute = "CachedGISTEmbedLoss"
-
-    def module(self) -> Any:
-        """Import the loss, and declare that the model has no static embeddings."""
-        loaded = super().module()
-        loaded.has_static_embedding_input = lambda model: False
-        return loaded
 
     def of_columns(
         self, columns: Iterable[torch.Tensor], guides: Iterable[torch.Tensor], **options: Any
