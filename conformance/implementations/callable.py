@@ -166,6 +166,11 @@ class Answer:
         return float(self.values.sum())
 
     @property
+    def finite(self) -> bool:
+        """Whether the values and the gradient, if there is one, are finite."""
+        return all(bool(part.isfinite().all()) for part in (self.values, self.gradient) if part is not None)
+
+    @property
     def single(self) -> bool:
         """Whether every finite value is representable in float32."""
         known = self.values[self.values.isfinite()]

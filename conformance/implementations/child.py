@@ -468,10 +468,10 @@ class IsolatedLoss(External):
 
 def _written(outcome: Outcome, case: Case) -> dict[str, Any]:
     """Return an outcome as JSON data, without rounding; matrices as base64 of float64 numbers, which is faster."""
-    gradients = {} if outcome.gradient is None else {case.first: outcome.gradient, **outcome.other_gradients}
     anchors = None if outcome.anchors is None else list(outcome.anchors.items())
     rows = {
-        name: base64.b64encode(gradient.astype(np.float64).tobytes()).decode() for name, gradient in gradients.items()
+        name: base64.b64encode(gradient.astype(np.float64).tobytes()).decode()
+        for name, gradient in case.gradients(outcome).items()
     }
     return {"values": outcome.values, "anchors": anchors, "gradients": rows, "observed": outcome.observed}
 
@@ -564,15 +564,19 @@ class IsolatedTarget(Target):
         Raises:
             TargetError: the target raised an error, died or was late, or the result is not a loss.
         """
-        answer = self.child.ask(self._choice, batch, limit)
-        try:
-            values, gradient = answer
-            found = None if gradient is None else torch.tensor(gradient, dtype=torch.float64)
-            if found is not None and found.shape != batch.embeddings.shape:
-                raise ValueError("shape")
-            return Answer(torch.tensor(values, dtype=torch.float64).reshape(-1), found)
-        except (TypeError, ValueError):
-            raise TargetError("wrote an answer that cannot be read") from None
+        return read_answer(self.child.ask(self._choice, batch, limit), batch)
+
+
+def read_answer(answer: Any, batch: Batch) -> Answer:
+    """Decode the values and the gradient of a batch; raise ``TargetError`` for malformed data."""
+    try:
+        values, gradient = answer
+        found = None if gradient is None else torch.tensor(gradient, dtype=torch.float64)
+        if found is not None and found.shape != batch.embeddings.shape:
+            raise ValueError("shape")
+        return Answer(torch.tensor(values, dtype=torch.float64).reshape(-1), found)
+    except (TypeError, ValueError):
+        raise TargetError("wrote an answer that cannot be read") from None
 
 
 def _loaded(thing: Any, call: str | None, arrays: str | None, **options: Any) -> Target:

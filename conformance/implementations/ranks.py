@@ -207,23 +207,7 @@ class Member:
         return self.evaluate(*given)
 
     def evaluate(
-        self,
-        batch: Batch,
-        projection: Tensor,
-        learned: Sequence[str] = (),
-        weight: float = 1.0,
-        quiet: bool = False,
-    ) -> dict[str, Any]:
-        """Evaluate a batch as ``measured`` does; if ``quiet``, without output to standard error."""
-        with _silent() if quiet else nullcontext():
-            return self.measured(batch, projection, learned, weight)
-
-    def measured(
-        self,
-        batch: Batch,
-        projection: Tensor,
-        learned: Sequence[str],
-        weight: float,
+        self, batch: Batch, projection: Tensor, learned: Sequence[str] = (), weight: float = 1.0, quiet: bool = False
     ) -> dict[str, Any]:
         """Return the mean of the values of a batch, and the gradients of ``weight`` times this mean.
 
@@ -232,6 +216,7 @@ class Member:
             projection: [D, D]; the embeddings are ``inputs @ projection``.
             learned: keywords that are passed as tensors with a gradient.
             weight: factor of the mean before the backward pass.
+            quiet: whether native code prints nothing to standard error.
 
         Returns:
             ``value``, the mean; ``values``, their number; ``gradients`` by name, None if a parameter has none;
@@ -248,12 +233,13 @@ class Member:
         if HARD in keywords:
             rows.append(keywords[HARD] @ leaves[PROJECTION])
             keywords[HARD] = rows[1]
-        loss = target.loss(replace(batch, embeddings=rows[0], keywords=keywords))
-        value = loss.mean()
-        leaves |= self.parameters
-        found: Sequence[Tensor | None] = [None] * (len(leaves) + len(rows))
-        if value.requires_grad:
-            found = torch.autograd.grad(value * weight, [*leaves.values(), *rows], allow_unused=True)
+        with _silent() if quiet else nullcontext():
+            loss = target.loss(replace(batch, embeddings=rows[0], keywords=keywords))
+            value = loss.mean()
+            leaves |= self.parameters
+            found: Sequence[Tensor | None] = [None] * (len(leaves) + len(rows))
+            if value.requires_grad:
+                found = torch.autograd.grad(value * weight, [*leaves.values(), *rows], allow_unused=True)
         gradients = {
             name: None if g is None else g.double().flatten().tolist() for name, g in zip(leaves, found, strict=False)
         }

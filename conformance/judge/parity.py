@@ -22,7 +22,7 @@ import re
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,8 +32,8 @@ from typing import Any
 import torch
 
 from ..implementations.base import gradients_of, one_thread, unusable
-from ..implementations.callable import REQUIRED, Batch, Target
-from ..implementations.child import CannotFork, Child, Served
+from ..implementations.callable import REQUIRED, Answer, Batch, Target
+from ..implementations.child import CannotFork, Child, Served, read_answer
 from ..implementations.sandbox import TargetError, TargetMisused, copy_of, find, within, within_memory
 from ..truth.rounding import Dispatch
 from .comparisons import (
@@ -244,18 +244,6 @@ class _Subject:
 # In the process that judges
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """The values and the gradient of one evaluation, as float64 vectors."""
-
-    values: Tensor
-    gradient: Tensor | None
-
-    @property
-    def finite(self) -> bool:
-        return all(bool(part.isfinite().all()) for part in (self.values, self.gradient) if part is not None)
-
-
 @dataclass
 class _Drawn:
     """A batch with its result, both in float64, and the effects of rounding.
@@ -265,7 +253,7 @@ class _Drawn:
     """
 
     batch: Batch
-    result: _Answer
+    result: Answer
     slopes: dict[bool, tuple[float, float]] = field(default_factory=dict)
 
 
@@ -331,17 +319,16 @@ class _Parity:
 
     # Evaluations
 
-    def ask(self, batch: Batch, dtype: str = "", **how: Any) -> _Answer:
+    def ask(self, batch: Batch, dtype: str = "", **how: Any) -> Answer:
         if dtype:
             batch = replace(batch, embeddings=batch.embeddings.to(getattr(torch, dtype)))
-        values, gradient = self._ask(self.facts["choice"], "evaluate", batch, how)
-        try:
-            found = None if gradient is None else torch.tensor(gradient, dtype=torch.float64).flatten()
-            if found is not None and found.numel() != batch.embeddings.numel():
-                raise ValueError("shape")
-            return _Answer(torch.tensor(values, dtype=torch.float64).reshape(-1), found)
-        except (TypeError, ValueError):
-            raise TargetError("wrote an answer that cannot be read") from None
+        return read_answer(self._ask(self.facts["choice"], "evaluate", batch, how), batch)
+
+    def evaluated_at(self, one: _Drawn, key: str, values: Sequence[Any]) -> Iterator[Answer]:
+        """Evaluate a batch with each value of an argument. "all" is the size of the whole batch."""
+        for value in values:
+            size = self.whole(one.batch) if value == "all" else value
+            yield self.ask(replace(one.batch, keywords={**one.batch.keywords, key: size}))
 
     def batches(self) -> list[_Drawn]:
         """Draw the batches and evaluate them.
@@ -408,7 +395,7 @@ class _Parity:
         self,
         name: str,
         batches: Sequence[_Drawn],
-        other: Callable[[_Drawn], tuple[_Answer, _Answer]],
+        other: Callable[[_Drawn], Iterable[Answer]],
         precision: str = "",
     ) -> Comparison:
         """Compare two evaluations of each batch. ``other`` returns the expected and the given result.
@@ -419,7 +406,7 @@ class _Parity:
         rounded: list[tuple[float, Comparison]] = []
         for one in batches:
             try:
-                pair = other(one)
+                pair = tuple(other(one))
             except TargetError as error:
                 return Comparison(name, ERRORED, f"{one.batch.name}: {error}", batch=one.batch.name)
             for k, (expected, given) in enumerate(_parts(*pair)):
@@ -489,7 +476,7 @@ class _Parity:
         for key, values in {"": (None,), **self.varied()}.items():
             changed = {key: values[-1]} if key else {}
 
-            def other(one: _Drawn, changed: Mapping[str, Any] = changed) -> tuple[_Answer, _Answer]:
+            def other(one: _Drawn, changed: Mapping[str, Any] = changed) -> tuple[Answer, Answer]:
                 batch = replace(one.batch, keywords={**one.batch.keywords, **changed})
                 return one.result, self.ask(batch, dtype, **how)
 
@@ -515,7 +502,7 @@ class _Parity:
     def of_permutation(self, batches: Sequence[_Drawn]) -> Iterator[Comparison]:
         """Permuting the items permutes the gradient and the values of anchors."""
 
-        def other(one: _Drawn) -> tuple[_Answer, _Answer]:
+        def other(one: _Drawn) -> tuple[Answer, Answer]:
             batch, order, rows = self.permuted(one.batch)
             values = [2 * k + view for k in order for view in (0, 1)] if self.facts["call"] == "interleaved" else rows
             return _reordered(one.result, order, values, rows), self.ask(batch)
@@ -526,21 +513,10 @@ class _Parity:
         vary = self.varied()
         if not vary:
             yield Comparison("chunks", NOT_APPLICABLE, "no parameter is named like a chunk size; see --vary")
-        for key, values in vary.items():
-
-            def evaluated(one: _Drawn, value: Any, key: str = key) -> _Answer:
-                value = self.whole(one.batch) if value == "all" else value
-                return self.ask(replace(one.batch, keywords={**one.batch.keywords, key: value}))
-
-            first, *others = values
+        for key, (first, *others) in vary.items():
             for value in others:
-
-                def pair(
-                    one: _Drawn, value: Any = value, first: Any = first, evaluated: Callable[..., _Answer] = evaluated
-                ) -> tuple[_Answer, _Answer]:
-                    return evaluated(one, first), evaluated(one, value)
-
-                yield self.compare(f"{key}={value} against {first}", batches, pair)
+                both = partial(self.evaluated_at, key=key, values=(first, value))
+                yield self.compare(f"{key}={value} against {first}", batches, both)
 
     def of_float32(self, batches: Sequence[_Drawn]) -> Iterator[Comparison]:
         yield from self.in_precision("float32", batches, "float32", "float32")
@@ -568,7 +544,7 @@ class _Parity:
         reasons = []
         for backend in ("aot_eager", "eager"):
 
-            def other(one: _Drawn, backend: str = backend) -> tuple[_Answer, _Answer]:
+            def other(one: _Drawn, backend: str = backend) -> tuple[Answer, Answer]:
                 return one.result, self.ask(one.batch, backend=backend)
 
             found = self.compare(f"compiled ({backend}) against eager", batches, other)
@@ -632,30 +608,23 @@ def exponent(memory: Sequence[tuple[int, int, int]], column: int) -> float:
     return math.log(max(after[column - 1], 1) / max(before[column - 1], 1)) / math.log(many / few)
 
 
-def _parts(expected: _Answer, given: _Answer) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the values, and the gradients if one is expected. A missing gradient is NaN."""
+def _parts(expected: Answer, given: Answer) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the values, and the gradients as vectors if one is expected. A missing gradient is NaN."""
     yield expected.values, given.values
-    if expected.gradient is not None:
-        yield (
-            expected.gradient,
-            torch.full_like(expected.gradient, math.nan) if given.gradient is None else given.gradient,
-        )
+    if (gradient := expected.gradient) is not None:
+        other = torch.full_like(gradient, math.nan) if given.gradient is None else given.gradient
+        yield gradient.flatten(), other.flatten()
 
 
-def _reordered(found: _Answer, items: Sequence[int], anchors: Sequence[int], rows: Sequence[int]) -> _Answer:
+def _reordered(found: Answer, items: Sequence[int], anchors: Sequence[int], rows: Sequence[int]) -> Answer:
     """Return the result that a batch with permuted items should have.
 
     If there is one value per item, ``items`` is their new order; if there is one per row, ``anchors`` is. ``rows`` is
     that of the rows of the gradient.
     """
-    values, gradient = found.values, found.gradient
-    for order in (items, anchors):
-        if len(values) == len(order) > 1:
-            values = values[[*order]]
-            break
-    if gradient is not None:
-        gradient = gradient.reshape(len(rows), -1)[[*rows]].flatten()
-    return _Answer(values, gradient)
+    order = next((order for order in (items, anchors) if len(found.values) == len(order) > 1), None)
+    values = found.values if order is None else found.values[[*order]]
+    return Answer(values, None if found.gradient is None else found.gradient[[*rows]])
 
 
 def _short(values: Tensor) -> str:

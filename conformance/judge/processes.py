@@ -217,9 +217,7 @@ class Processes:
             # Only these calls divide the rows into views; for the others, labels and pairs refer to single rows.
             divided = views if call in ("views", "features") else 1
             parts.append(Batch(name, call, inputs, labels, pairs, divided, given))
-        projection = torch.eye(width, dtype=torch.float64)
-        if not reading:
-            projection = orthogonal
+        projection = torch.eye(width, dtype=torch.float64) if reading else orthogonal
         return self.shifted(joined(name, parts, projection, views))
 
     # Evaluations
@@ -236,19 +234,12 @@ class Processes:
         self.ranks.join(1)
         return self.ranks.together([given])[0]
 
-    def finite(self, shared: _Shared) -> _Expected:
-        """Return the result of one process, as ``expected`` does.
+    def expected(self, shared: _Shared) -> _Expected:
+        """Evaluate a batch in one process, and estimate the effect of rounding by random relative changes.
 
         Raises:
             TargetError: the result is not finite.
         """
-        found = self.expected(shared)
-        if not found.found.finite:
-            raise TargetError(f"{shared.name}: the loss or the gradient in one process is not finite")
-        return found
-
-    def expected(self, shared: _Shared) -> _Expected:
-        """Evaluate a batch in one process, and estimate the effect of rounding by random relative changes."""
         found, whole = self.alone(shared.whole, shared.projection), shared.whole
         slopes = dict.fromkeys(("loss", *found.gradients), 0.0)
         for _ in range(TRIALS):
@@ -263,6 +254,8 @@ class Processes:
         # The largest size, because a gradient can be 0 up to rounding.
         scale = max(sizes.values())
         allowed = {name: unit * (FACTOR * slopes[name] + UNITS * scale) + LEAST for name in slopes}
+        if not found.finite:
+            raise TargetError(f"{shared.name}: the loss or the gradient in one process is not finite")
         return _Expected(found, allowed)
 
     def changed(self, values: Tensor) -> Tensor:
@@ -332,7 +325,7 @@ class Processes:
         """Compare a number of processes with one process."""
         only, name = self.request.only or PARTS, f"world size {world}"
         batches = [self.draw([items] * world, f"{items} items per rank") for items in EVEN]
-        expected = [self.finite(shared) for shared in batches]
+        expected = [self.expected(shared) for shared in batches]
         wrong = False
         if "loss" in only or "gradient" in only:
             self.ranks.join(world)
@@ -344,8 +337,7 @@ class Processes:
             mistakes = Naming(self, batches[0], expected[0].found, answers[0]).mistakes() if wrong else {}
             for part, one in parts.items():
                 if ("loss" if part == "loss" else "gradient") in only:
-                    title = "loss" if part == "loss" else "gradient" if part == PROJECTION else f"gradient of {part}"
-                    yield _comparison(f"{name}: {title}", one, len(batches), mistakes.get(part, ""))
+                    yield _comparison(f"{name}: {_title(part)}", one, len(batches), mistakes.get(part, ""))
         if "uneven" in only and world > 1:
             yield self.uneven(world, f"{name}, uneven rows", wrong)
 
@@ -379,9 +371,10 @@ class Processes:
         if not self.columns_of_all:
             return shared
         starts = [0, *accumulate(shared.items)]
-        parts = []
-        for part, start in zip(shared.parts, starts, strict=False):
-            parts.append(replace(part, positive_pairs=[(i, start + j) for i, j in part.positive_pairs or ()]))
+        parts = [
+            replace(part, positive_pairs=[(i, start + j) for i, j in part.positive_pairs or ()])
+            for part, start in zip(shared.parts, starts, strict=False)
+        ]
         return replace(shared, parts=parts)
 
     def uneven(self, world: int, name: str, known: bool) -> Comparison:
@@ -391,7 +384,7 @@ class Processes:
         """
         counts = [UNEVEN[rank % len(UNEVEN)] for rank in range(world)]
         shared = self.draw(counts, f"{', '.join(map(str, counts))} items")
-        expected = self.finite(shared)
+        expected = self.expected(shared)
         try:
             self.ranks.join(world, PATIENCE)
             answers = self.together(shared, quiet=True)
@@ -413,8 +406,7 @@ class Processes:
                 )
             elif known:
                 worst.words += "; they also differ with equal numbers of rows"
-        title = "the loss" if part == "loss" else "the gradient" if part == PROJECTION else f"the gradient of {part}"
-        worst.words = f"{title}: {worst.words}"
+        worst.words = f"the {_title(part)}: {worst.words}"
         return _comparison(name, worst, 1, mistake)
 
     def compared(
@@ -589,9 +581,8 @@ class Naming:
         known = {float(self.world): TIMES_WORLD, 1 / self.world: BY_WORLD, 1.0: ""}
         for part, (a, b) in _pairs(self.true, found).items():
             factors[part] = next((c for c in known if _same(c * a, b)), None)
-            title = "loss" if part == "loss" else "gradient" if part == PROJECTION else f"gradient of {part}"
             if (factor := factors[part]) is not None:
-                names[part] = known[factor].format(title)
+                names[part] = known[factor].format(_title(part))
         if factors.get(PROJECTION, 1.0) == 1 / self.world and crosses is False:
             names[PROJECTION] += f": {UNDIFFERENTIATED}, and every rank returns the loss of all rows"
         if factors["loss"] is not None and factors.get(PROJECTION, 1.0) is None and crosses is not None:
@@ -655,6 +646,10 @@ def _pairs(true: _Measured, found: _Measured) -> dict[str, tuple[Tensor, Tensor]
     loss = (torch.tensor([true.loss], dtype=torch.float64), torch.tensor([found.loss], dtype=torch.float64))
     gradients = {name: (g, found.gradients.get(name, torch.zeros_like(g))) for name, g in true.gradients.items()}
     return {"loss": loss, **gradients}
+
+
+def _title(part: str) -> str:
+    return {"loss": "loss", PROJECTION: "gradient"}.get(part, f"gradient of {part}")
 
 
 def _same(expected: Tensor, given: Tensor) -> bool:
