@@ -90,29 +90,25 @@ def _anchor(case: Case, terms: Terms, i: int) -> Iterator[str]:
 
 def _pair(case: Case, pair: Pair, similarity: Any) -> str:
     s = f"similarity {_number(similarity)}"
-    if case.entry.form == "sigmoid":
+    if case.entry.form in ("sigmoid", "binary"):
         sign, kind = ("-", "positive") if pair.positive else ("", "negative")
-        logit = f"logit {_number(float(similarity) / case.temperature + case.bias)}"
-        return f"with {pair.other} ({kind}): {s}, {logit}; softplus({sign}logit) = {_number(pair.value)}"
-    if case.entry.form == "binary":
-        sign, kind = ("-", "positive") if pair.positive else ("", "negative")
-        return f"with {pair.other} ({kind}): {s}; softplus({sign}s) = {_number(pair.value)}"
+        name = "s"
+        if case.entry.form == "sigmoid":
+            name, logit = "logit", float(similarity) / case.temperature + case.bias
+            s += f", logit {_number(logit)}"
+        return f"with {pair.other} ({kind}): {s}; softplus({sign}{name}) = {_number(pair.value)}"
     # The documents print exponentials of raw logits. Shifted logits are needed if an exponential overflows or
     # underflows, or if the loss adds an epsilon.
     numerator, denominator = _exp(pair.log_numerator), _exp(pair.log_denominator)
     if case.entry.epsilon or not (0 < numerator < np.inf and 0 < denominator < np.inf):
         numerator, denominator = pair.numerator, pair.denominator
         s += f", both relative to e^{_number(pair.shift)}"
+    below = f"denominator {_number(denominator)} over rows {_listed(pair.members)}"
     if case.entry.form == "mass":
-        negatives, mass = _listed([k for k in pair.members if k != pair.other]), _number(denominator - numerator)
-        return (
-            f"with {pair.other}: {s}; numerator {_number(numerator)}, mass {mass} of the negatives {negatives};"
-            f" ratio {_ratio(pair)}, -log {_number(pair.value)}"
-        )
-    return (
-        f"with {pair.other}: {s}; numerator {_number(numerator)}, denominator {_number(denominator)}"
-        f" over rows {_listed(pair.members)}; ratio {_ratio(pair)}, -log {_number(pair.value)}"
-    )
+        negatives = _listed([k for k in pair.members if k != pair.other])
+        below = f"mass {_number(denominator - numerator)} of the negatives {negatives}"
+    fraction = f"numerator {_number(numerator)}, {below}; ratio {_ratio(pair)}"
+    return f"with {pair.other}: {s}; {fraction}, -log {_number(pair.value)}"
 
 
 def _ratio(pair: Pair) -> str:
@@ -280,7 +276,7 @@ def _results(expected: Expected, case: Case, whole: bool) -> Iterator[str]:
     if expected.gradient is None:
         yield f"  gradient left out: {expected.gradient_left_out}"
         return
-    for name, gradient in {case.first: expected.gradient, **expected.other_gradients}.items():
+    for name, gradient in case.gradients(expected).items():
         wrt = "" if name == "embeddings" else f" with respect to {name}"
         if name in expected.products:
             yield from _matrix(f"gradient{wrt}, row", gradient, stored_rows_of(case.matrices[name]))
