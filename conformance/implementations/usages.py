@@ -207,13 +207,12 @@ def _of_equal_rows(case: Case, claim: Claim) -> Case | None:
     """Return the case with equal rows in its last matrix, such as a queue."""
     name = [case.first, *case.others][-1]
     equal = {name: np.repeat(case.matrices[name][:1], len(case.matrices[name]), axis=0)}
-    rows = {**case.matrices, **equal}
-    changed = replace(case, id=f"{case.id}, {name} of equal rows", embeddings=rows.pop(case.first), others=rows)
+    changed = case.with_matrices(equal, id=f"{case.id}, {name} of equal rows")
     return None if maximum_is_tied(changed) else changed
 
 
-def _strided(positional: list[Any], keywords: dict[str, Any]) -> Arguments:
-    return _with_labels(_within_a_larger)(*_with_rows(_within_a_larger)(positional, keywords))
+def _with_rows_and_labels(change: Callable[[Tensor], Tensor]) -> Callable[..., Arguments]:
+    return lambda positional, keywords: _with_labels(change)(*_with_rows(change)(positional, keywords))
 
 
 def _with_tables(case: Case, claim: Claim) -> Case | None:
@@ -366,55 +365,34 @@ def _compiled(called: Any, positional: list[Any], keywords: dict[str, Any]) -> A
 
 
 @contextmanager
-def _without_graph_breaks(device: str) -> Iterator[None]:
-    """Do not let the compiler print where a graph breaks."""
-    logger = logging.getLogger("torch._dynamo")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
+def _changed(read: Callable[[], Any], write: Callable[[Any], object], value: object) -> Iterator[None]:
+    """Change a setting of the process within a context."""
+    before = read()
+    write(value)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        write(before)
+
+
+def _without_graph_breaks(device: str) -> AbstractContextManager[None]:
+    """Do not let the compiler print where a graph breaks."""
+    logger = logging.getLogger("torch._dynamo")
+    return _changed(lambda: logger.level, logger.setLevel, logging.ERROR)
 
 
 def _copied(duplicate: Callable[[Any], Any]) -> Callable[..., Any]:
     return lambda called, positional, keywords: duplicate(called)(*positional, **keywords)
 
 
-@contextmanager
-def _default_dtype(device: str) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-@contextmanager
-def _deterministic(device: str) -> Iterator[None]:
-    before = torch.get_deterministic_debug_mode()
-    torch.set_deterministic_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.set_deterministic_debug_mode(before)
-
-
 THREADS = 2
 """Number of torch's threads in the usage "threads"."""
 
 
-@contextmanager
-def _threads(device: str) -> Iterator[None]:
+def _threads(device: str) -> AbstractContextManager[None]:
     if not _can_use_threads(os.getpid()):
         raise NotJudged("torch cannot start threads in this process, which was forked from one with threads")
-    before = torch.get_num_threads()
-    torch.set_num_threads(THREADS)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return _changed(torch.get_num_threads, torch.set_num_threads, THREADS)
 
 
 HANGS_AFTER = 20.0
@@ -517,15 +495,14 @@ def _of_each_that_counts(case: Case, claim: Claim) -> Case | None:
         return None
     labels = [max(case.arguments["labels"]) + 1, *case.arguments["labels"][1:]]
     case = replace(case, arguments={**case.arguments, "labels": labels})
-    return _of_each(replace(case, keywords={**case.keywords, "no_positive": "drop"}), claim)
+    return _of_each(case.with_options(no_positive="drop"), claim)
 
 
 def _of_one_anchor(case: Case, claim: Claim) -> Case | None:
     """Return the case with reduction "none" and only the first row as anchor."""
     if "anchors" not in claim.passed or "anchors" not in case.entry.keywords:
         return None
-    anchors = [i == 0 for i in range(case.n)]
-    return _of_each(replace(case, keywords={**case.keywords, "anchors": anchors}), claim)
+    return _of_each(case.with_options(anchors=[i == 0 for i in range(case.n)]), claim)
 
 
 def _of_a_repeated_row(case: Case, claim: Claim) -> Case | None:
@@ -559,10 +536,7 @@ def _wider(copies: int) -> Callable[[Case, Claim], Case | None]:
         def wide(rows: Any) -> Any:
             return np.pad(np.tile(rows / math.sqrt(copies), (1, copies)), ((0, 0), (0, 1)))
 
-        if case.n > 8 or case.size > 12:
-            return None
-        others = {name: wide(rows) for name, rows in case.others.items()}
-        return replace(case, id=f"{case.id}, widened", embeddings=wide(case.embeddings), others=others)
+        return None if case.n > 8 or case.size > 12 else case.mapped(wide, id=f"{case.id}, widened")
 
     return widened
 
@@ -586,9 +560,7 @@ def _with_long_rows(case: Case, claim: Claim) -> Case | None:
     factor = 2.0 ** math.ceil(math.log2(512 / norms.min()))
     if claim.normalised or case.option("similarity") != "cosine" or factor * norms.max() > 2**14:
         return None
-    others = {name: factor * rows for name, rows in case.others.items()}
-    changed = replace(case, id=f"{case.id}, scaled", embeddings=factor * case.embeddings, others=others)
-    return _in_dtype("float16")(changed, claim)
+    return _in_dtype("float16")(case.mapped(lambda rows: factor * rows, id=f"{case.id}, scaled"), claim)
 
 
 TEMPERATURE = 0.37109375
@@ -767,6 +739,25 @@ def _in_dtype(dtype: str) -> Callable[[Case, Claim], Case | None]:
 
 
 PLAIN = Usage("", "as usual")
+
+_TENSOR: Mapping[str, Any] = {"level": Level.FORMULA, "refusable": "any", "temperature": "tensor"}
+"""What usages with a temperature given as a tensor share."""
+
+_LEARNED: Mapping[str, Any] = {
+    **{"level": Level.FORMULA, "case": _of_any_temperature},
+    **{"dtype": "float32", "temperature": "learned"},
+}
+"""What usages with a learned temperature share."""
+
+_LAYOUT: Mapping[str, Any] = {"arrays": ("torch", "numpy"), "refusable": "named"}
+"""What usages with another layout of the rows share."""
+
+_FROZEN: Mapping[str, Any] = {"arguments": _detached, "differentiable": False}
+"""What usages with rows without gradient share."""
+
+_COMPILED: Mapping[str, Any] = {"around": _without_graph_breaks, "call": _compiled, "most": 1, "slow": True}
+"""What usages of ``torch.compile`` share."""
+
 USAGES: tuple[Usage, ...] = (
     Usage("upstream", "random upstream gradients", Level.FORMULA, case=_of_each, upstream=upstream_of),
     Usage(
@@ -781,36 +772,23 @@ USAGES: tuple[Usage, ...] = (
     Usage(
         "temperature-tensor",
         "a temperature given as a tensor",
-        Level.FORMULA,
         case=_at_temperature(),
-        refusable="any",
-        temperature="tensor",
         reveals=("leaf-grad",),
+        **_TENSOR,
     ),
     Usage(
         "temperature-tensor-and-base",
         "a temperature given as a tensor, with a base temperature",
-        Level.FORMULA,
         case=_at_temperature(base_temperature=0.125),
-        refusable="any",
-        temperature="tensor",
+        **_TENSOR,
     ),
     Usage(
         "low-temperature-tensor",
         "a low temperature of training given as a tensor",
-        Level.FORMULA,
         case=_at_temperature(LOW_TEMPERATURE),
-        refusable="any",
-        temperature="tensor",
+        **_TENSOR,
     ),
-    Usage(
-        "learned-temperature",
-        "a learned temperature",
-        Level.FORMULA,
-        case=_of_any_temperature,
-        dtype="float32",
-        temperature="learned",
-    ),
+    Usage("learned-temperature", "a learned temperature", **_LEARNED),
     Usage("bias-tensor", "a bias given as a tensor", Level.FORMULA, case=_at_bias, refusable="any", bias="tensor"),
     Usage("learned-bias", "a learned bias", Level.FORMULA, case=_of_any_bias, dtype="float32", bias="learned"),
     Usage("wide", "16 times as many columns", Level.FORMULA, case=_wider(16), arrays=EVERY_ARRAY),
@@ -839,13 +817,7 @@ USAGES: tuple[Usage, ...] = (
         expects="the truth or an error",
     ),
     Usage("repeated-row", "two equal rows", case=_of_a_repeated_row, arrays=EVERY_ARRAY),
-    Usage(
-        "by-columns",
-        "rows stored by columns",
-        arguments=_with_rows(_by_columns),
-        arrays=("torch", "numpy"),
-        refusable="named",
-    ),
+    Usage("by-columns", "rows stored by columns", arguments=_with_rows(_by_columns), **_LAYOUT),
     Usage(
         "tables-by-columns",
         "masks and lists of pairs stored by columns",
@@ -856,18 +828,14 @@ USAGES: tuple[Usage, ...] = (
     Usage(
         "strided",
         "rows and labels that are views into larger tensors",
-        arguments=_strided,
-        arrays=("torch", "numpy"),
-        refusable="named",
+        arguments=_with_rows_and_labels(_within_a_larger),
+        **_LAYOUT,
     ),
     Usage(
         "stepped",
         "rows and labels that are every second entry of larger tensors",
-        arguments=lambda positional, keywords: _with_labels(_with_steps)(
-            *_with_rows(_with_steps)(positional, keywords)
-        ),
-        arrays=("torch", "numpy"),
-        refusable="named",
+        arguments=_with_rows_and_labels(_with_steps),
+        **_LAYOUT,
     ),
     Usage(
         "expanded",
@@ -883,53 +851,19 @@ USAGES: tuple[Usage, ...] = (
         case=_of_two_matrices,
         arguments=_with_rows(lambda rows: rows.clone()),
     ),
-    Usage(
-        "first-frozen",
-        "a first matrix without gradient",
-        case=_of_two_matrices,
-        arguments=_frozen(0),
-        frozen=0,
-    ),
-    Usage(
-        "others-frozen",
-        "other matrices without gradient",
-        case=_of_two_matrices,
-        arguments=_frozen(1),
-        frozen=1,
-    ),
-    Usage(
-        "same-tensor",
-        "one tensor as both matrices",
-        case=_of_the_same_tensor,
-        arguments=_of_the_first,
-        joined=True,
-    ),
-    Usage(
-        "all-frozen",
-        "rows without gradient",
-        arguments=_detached,
-        differentiable=False,
-        reveals=("requires-grad", "leaf-grad"),
-    ),
+    Usage("first-frozen", "a first matrix without gradient", case=_of_two_matrices, arguments=_frozen(0), frozen=0),
+    Usage("others-frozen", "other matrices without gradient", case=_of_two_matrices, arguments=_frozen(1), frozen=1),
+    Usage("same-tensor", "one tensor as both matrices", case=_of_the_same_tensor, arguments=_of_the_first, joined=True),
+    Usage("all-frozen", "rows without gradient", reveals=("requires-grad", "leaf-grad"), **_FROZEN),
     Usage(
         "frozen-rows-temperature-tensor",
         "rows without gradient, with a temperature given as a tensor",
-        Level.FORMULA,
         case=_at_temperature(),
-        arguments=_detached,
-        differentiable=False,
-        refusable="any",
-        temperature="tensor",
+        **_FROZEN,
+        **_TENSOR,
     ),
     Usage(
-        "frozen-rows-learned-temperature",
-        "rows without gradient, with a learned temperature",
-        Level.FORMULA,
-        case=_of_any_temperature,
-        arguments=_detached,
-        differentiable=False,
-        dtype="float32",
-        temperature="learned",
+        "frozen-rows-learned-temperature", "rows without gradient, with a learned temperature", **_FROZEN, **_LEARNED
     ),
     Usage(
         "default-temperature",
@@ -944,9 +878,8 @@ USAGES: tuple[Usage, ...] = (
         "inference-mode",
         "torch.inference_mode",
         around=lambda device: torch.inference_mode(),
-        arguments=_detached,
-        differentiable=False,
         refusable="any",
+        **_FROZEN,
     ),
     Usage(
         "among-other-batches",
@@ -1003,26 +936,13 @@ USAGES: tuple[Usage, ...] = (
     ),
     Usage("forward-mode", "forward-mode differentiation", differentiate=_forward_mode, refusable="any"),
     Usage("functional", "torch.func.grad", differentiate=_functional, refusable="any"),
-    Usage(
-        "compiled",
-        "torch.compile",
-        around=_without_graph_breaks,
-        call=_compiled,
-        refusable="any",
-        most=1,
-        slow=True,
-    ),
+    Usage("compiled", "torch.compile", refusable="any", **_COMPILED),
     Usage(
         "compiled-temperature-tensor",
         "torch.compile, with a temperature given as a tensor",
-        Level.FORMULA,
         case=_at_temperature(),
-        around=_without_graph_breaks,
-        call=_compiled,
-        refusable="any",
-        temperature="tensor",
-        most=1,
-        slow=True,
+        **_COMPILED,
+        **_TENSOR,
     ),
     Usage("deep-copy", "a deep copy of the module", call=_copied(copy.deepcopy), modules=True, refusable="any"),
     Usage(
@@ -1032,20 +952,28 @@ USAGES: tuple[Usage, ...] = (
         modules=True,
         refusable="any",
     ),
-    Usage("default-dtype", "the default dtype float64", around=_default_dtype, dtype="float32", refusable="named"),
+    Usage(
+        "default-dtype",
+        "the default dtype float64",
+        around=lambda device: _changed(torch.get_default_dtype, torch.set_default_dtype, torch.float64),
+        dtype="float32",
+        refusable="named",
+    ),
     Usage("threads", f"{THREADS} threads of torch", around=_threads),
-    Usage("deterministic", "deterministic algorithms", around=_deterministic, refusable="any"),
+    Usage(
+        "deterministic",
+        "deterministic algorithms",
+        around=lambda device: _changed(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, "error"),
+        refusable="any",
+    ),
     Usage("after-errors", "a call after two calls that raised errors", call=_after_errors),
     Usage("evaluation-mode", "evaluation mode", call=_in_evaluation_mode, modules=True),
     Usage("second-call", "a second call of one instance", call=_again, arrays=EVERY_ARRAY),
     Usage(
         "second-call-learned-temperature",
         "a second call of one instance, with a learned temperature",
-        Level.FORMULA,
-        case=_of_any_temperature,
         call=_again,
-        dtype="float32",
-        temperature="learned",
+        **_LEARNED,
     ),
     Usage("thread", "another thread", call=_in_a_thread),
     *(
