@@ -40,12 +40,19 @@ def _only_towers(case: Case) -> bool:
     return case.entry.two_towers and "negatives" not in case.others
 
 
-class Lightly(FilePeer):
+class _Loss(FilePeer):
+    requirement = "lightly==1.6.0"
+
+    def module(self) -> Any:
+        """Import the module without the rest of the package."""
+        return load_from_package(self.path.parents[2], f"lightly.loss.{self.path.stem}", PACKAGES, UNUSED)
+
+
+class Lightly(_Loss):
     """``NTXentLoss`` of lightly, without distributed processes."""
 
     name = "lightly"
     title = "lightly's NTXentLoss and its memory bank"
-    requirement = "lightly==1.6.0"
     files: ClassVar[Mapping[str, str]] = {
         "lightly/lightly/loss/ntx_ent_loss.py": "bae4e552c19f05747fdd7908eaa76c7aa14f611efcaaa28987ba6239d618c108",
         "lightly/lightly/models/modules/memory_bank.py": (
@@ -61,10 +68,6 @@ class Lightly(FilePeer):
         also=(("without a memory bank, the rows of both towers are negatives", _only_towers),),
     )
     deviations = (clamped_norms(1e-12), bank_is_detached)
-
-    def module(self) -> Any:
-        """Import the module without the rest of the package."""
-        return load_from_package(self.path.parents[2], "lightly.loss.ntx_ent_loss", PACKAGES, UNUSED)
 
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Evaluate ``NTXentLoss``, with a memory bank that holds the negatives of the case."""
@@ -91,12 +94,11 @@ def one_item(case: Case, dtype: str, true: Truth) -> bool:
     return case.n == 2
 
 
-class LightlyDecoupled(FilePeer):
+class LightlyDecoupled(_Loss):
     """``DCLLoss`` and ``DCLWLoss`` of lightly, without distributed processes."""
 
     name = "lightly-dcl"
     title = "lightly's DCLLoss and DCLWLoss"
-    requirement = "lightly==1.6.0"
     files: ClassVar[Mapping[str, str]] = {
         "lightly/lightly/loss/dcl_loss.py": "b7b62f81e96f937f2f51ff0a6c3ede3a4eb49c70d96845c092a6b9a82265cebb",
         "lightly/lightly/utils/dist.py": "5ed09f6ef893fbd7e3d6ee71d091ff903929a348781b5e84df65ddb8c795b708",
@@ -114,10 +116,6 @@ class LightlyDecoupled(FilePeer):
         also=(("has rows that are not two views of items", lambda case: not _two_views(case)),),
     )
     deviations = (clamped_norms(1e-12), one_item)
-
-    def module(self) -> Any:
-        """Import the module without the rest of the package."""
-        return load_from_package(self.path.parents[2], "lightly.loss.dcl_loss", PACKAGES)
 
     @cached_property
     def weighted(self) -> Any:

@@ -370,8 +370,19 @@ class RunPrinting(Printing):
     show: Sequence[str] = option((), "--show", metavar="DETAILS", read=read_commas, panel=WRITTEN)
 
 
+class _Targeted:
+    target: object
+
+    @property
+    def name(self) -> str:
+        """The name of the target: the given text, or its module and name."""
+        from ..implementations.sandbox import describe
+
+        return describe(self.target)
+
+
 @dataclass(frozen=True)
-class Request:
+class Request(_Targeted):
     """The target of ``pairproof check``, the loss that it claims to compute, and the cases to run.
 
     Attributes:
@@ -450,13 +461,6 @@ class Request:
         object.__setattr__(self, "loss", loss_named(self.loss))
 
     @property
-    def name(self) -> str:
-        """The name of the target: the given text, or its module and name."""
-        from ..implementations.sandbox import describe
-
-        return describe(self.target)
-
-    @property
     def whole(self) -> bool:
         """Whether no case or dtype is left out. Only then must every declared deviation match a check."""
         return not self.cases and not self.dtypes
@@ -509,7 +513,7 @@ def read_numbers(texts: Iterable[str]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class ParityRequest:
+class ParityRequest(_Targeted):
     """The target of ``pairproof parity``, and what is compared.
 
     Attributes:
@@ -567,13 +571,6 @@ class ParityRequest:
         object.__setattr__(self, "only", (self.only,) if isinstance(self.only, str) else tuple(self.only))
         sizes = (self.world_size,) if isinstance(self.world_size, int) else tuple(self.world_size)
         object.__setattr__(self, "world_size", sizes)
-
-    @property
-    def name(self) -> str:
-        """The name of the target: the given text, or its module and name."""
-        from ..implementations.sandbox import describe
-
-        return describe(self.target)
 
 
 @dataclass(frozen=True)
