@@ -13,7 +13,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -335,7 +335,7 @@ def composed(
     """Return the loss of ``function(build(...))`` as a function with the parameters of ``build``.
 
     If ``build`` returns a list, ``function`` is applied to each item. Further parameters of ``function`` become
-    keywords with the default None. Without one that ``function`` requires, the result is the loss of ``build(...)``.
+    keywords, by default None. Without one that ``function`` requires, the result is the loss of ``build(...)``.
 
     Args:
         loss: short name in the catalogue.
@@ -357,7 +357,7 @@ def composed(
 
     every = inspect.signature(build).parameters.values()
     kept = [p for p in every if takes is None or p.default is p.empty or p.name in takes]
-    added = [inspect.Parameter(p.name, p.KEYWORD_ONLY, default=None) for p in further]
+    added = [p.replace(kind=p.KEYWORD_ONLY, default=None if p.default is p.empty else p.default) for p in further]
     vars(called)["__signature__"] = inspect.Signature([*kept, *added])
     return called
 
@@ -507,6 +507,7 @@ def across(
 def both_sides(
     view_a: Tensor,
     view_b: Tensor,
+    negatives: Tensor | None = None,
     *,
     temperature: float,
     partners: Tensor | None = None,
@@ -517,7 +518,13 @@ def both_sides(
     ignored_ids: Tensor | None = None,
     ref_ignored_ids: Tensor | None = None,
 ) -> Sides:
-    """The pairs of two towers that are not ignored, with anchors of the first and of the second tower."""
+    """The pairs of two towers that are not ignored, with anchors of the first and of the second tower.
+
+    With explicit negatives, the first column is the positive, and the others are the negatives.
+    """
+    if negatives is not None:
+        rows = [Direction(*pair, temperature, negatives).rows for pair in ((view_a, view_b), (view_b, view_a))]
+        return Sides(*(Batch(one.logits, one.positive, torch.ones_like(one.positive)) for one in rows))
     targets: dict[str, Any] = {"partners": partners, "labels": labels, "ref_labels": ref_labels, "positives": positives}
     s, positive, other = across(view_a, view_b, temperature=temperature, bias=0.0, **targets)
     if ignored is not None:
@@ -536,30 +543,10 @@ def info_nce_values(side: Batch, inside_reduction: str = "none") -> Tensor:
 
 
 def info_nce(
-    view_a: Tensor,
-    view_b: Tensor,
-    negatives: Tensor | None = None,
-    *,
-    temperature: float,
-    partners: Tensor | None = None,
-    labels: Tensor | None = None,
-    ref_labels: Tensor | None = None,
-    positives: Tensor | None = None,
-    ignored: Tensor | None = None,
-    ignored_ids: Tensor | None = None,
-    ref_ignored_ids: Tensor | None = None,
-    direction_weights: tuple[float, float] | None = None,
-    inside_reduction: str = "none",
+    sides: Sides, direction_weights: tuple[float, float] | None = None, inside_reduction: str = "none"
 ) -> Tensor:
-    """InfoNCE of both directions, with explicit negatives or with the keywords of ``both_sides``."""
-    if negatives is None:
-        pairs = {"partners": partners, "labels": labels, "ref_labels": ref_labels, "positives": positives}
-        pairs |= {"ignored": ignored, "ignored_ids": ignored_ids, "ref_ignored_ids": ref_ignored_ids}
-        sides = both_sides(view_a, view_b, temperature=temperature, **pairs)
-        values = [info_nce_values(side, inside_reduction) for side in sides]
-    else:
-        towers = directions(view_a, view_b, negatives, temperature=temperature)
-        values = [F.cross_entropy(*one.rows, reduction="none") for one in cast("list[Direction]", towers)]
+    """InfoNCE of both directions: the mean over all anchors, or the weighted sum of the means of the directions."""
+    values = [info_nce_values(side, inside_reduction) for side in sides]
     if direction_weights is None:
         return torch.cat(values).sum() / max(sum(map(len, values)), 1)
     means = [each.sum() / max(len(each), 1) for each in values]
@@ -732,7 +719,7 @@ RIGHT: Mapping[tuple[str, str], Function] = {
     ("nt_xent_pairwise", "labels"): composed("nt_xent_pairwise", labelled),
     ("nt_bxent", "pairs"): composed("nt_bxent", paired),
     ("supcon_epsilon", "labels"): composed("supcon_epsilon", products),
-    ("info_nce", "views"): info_nce,
+    ("info_nce", "views"): composed("info_nce", both_sides, info_nce),
     ("sigmoid", "views"): composed("sigmoid", across),
     ("hard_negative", "views"): composed("hard_negative", hard),
     ("multiple_negatives_ranking", "views"): composed("multiple_negatives_ranking", ranking),
