@@ -54,21 +54,18 @@ class Facts:
     @cached_property
     def farthest_positive(self) -> Matrix:
         """For every row, the smallest logit of a positive; infinity for a row without positives."""
-        found: Matrix = self._logits_where(self.case.positive_array(), math.inf).min(axis=1)
-        return found
+        return np.asarray(self._logits_where(self.case.positive_array(), math.inf).min(axis=1))
 
     @cached_property
     def nearest_negative(self) -> Matrix:
         """For every row, the largest logit of a negative; minus infinity for a row without negatives."""
-        found: Matrix = self._logits_where(~self.case.positive_array(), -math.inf).max(axis=1)
-        return found
+        return np.asarray(self._logits_where(~self.case.positive_array(), -math.inf).max(axis=1))
 
     @cached_property
     def margins(self) -> Matrix:
         """For every row, the smallest logit of a positive minus the logsumexp of the logits of the negatives."""
         negatives = self._logits_where(~self.case.positive_array(), -math.inf)
-        found: Matrix = self.farthest_positive - np.logaddexp.reduce(negatives, axis=1)
-        return found
+        return np.asarray(self.farthest_positive - np.logaddexp.reduce(negatives, axis=1))
 
     def _logits_where(self, pairs: Any, elsewhere: float) -> Matrix:
         return np.where(pairs & self.case.member_array(), _logits(self.case), elsewhere)

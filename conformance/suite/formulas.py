@@ -88,5 +88,4 @@ def stored_rows_of(matrix: Matrix) -> list[int]:
 
 def factors(count: int) -> npt.NDArray[np.int64]:
     """The factors of the rows of a gradient in its two products, [2, count]."""
-    found: npt.NDArray[np.int64] = LOWEST_FACTOR + np.arange(count) % np.array(PERIODS)[:, None]
-    return found
+    return np.asarray(LOWEST_FACTOR + np.arange(count) % np.array(PERIODS)[:, None])

@@ -47,8 +47,7 @@ def with_gradient_in(outcome: Outcome, dtype: str) -> Outcome:
     """Round the gradients of an outcome to a narrower dtype. Values stay in the accumulating dtype."""
 
     def rounded(gradient: Matrix) -> Matrix:
-        found: Matrix = torch.from_numpy(gradient).to(getattr(torch, dtype)).double().numpy()
-        return found
+        return np.asarray(torch.from_numpy(gradient).to(getattr(torch, dtype)).double().numpy())
 
     others = {name: rounded(gradient) for name, gradient in outcome.other_gradients.items()}
     gradient = None if outcome.gradient is None else rounded(outcome.gradient)
@@ -67,8 +66,7 @@ def scaled_similarities(case: Case) -> Matrix:
     given = case.matrices
     if case.option("similarity") == "cosine":
         given = {name: z / _or_one(np.max(np.abs(z), axis=1, keepdims=True)) for name, z in given.items()}
-    found: Matrix = similarities(case, {name: torch.from_numpy(z) for name, z in given.items()}).numpy()
-    return found
+    return np.asarray(similarities(case, {name: torch.from_numpy(z) for name, z in given.items()}).numpy())
 
 
 def _single(given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -110,8 +108,7 @@ def _constant(numbers: Sequence[float], like: torch.Tensor) -> torch.Tensor:
 
 def _or_one(sizes: Matrix) -> Matrix:
     """Sizes, with 1 in place of 0."""
-    found: Matrix = np.where(sizes == 0, 1.0, sizes)
-    return found
+    return np.asarray(np.where(sizes == 0, 1.0, sizes))
 
 
 def _units(z: torch.Tensor) -> torch.Tensor:

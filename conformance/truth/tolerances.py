@@ -212,8 +212,7 @@ def _similarity_bounds(case: Case, dtype: str) -> Matrix:
 
     given, _ = _scaled_rows(case, Arithmetic(unit_roundoff(dtype)))
     errors = error_of(similarities(case, given)).detach().numpy()
-    found: Matrix = errors + lost(dtype) * sum(case.shape) * case.embeddings.shape[1]
-    return found
+    return np.asarray(errors + lost(dtype) * sum(case.shape) * case.embeddings.shape[1])
 
 
 def _other_order(case: Case, narrowed: str, slopes: Bounded) -> Bounded:
