@@ -19,7 +19,18 @@ import torch
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from .sandbox import TargetMisused, describe
-from .signatures import ARRAYS, CALLS, OF_VIEWS, PARTNERS, SCALARS, Signature, is_ignored, method_of
+from .signatures import (
+    ARRAYS,
+    CALLS,
+    OF_VIEWS,
+    PARTNERS,
+    SCALARS,
+    TWO_OF_ONE,
+    Signature,
+    is_ignored,
+    method_of,
+    plain_name,
+)
 
 Tensor = torch.Tensor
 
@@ -37,11 +48,11 @@ _WORDS = (
     ("views", r"(online|source) target( .*)?"),
     ("partners", rf"(\S+ ({_PARTNERS})|({_PARTNERS}) \S+)( .*)?"),
     ("mask", rf"\S+ ({_MASKS})( .*)?"),
+    ("views", rf"(student teacher|{TWO_OF_ONE})( .*)?"),
     ("labels", rf"(\S+ ({_LABELS})|({_LABELS}) (?!({_LABELS})\b)\S+)( .*)?"),
     ("pairs", r"\S+ (positive_pairs|pos_pairs|pairs|pos_indices|positive_indices)( .*)?"),
     ("views", r"(query|queries) (positive_)?keys?( .*)?|q k( .*)?|anchors? positives?( .*)?|embeddings ref_emb( .*)?"),
     ("views", r"(image|images|img|imgs|vision|visual)(_\S+)? (text|texts|txt|caption|captions|language)(_\S+)?( .*)?"),
-    ("views", r"(student teacher|(\S+?)_?1? \2_?(2|aug|pos|bar|hat|tilde|prime))( .*)?"),
     # Names that differ in one character: z_i and z_j, view_a and view_b.
     ("views", r"(\S*)(\S)(\S*) \1(?!\2)\S\3( .*)?"),
     ("features", r"features?( .*)?"),
@@ -161,7 +172,7 @@ def plausible_forms(
     Raises:
         TargetMisused: no call fits the parameters, or their names contradict the loss.
     """
-    if call == "labels" and any(p.name.lower() in PARTNERS for p in signature.places[:2]):
+    if call == "labels" and any(plain_name(p.name) in PARTNERS for p in signature.places[:2]):
         call = "partners" if "partners" in (LOSSES[loss].calls if loss in LOSSES else CALLS) else call
     calls = [(call, "")] if call else _guessed(signature, loss)
     queue = (False, True) if signature.keyword("negatives") is not None else (False,)
@@ -169,9 +180,9 @@ def plausible_forms(
     of_labels = ("", "one-hot", "column") if several else ("", "column", "one-hot")
     shapes: dict[str, tuple[str, ...]] = dict.fromkeys(("labels", "features", "similarities"), of_labels)
     shapes["mask"] = ("", "float")
-    if any(re.fullmatch(_ONE_HOT, p.name.lower()) for p in signature.places):
+    if any(re.fullmatch(_ONE_HOT, plain_name(p.name)) for p in signature.places):
         shapes["labels"] = ("one-hot",)
-    second = "".join(p.name.lower() for p in signature.places[1:2])
+    second = "".join(plain_name(p.name) for p in signature.places[1:2])
     for shape, names in (("transposed", f"{_MATRICES}|{_OF_TOWERS}"), ("mask", _MASKS)):
         if re.fullmatch(names, second):
             shapes["similarities"] = (shape,)
@@ -201,7 +212,7 @@ def _guessed(signature: Signature, loss: str) -> list[tuple[str, str]]:
     def misfits(call: str) -> bool:
         """Whether a call passes labels to a mask, or a view to the labels that the loss needs."""
         if call == "labels":
-            return any(re.fullmatch(_MASKS, p.name.lower()) for p in places[1:2])
+            return any(re.fullmatch(_MASKS, plain_name(p.name)) for p in places[1:2])
         needed, found = loss in LOSSES and LOSSES[loss].targets == "labels", signature.keyword("labels")
         return call == "views" and needed and any(found is p for p in places[:2])
 
@@ -211,7 +222,7 @@ def _guessed(signature: Signature, loss: str) -> list[tuple[str, str]]:
         if fits and call in allowed and re.search(shown, text) and not re.search(contrary, text):
             found[call] = "guessed from its name or docstring"
     for kept in (places, required):
-        text = " ".join(p.name for p in kept).lower()
+        text = " ".join(plain_name(p.name) for p in kept).lower()
         for call, pattern in _WORDS:
             if re.fullmatch(pattern, text):
                 named = "towers" if call == "views" and "towers" in allowed else call
@@ -327,8 +338,11 @@ def other_readings(signature: Signature, form: Form, loss: str) -> Iterator[Read
         if _INDEX.fullmatch(name.lower()) or re.search(r"\bpartner|(row|index|indices) of", text):
             mistake = "class ids are used as row numbers"
             yield Reading({"call": "partners"}, mistake, f"{name} means the row of each row's positive")
-    if form.call == "stacked" and form.words and _NEIGHBOURS.search(text + signature.source):
-        mistake = "neighbouring rows are positives although the views are stacked"
+    alone = [p for p in places if p.default is p.empty] == places[:1]
+    labelled = form.call == "labels" and "interleaved" in calls and alone
+    if (form.call == "stacked" or labelled) and form.words and _NEIGHBOURS.search(text + signature.source):
+        although = ", whatever labels are passed" if labelled else " although the views are stacked"
+        mistake = f"neighbouring rows are positives{although}"
         yield Reading({"call": "interleaved"}, mistake, f"the views of {places[0].name} are interleaved")
     own = signature.keyword("temperature")
     if own is not None and not signature.inverted(own.name):

@@ -57,6 +57,9 @@ LOGARITHMS = (
 
 The source shows which of them ``log_t`` and ``logt`` are."""
 
+NO_TEMPERATURE = "the target takes no argument temperature (or tau, or logit_scale)"
+"""Start of the message that the temperature must be claimed."""
+
 LOG_DEFAULTS = (math.log(1 / 0.07), math.log(10))
 """Defaults that show that a scale is given by its logarithm: those of CLIP and of the sigmoid loss."""
 
@@ -100,6 +103,9 @@ ONLY_REQUIRED = ("dim", "world_size", "rank")
 
 _DOUBTFUL = ("t", "scale", "similarity", "b")
 """Names of options that may be arrays if they are the first or second parameter."""
+
+TWO_OF_ONE = r"(?P<one>\S+?)_?1? (?P=one)_?(2|aug|pos|bar|hat|tilde|prime)"
+"""Names of two views of which one is a variation of the other, such as ``x`` and ``x_aug``."""
 
 _MARKS = {"torch": ("torch", "Tensor"), "jax": ("jax", "jnp"), "numpy": ("numpy", "np.", "npt.")}
 """Words in annotations that show which arrays a target takes."""
@@ -241,34 +247,41 @@ class Signature:
 
     def keyword(self, name: str) -> inspect.Parameter | None:
         """Return the parameter for an option of the catalogue; None if there is none or the user gives its value."""
-        words = ALIASES.get(name, (name,))
+        words, own = ALIASES.get(name, (name,)), [*map(plain_name, (*self.constructor, *self.call))]
         if name == "labels":
-            words = (*words, *(word for word in (*self.constructor, *self.call) if _LABELS.fullmatch(word)))
+            words = (*words, *filter(_LABELS.fullmatch, own))
         if name == "temperature":
-            scales = [word for word in (*self.constructor, *self.call) if word.startswith("logit_scale_")]
-            words = (self.scale,) if self.scale else (*words, *scales)
-        found = (own[word] for own, word in product((self.constructor, self.call), words) if word in own)
+            scales = [word for word in own if word.startswith("logit_scale_")]
+            words = (plain_name(self.scale),) if self.scale else (*words, *scales)
+        found = self._named(*words)
         usable = (p for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
         return next((p for p in usable if p.name not in self.init and not self._doubtful(p)), None)
+
+    def _named(self, *words: str) -> Iterator[inspect.Parameter]:
+        """Yield the parameters of the constructor, then those of the call, in the order of their names in ``words``."""
+        for own, word in product((self.constructor, self.call), words):
+            yield from (p for p in own.values() if plain_name(p.name) == word)
 
     def _doubtful(self, parameter: inspect.Parameter) -> bool:
         """Whether a parameter with the name of an option may be an array: it is required, and first or second."""
         required = parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-        return parameter.name in _DOUBTFUL and required and any(parameter is p for p in self.named[:2])
+        views = re.fullmatch(TWO_OF_ONE, " ".join(plain_name(p.name) for p in self.named[:2]))
+        doubtful = parameter.name in _DOUBTFUL or views is not None
+        return doubtful and required and any(parameter is p for p in self.named[:2])
 
     @cached_property
     def places(self) -> list[inspect.Parameter]:
         """The parameters for embeddings, labels and the like: those that are no option and no fact."""
         taken = [self.keyword(name) for name in ("temperature", *SCALARS)]
-        names = {*self.init, *(p.name for p in taken if p), *chain(*FACTS.values())}
-        names |= {*ALIASES["negatives"], *ALIASES["hard_negatives"]}
+        facts = chain(*FACTS.values(), ALIASES["negatives"], ALIASES["hard_negatives"])
+        names = {*self.init, *(p.name for p in (*taken, *self._named(*facts)) if p)}
         names |= {key for pack in self.packs if pack.name.lower() in _SETTINGS for key in pack.keys}
         return [p for p in self.named if p.name not in names and not is_ignored(p)]
 
     @property
     def labels_first(self) -> bool:
         """Whether the names show that the labels come before the embeddings."""
-        named = [p.name.lower() in (*ALIASES["labels"], *PARTNERS) for p in self.places[:2]]
+        named = [plain_name(p.name) in (*ALIASES["labels"], *PARTNERS) for p in self.places[:2]]
         return named == [True, False]
 
     @property
@@ -336,10 +349,10 @@ class Signature:
             give(name, value)
         places = self.places
         for fact, value in facts.items():
-            for own, word in product((self.constructor, self.call), FACTS[fact]):
-                wanted = word in own and (fact not in ONLY_REQUIRED or own[word].default is inspect.Parameter.empty)
-                if wanted and word not in self.init and not any(own[word] is p for p in places):
-                    (constructor if own is self.constructor else call)[word] = value
+            for own in self._named(*FACTS[fact]):
+                wanted = fact not in ONLY_REQUIRED or own.default is own.empty
+                if wanted and own.name not in self.init and not any(own is p for p in places):
+                    (constructor if self.constructor.get(own.name) is own else call)[own.name] = value
         for name, value in keywords.items():
             found = self.keyword(name)
             if found is None:
@@ -386,7 +399,7 @@ class Signature:
     @property
     def fixed_temperature(self) -> float | None:
         """The temperature that the user gives in ``init``, or None."""
-        word = next((word for word in ALIASES["temperature"] if word in self.init), "")
+        word = next((word for word in self.init if plain_name(word) in ALIASES["temperature"]), "")
         return self._as_temperature(word, self.init.get(word))
 
     @property
@@ -404,10 +417,11 @@ class Signature:
 
     def inverted(self, word: str) -> bool:
         """Whether a parameter is 1 / temperature or log(1 / temperature)."""
-        if word in ("log_t", "logt") or (word in TEMPERATURES and self.is_logarithm(word)):
+        plain = plain_name(word)
+        if plain in ("log_t", "logt") or (plain in TEMPERATURES and self.is_logarithm(word)):
             below = rf"(/ *\(?[\w.]*exp\(?|exp\( *-) *(self\.)?{word}\b|/ *\(?(self\.)?{word}\.exp\("
             return re.search(below, self.source) is None
-        return word.removeprefix("log_") not in TEMPERATURES or word == self.scale
+        return plain.removeprefix("log_") not in TEMPERATURES or word == self.scale
 
     def is_logarithm(self, word: str) -> bool:
         """Whether a parameter is a logarithm of the temperature or its inverse.
@@ -419,9 +433,10 @@ class Signature:
         return self._logarithms[word]
 
     def _read_as_logarithm(self, word: str) -> bool:
-        if word in LOGARITHMS:
+        plain = plain_name(word)
+        if plain in LOGARITHMS:
             return True
-        if word not in (*INVERSES, *TEMPERATURES, self.scale) and not word.startswith("logit_scale_"):
+        if plain not in (*INVERSES, *TEMPERATURES) and word != self.scale and not plain.startswith("logit_scale_"):
             return False
         default = getattr({**self.call, **self.constructor}.get(word), "default", None)
         known = isinstance(default, float) and any(abs(default - it) < 1e-3 for it in LOG_DEFAULTS)
@@ -437,6 +452,11 @@ class Signature:
 
 SCALARS = (*NUMBERS, *CHOICES)
 """The options of the catalogue that are not arrays, without the temperature."""
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a parameter in lower case with underscores, "batch_size" for "batchSize"; one letter as is."""
+    return name if len(name) == 1 else re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
 def is_module(thing: Any) -> bool:
@@ -858,11 +878,10 @@ def _temperature(claim: Claim, signature: Signature, notes: list[str]) -> float 
     if isinstance(found, torch.Tensor) and found.numel() == 1:
         found = found.item()
     if isinstance(found, bool) or not isinstance(found, (int, float)):
-        missing = "the target takes no argument temperature (or tau, or logit_scale)"
         known = [p.name for p in (*signature.constructor.values(), *signature.named) if isinstance(p.default, float)]
         scale = f", or name the parameter that is 1/temperature with --scale {'|'.join(known)}" if known else ""
         raise TargetMisused(
-            f"{missing}: pass the temperature that is built in with --temperature (1 if none is){scale}"
+            f"{NO_TEMPERATURE}: pass the temperature that is built in with --temperature (1 if none is){scale}"
         )
     found = float(found)
     notes.append(f"temperature: {found!r} is built in, an attribute of the instance; override with --temperature")
