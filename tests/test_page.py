@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -45,8 +44,7 @@ LABELS = [0, 1, 2] * 3
 """The labels of the notebook's batch of nine rows."""
 THREE = "supcon_notebook/supcon-3x3"
 IMPLEMENTATIONS = ("reference", "fast", "pair-notebook", "batch-tutorial", "stacked-criterion")
-AXE = "PAIRPROOF_AXE"
-"""The environment variable that names the file axe.min.js of the npm package axe-core."""
+FAILING = ("golden/supcon/two-positives", "golden/supcon/two-views-stacked")
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +54,21 @@ def data() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
+def failing_data() -> dict[str, Any]:
+    return pages.data_of(check_loss(self_kept, "supcon", cases=FAILING))
+
+
+@pytest.fixture(scope="module")
 def path(data: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("page") / "index.html"
     file.write_text(pages.page_of(data), encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def check_path(failing_data: dict[str, Any], path: Path) -> Path:
+    file = path.with_name("check.html")
+    file.write_text(pages.page_of(failing_data), encoding="utf-8")
     return file
 
 
@@ -168,9 +178,29 @@ def self_kept(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float
     return ((each * positive).sum(dim=1) / positive.sum(dim=1)).mean()
 
 
-def test_a_failing_case_shows_expected_and_computed_terms_side_by_side() -> None:
-    name = "golden/supcon/two-positives"
-    data = pages.data_of(check_loss(self_kept, "supcon", cases=(name, "golden/supcon/two-views-stacked")))
+def test_the_reason_of_a_check_leads_and_its_numbers_add_up(failing_data: dict[str, Any], check_path: Path) -> None:
+    levels = {one["level"]: one for one in failing_data["levels"]}
+    assert list(levels) == ["formula", "policies", "required: up to policies", "range", "digits", "all levels"]
+    for name in ("formula", "required: up to policies", "all levels"):
+        assert (levels[name]["checks"], levels[name]["cases"]) == ({"failed": 4}, len(FAILING))
+    assert (levels["range"]["checks"], levels["range"]["cases"]) == ({"failed": 0}, 0)
+    shown = check_path.read_text(encoding="utf-8").partition("<main>")[0]
+    reason = "the anchor itself is kept in the denominator: explains 2 of 2 failing cases, none left"
+    assert shown.index("✗ does not conform at level policies</p>") < shown.index(reason) < shown.index("reading: ")
+    assert shown.count(failing_data["title"]) == 2  # the title of the window, and the heading
+
+
+def test_failures_deviations_and_passes_differ_by_more_than_colour(data: dict[str, Any]) -> None:
+    assert list(data["matrix"]) == [kind.name for kind in ALL if kind.name in IMPLEMENTATIONS]
+    counts = {"passed": 3, "failed": 1, "errored": 1, "deviates": 4, "skipped": 5, "wrong": True}
+    text = pages.page_of(data | {"matrix": {"fast": {"supcon": counts}}, "documents": [], "findings": []})
+    links = re.findall(r'<a class="(\w+)" href="#cases" data-who="fast" [^>]+>(.+?)<', text)
+    assert links == [("bad", "✗ 2"), ("deviates", "! 4"), ("good", "✓ 3")]
+    assert re.search(r"#matrix a.bad, mark {[^}]*background: var\(--bad\)", text)
+
+
+def test_a_failing_case_shows_expected_and_computed_terms_side_by_side(failing_data: dict[str, Any]) -> None:
+    name, data = FAILING[0], failing_data
     failing = data["failures"][0]
     assert (failing["case"], data["more_failures"]) == (name, 0)
     assert failing["computed"] == "the anchor itself is kept in the denominator"
@@ -520,7 +550,6 @@ def test_the_page_works_in_a_browser(browser: Any, path: Path, data: dict[str, A
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.on("request", lambda request: errors.append(request.url) if not request.url.startswith("file:") else None)
     page.goto(path.as_uri())
-    assert not page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
 
     # Choose an anchor and a loss: the marked pairs and the numbers are those of the data.
     view = view_of(data, THREE)
@@ -619,22 +648,14 @@ def test_the_page_works_in_a_browser(browser: Any, path: Path, data: dict[str, A
         assert page.locator("#case-count").inner_text() == f"{expected} of {total} cases match"
     assert errors == []
 
-    axe = os.environ.get(AXE)
-    if axe:
-        page.add_script_tag(path=axe)
-        violations = page.evaluate("axe.run()")["violations"]
-        assert [(one["id"], one["nodes"][0]["html"]) for one in violations] == []
 
-
-def test_a_case_that_fails_leads_to_its_terms_in_a_browser(browser: Any, tmp_path: Path) -> None:
-    name = "golden/supcon/two-views-stacked"
-    found = check_loss(self_kept, "supcon", cases=("golden/supcon/two-positives", name))
-    data, file = pages.data_of(found), tmp_path / "check.html"
-    file.write_text(pages.page_of(data), encoding="utf-8")
+def test_a_case_that_fails_leads_to_its_terms_in_a_browser(
+    browser: Any, failing_data: dict[str, Any], check_path: Path
+) -> None:
+    name, data = FAILING[1], failing_data
     page, errors = browser.new_page(viewport={"width": 390, "height": 900}), list[str]()
     page.on("pageerror", lambda error: errors.append(str(error)))
-    page.goto(file.as_uri())
-    assert not page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
+    page.goto(check_path.as_uri())
     (place,) = (k for k, one in enumerate(data["failures"]) if one["case"] == name)
     shown = page.locator(f"#failure-{place}")
     assert shown.get_attribute("open") is None
@@ -654,7 +675,23 @@ def test_a_case_that_fails_leads_to_its_terms_in_a_browser(browser: Any, tmp_pat
     assert errors == []
 
 
-def test_axe_is_available_for_the_check_of_accessibility() -> None:
-    if AXE not in os.environ:
-        pytest.skip(f"the pages were not checked with axe: npm install axe-core, and set {AXE} to its axe.min.js")
-    assert Path(os.environ[AXE]).is_file()
+def test_pages_do_not_scroll_sideways(browser: Any, path: Path, check_path: Path) -> None:
+    for file in (path, check_path):
+        page = browser.new_page()
+        page.goto(file.as_uri())
+        for width in (1280, 768, 390):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert not page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_violate_no_serious_rule_of_axe(browser: Any, path: Path, check_path: Path, scheme: str) -> None:
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed"
+    ).Axe()
+    for file in (path, check_path):
+        page = browser.new_page(viewport={"width": 390, "height": 900}, color_scheme=scheme)
+        page.goto(file.as_uri())
+        violations = axe.run(page, options={"resultTypes": ["violations"]}).response["violations"]
+        assert [one for one in violations if one["impact"] in ("serious", "critical")] == []

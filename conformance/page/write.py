@@ -14,7 +14,7 @@ import numpy as np
 
 from pairproof import install_command
 
-from ..documents.load import WorkedFixture, worked_cases
+from ..documents.load import WorkedFixture, load_worked, worked_cases
 from ..implementations import ALL
 from ..judge.check import CONFORMS, CheckResult
 from ..judge.deviations import DECLARED
@@ -48,7 +48,7 @@ LEVELS = {
     Level.DIGITS: "results close to the rounding error of the dtype",
 }
 """The cases of each level, in a few words."""
-ORDER = (Status.ERRORED, Status.FAILED, Status.DEVIATES, Status.PASSED, Status.SKIPPED)
+ORDER = (Status.ERRORED, Status.FAILED, Status.DEVIATES, Status.PASSED)
 """Statuses by importance. If the dtypes of a case differ, the most important status is shown."""
 
 
@@ -60,12 +60,35 @@ def _is_test(fixture: WorkedFixture) -> bool:
 def _matrix(checks: Sequence[Check]) -> dict[str, Any]:
     """For each implementation and loss: the number of checks by status, and whether a declared deviation is a bug."""
     mistakes = {kind.name: {one.name for one in kind.deviations if one.wrong} for kind in ALL}
-    found: dict[str, Any] = {}
+    judged = {one.implementation for one in checks}
+    found: dict[str, Any] = {name: {} for name in mistakes if name in judged}
     for (who, loss), some in grouped(((one.implementation, one.loss), one) for one in checks).items():
         counts = counted(some)
         wrong = any(mistakes.get(who, set()).intersection(one.declared) for one in some)
         found.setdefault(who, {})[loss] = {**{str(status): counts[status] for status in Status}, "wrong": wrong}
     return found
+
+
+def _levels(found: CheckResult) -> Iterator[dict[str, Any]]:
+    """The checks by level and status, with a sum up to the required level and one of all levels.
+
+    A case that fails at two levels is counted at the lower one.
+    """
+    cases: dict[str, Level] = {}
+    for one in found.failures:
+        cases[one.case] = min(one.level or Level.FORMULA, cases.get(one.case, Level.DIGITS))
+    shown = [status for status in Status if any(counts[status] for counts in found.levels.values())]
+
+    def row(name: str, levels: Sequence[Level], words: str = "") -> dict[str, Any]:
+        checks = {str(status): sum(found.levels[one][status] for one in levels) for status in shown}
+        failing = sum(level in levels for level in cases.values())
+        return {"level": name, "words": words, "sum": not words, "checks": checks, "cases": failing}
+
+    for k, level in enumerate(Level, 1):
+        yield row(level, [level], LEVELS[level])
+        if level is found.level and level is not Level.DIGITS:
+            yield row(f"required: up to {level}", [*Level][:k])
+    yield row("all levels", [*Level])
 
 
 def _accuracy(checks: Sequence[Check]) -> Iterator[dict[str, Any]]:
@@ -79,10 +102,10 @@ def _accuracy(checks: Sequence[Check]) -> Iterator[dict[str, Any]]:
 
 
 def _cases(checks: Sequence[Check], fixtures: Sequence[WorkedFixture]) -> Iterator[dict[str, Any]]:
-    """Every case with its status for each implementation that does not skip it."""
+    """Every judged case with its status for each implementation that does not skip it."""
     stored = {case.id: case for case in load_cases(fixtures)}
     documents = {case.id: one.document.id for one in fixtures for case in worked_cases(one)}
-    for name, some in grouped((one.case, one) for one in checks).items():
+    for name, some in grouped((one.case, one) for one in checks if one.status is not Status.SKIPPED).items():
         statuses = {
             who: str(min((one.status for one in same), key=ORDER.index))
             for who, same in grouped((one.implementation, one) for one in some).items()
@@ -94,7 +117,7 @@ def _cases(checks: Sequence[Check], fixtures: Sequence[WorkedFixture]) -> Iterat
             "flags": list(some[0].flags),
             "document": documents.get(name, ""),
             "sizes": case.sizes() if case else "",
-            "statuses": {who: status for who, status in statuses.items() if status != Status.SKIPPED},
+            "statuses": statuses,
         }
 
 
@@ -190,22 +213,20 @@ def data_of(found: Report | CheckResult) -> dict[str, Any]:
         "losses": [name for name in LOSSES if any(one.loss == name for one in checks)],
         "matrix": _matrix(checks),
         "accuracy": list(_accuracy(checks)),
-        "cases": list(_cases(checks, report.fixtures)),
+        "cases": list(_cases(checks, report.fixtures or load_worked())),
         "flags": {name: flag.hunts for name, flag in load_flags().items() if name in occurring},
         "all_levels": LEVELS,
         "failures": shown,
         "more_failures": len(failing) - len(shown),
     }
     if isinstance(found, CheckResult):
-        levels = {
-            str(level): {str(status): n for status, n in counts.items()} for level, counts in found.levels.items()
-        }
         data |= {
             "title": f"{found.request.name} as {found.request.loss}",
             "good": found.verdict == CONFORMS,
-            "verdict": found.summary,
-            "levels": levels,
-            "diagnosis": [*found.diagnosis.sentences(), *filter(None, (found.question, found.reading))],
+            "verdict": found.summary.partition(f": {found.request.name} as ")[0],
+            "levels": list(_levels(found)),
+            "reasons": [*filter(None, [found.wrong_from]), *found.diagnosis.sentences()],
+            "notes": [*filter(None, (found.question, found.reading))],
             **dict.fromkeys(("documents", "deviations", "public", "findings", "sweeps", "speed"), ()),
         }
     else:
@@ -213,8 +234,9 @@ def data_of(found: Report | CheckResult) -> dict[str, Any]:
         data |= {
             "good": report.passed,
             "verdict": "everything holds" if report.passed else "not everything holds",
-            "levels": {},
-            "diagnosis": [],
+            "levels": [],
+            "reasons": [*filter(None, [report.first_problem])],
+            "notes": [],
             "documents": [document(one, report) for one in sorted(report.fixtures, key=_is_test)],
             "deviations": list(_deviations(checks, report.versions)),
             "public": list(public_losses(load_cases(report.fixtures))),
