@@ -198,8 +198,8 @@ def with_options(
 
 
 @contextmanager
-def _bar() -> Iterator[Progress]:
-    """Show the current step, how far it is and its seconds, if standard error is a terminal."""
+def _bar(first: str = "loading") -> Iterator[Progress]:
+    """Show the current step, how far it is and its seconds, if standard error is a terminal. ``first`` is a step."""
     console = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}"), TimeElapsedColumn()
     with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
@@ -218,10 +218,10 @@ def _bar() -> Iterator[Progress]:
             now = f"{what} {count}".rstrip()
 
         try:
+            report(first, 0, 0)
             yield report
         except KeyboardInterrupt as error:
-            if now:
-                error.add_note(f"at {now}")
+            error.add_note(f"at {now}")
             raise
 
 
@@ -459,7 +459,8 @@ def identify(
     from .implementations.sandbox import TargetError, TargetMisused
 
     try:
-        found = diagnosis.identify(target, **options, bias=bias, title=target, faults=FAULTS)
+        with _bar("comparing with every loss"):
+            found = diagnosis.identify(target, **options, bias=bias, title=target, faults=FAULTS)
     except TargetError as error:
         _say(f"{target}: {error}")
         raise typer.Exit(MISUSED if isinstance(error, TargetMisused) else COULD_NOT_RUN) from None
@@ -496,7 +497,8 @@ def parity(**options: Any) -> None:
     request = tables.ParityRequest(**options)
     if request.json is not None:
         _check_path("--json", request.json)
-    found = comparing.compare_with_itself(request)
+    with _bar("comparing"):
+        found = comparing.compare_with_itself(request)
     _print(found.lines())
     if request.json is not None:
         text = json.dumps(found.as_json(), indent=1, allow_nan=False)

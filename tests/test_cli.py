@@ -20,10 +20,11 @@ from rich.console import Console
 import pairproof
 from pairproof.conformance import cli
 from pairproof.conformance import report as reports
+from pairproof.conformance.diagnose import identify as diagnosis
 from pairproof.conformance.explain import find_case, find_golden
 from pairproof.conformance.implementations.optax_ntxent import Optax
 from pairproof.conformance.judge import check as checking
-from pairproof.conformance.judge import verify
+from pairproof.conformance.judge import parity, verify
 from pairproof.conformance.judge.options import DETAILS, Batch, Request, Selection, loss_named
 from pairproof.conformance.judge.results import Check, Status
 from pairproof.conformance.judge.verify import Report, run
@@ -285,6 +286,30 @@ def test_interrupted_check_says_what_was_judged(
     assert message.startswith("pairproof: interrupted; at cases 3/"), message
     assert "; so far " in message
     assert f"failing: {judged[0]}" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "function", "step"),
+    [
+        ("identify", diagnosis, "identify", "comparing with every loss"),
+        ("parity", parity, "compare_with_itself", "comparing"),
+        ("report", verify, "run", "loading"),
+    ],
+)
+def test_interrupted_command_names_its_step(
+    name: str,
+    module: Any,
+    function: str,
+    step: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(*given: Any, **more: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, function, interrupt)
+    assert call(name, *["losses.py:supcon"] * (name != "report")) == 130
+    assert capsys.readouterr().err == f"pairproof: interrupted; at {step}\n"
 
 
 def test_wide_tables_are_lines_in_a_narrow_terminal() -> None:

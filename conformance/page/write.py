@@ -48,6 +48,10 @@ LEVELS = {
     Level.DIGITS: "results close to the rounding error of the dtype",
 }
 """The cases of each level, in a few words."""
+OF_REPORT = ("documents", "deviations", "public", "findings", "sweeps", "speed")
+"""Parts of the page of a report that the page of a check lacks."""
+VALUES = "values only: the target returns no gradient"
+"""What the page of a check says if no gradient was judged."""
 ORDER = (Status.ERRORED, Status.FAILED, Status.DEVIATES, Status.PASSED)
 """Statuses by importance. If the dtypes of a case differ, the most important status is shown."""
 
@@ -218,6 +222,7 @@ def data_of(found: Report | CheckResult) -> dict[str, Any]:
         "all_levels": LEVELS,
         "failures": shown,
         "more_failures": len(failing) - len(shown),
+        **{name: [] for name in ("levels", "notes", *OF_REPORT)},
     }
     if isinstance(found, CheckResult):
         data |= {
@@ -226,17 +231,14 @@ def data_of(found: Report | CheckResult) -> dict[str, Any]:
             "verdict": found.summary.partition(f": {found.request.name} as ")[0],
             "levels": list(_levels(found)),
             "reasons": [*filter(None, [found.wrong_from]), *found.diagnosis.sentences()],
-            "notes": [*filter(None, (found.question, found.reading))],
-            **dict.fromkeys(("documents", "deviations", "public", "findings", "sweeps", "speed"), ()),
+            "notes": [*filter(None, (found.question, found.reading, "" if found.gradients_judged else VALUES))],
         }
     else:
         implementations = judged(report)
         data |= {
             "good": report.passed,
             "verdict": "everything holds" if report.passed else "not everything holds",
-            "levels": [],
             "reasons": [*filter(None, [report.first_problem])],
-            "notes": [],
             "documents": [document(one, report) for one in sorted(report.fixtures, key=_is_test)],
             "deviations": list(_deviations(checks, report.versions)),
             "public": list(public_losses(load_cases(report.fixtures))),
