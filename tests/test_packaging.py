@@ -126,14 +126,14 @@ HINTING = ("bench", "compat", "conformance", "tests", "tools")
 """The folders with code that calls `install_command`."""
 
 
-@pytest.mark.parametrize("folder", [*HINTING, "docs", "fast", "reference", "src"])
+@pytest.mark.parametrize("folder", [*HINTING, "docs", "examples", "fast", "reference", "src"])
 def test_hints_name_no_package_index(folder: str) -> None:
     """pairproof is on no index: hints come from `install_command`, and documents install from the clone."""
     hint = re.compile(r"""pip install\b[^\n]*["' ]pairproof\\?\[""")
     found = [
         f"{path}: {line}"
         for path in (ROOT / folder).rglob("*")
-        if path.suffix in (".py", ".md")
+        if path.suffix in (".py", ".md", ".yml")
         for line in path.read_text(encoding="utf-8").splitlines()
         if hint.search(line)
     ]
