@@ -817,9 +817,11 @@ def _say(words: str) -> None:
     """Print a message of the command itself to standard error."""
     text = f"pairproof: {words}"
     if sys.stderr.isatty():  # a terminal would break the message inside words
-        width = shutil.get_terminal_size().columns - 2
-        lines = (wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in text.splitlines())
-        text = "\n".join(map("\n  ".join, lines))
+        lines, width = list[str](), shutil.get_terminal_size().columns
+        for line in text.splitlines():
+            more = " " * (len(line) - len(line.lstrip()) + 2)
+            lines += wrap(line, width, subsequent_indent=more, break_long_words=False, break_on_hyphens=False) or [""]
+        text = "\n".join(lines)
     typer.echo(text, err=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 from xml.etree import ElementTree
 
@@ -22,7 +24,9 @@ from pairproof.conformance import cli
 from pairproof.conformance import report as reports
 from pairproof.conformance.diagnose import identify as diagnosis
 from pairproof.conformance.explain import find_case, find_golden
+from pairproof.conformance.implementations.forms import Form, wrapper
 from pairproof.conformance.implementations.optax_ntxent import Optax
+from pairproof.conformance.implementations.signatures import Signature
 from pairproof.conformance.judge import check as checking
 from pairproof.conformance.judge import parity, verify
 from pairproof.conformance.judge.options import DETAILS, Batch, Request, Selection, loss_named
@@ -310,6 +314,20 @@ def test_interrupted_command_names_its_step(
     monkeypatch.setattr(module, function, interrupt)
     assert call(name, *["losses.py:supcon"] * (name != "report")) == 130
     assert capsys.readouterr().err == f"pairproof: interrupted; at {step}\n"
+
+
+def test_code_in_a_message_is_valid_where_a_terminal_wraps_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    signature = Signature(lambda features, some_target, *, temperature: None)
+    code = wrapper("losses.py:my_contrastive_loss", signature, Form("labels"))
+    cli._say("\n".join(["could not run: " + 9 * "word ", "", *(f"    {line}".rstrip() for line in code)]))
+    first, second, blank, *lines = capsys.readouterr().err.splitlines()
+    assert (first[:26], second[:6], blank) == ("pairproof: could not run: ", "  word", "")
+    assert max(map(len, [first, second, *lines])) <= 60 < max(map(len, code))
+    assert ast.dump(ast.parse(dedent("\n".join(lines)))) == ast.dump(ast.parse("\n".join(code)))
 
 
 def test_wide_tables_are_lines_in_a_narrow_terminal() -> None:

@@ -219,8 +219,8 @@ def test_no_fitting_call_gives_one_error_with_a_wrapper() -> None:
         "",
         "",
         "    def adapted_of_a_mapping(embeddings, labels, temperature):",
-        "        return of_a_mapping(outputs=embeddings, epoch=labels, temperature=temperature)"
-        "  # return only the loss, as a tensor",
+        "        # return only the loss, as a tensor",
+        "        return of_a_mapping(outputs=embeddings, epoch=labels, temperature=temperature)",
     ]
     compile("\n".join(line[4:] for line in lines[start + 2 :]), "wrapper", "exec")
 

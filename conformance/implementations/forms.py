@@ -429,7 +429,7 @@ def wrapper(spec: object, signature: Signature, form: Form) -> list[str]:
     imports = [f"import {it}" for it in ("types", "torch") if f"{it}." in thing + given]
     imports += [""] * bool(imports)
     lines = [*imports, start, "", "", f"def {own}({', '.join((*names, *options))}):"]
-    return [*lines, f"    return {thing}({given})  # return only the loss, as a tensor"]
+    return [*lines, "    # return only the loss, as a tensor", f"    return {thing}({given})"]
 
 
 def _code(signature: Signature, parameters: Mapping[str, inspect.Parameter], values: Mapping[str, str]) -> list[str]:
