@@ -382,7 +382,7 @@ def test_naive_loss_without_mistakes_satisfies_the_properties(prop: Property, ex
 
 def test_subject_without_gradients_is_supported() -> None:
     subject = Subject.of(ScipyLosses({}, "cpu"), "float64")
-    for prop in PROPERTIES:
+    for prop in PROPERTIES[::4]:
         found = hunt(prop, prop.losses[0], [subject], examples=2)
         assert found.violation is None, found.violation
         assert found.tested[subject.name]

@@ -305,6 +305,7 @@ def test_parity_tries_the_arrays_in_turn() -> None:
     assert "arrays: torch, the first kind that raises no error; override with --arrays" in found.notes
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_process")
 def test_function_of_jax_gets_arrays_of_jax(tmp_path: Path) -> None:
     if importlib.util.find_spec("jax") is None:
@@ -415,7 +416,7 @@ def test_wrapper_of_every_call_passes_its_arrays(call: str, tmp_path: Path, monk
 
 @pytest.mark.parametrize("loss", ["supcon", "nt_xent", "info_nce", "sigmoid"])
 @pytest.mark.parametrize("path", [READINGS, FOLDER / "shapes.py"], ids=lambda path: path.stem)
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_every_wrapper_runs_as_pasted(path: Path, loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(FOLDER)
     module, printed, broken = find(f"{path}:__name__"), set[str](), dict[str, Exception]()

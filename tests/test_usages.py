@@ -145,7 +145,7 @@ def test_right_loss_passes_every_usage(name: str) -> None:
 @pytest.mark.parametrize(
     ("target", "loss"),
     [
-        (fast.supcon_loss, "supcon"),
+        pytest.param(fast.supcon_loss, "supcon", marks=pytest.mark.slow),
         pytest.param(fast.SupConLoss, "supcon", marks=pytest.mark.slow),
         pytest.param(fast.supcon_in_loss, "supcon_in", marks=pytest.mark.slow),
         pytest.param(fast.nt_xent_loss, "nt_xent", marks=pytest.mark.slow),
@@ -158,7 +158,6 @@ def test_right_loss_passes_every_usage(name: str) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-@pytest.mark.quick(1)
 def test_losses_of_this_package_pass_every_usage(target: Any, loss: str) -> None:
     result = check_loss(target, loss, cases=EVERY)
     assert [one.message for one in result.checks if one.status in BAD] == []
