@@ -229,7 +229,7 @@ def test_failure_is_kept_if_its_explanation_fails(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(explain, "plain_outcome", broken)
     monkeypatch.setattr(explain.suspects, "suspects", broken)
-    monkeypatch.setattr(checking, "_searched", lambda *given: None)
+    monkeypatch.setattr(checking, "_searched", lambda *given, **known: None)
     checked = of("without_other_positives", case)
     assert checked.diagnoses == {}
     assert checked.diagnosis.sentences() == ["no known mistake explains any of 1 failing case"]

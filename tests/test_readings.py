@@ -23,7 +23,7 @@ from pairproof.conformance.implementations.sandbox import NoCallFits, TargetErro
 from pairproof.conformance.implementations.signatures import Signature
 from pairproof.conformance.judge.check import CheckResult
 from pairproof.conformance.judge.levels import ROUNDS_WEIGHTS
-from pairproof.conformance.judge.options import CouldNotRun
+from pairproof.conformance.judge.options import CouldNotRun, UsageError
 from pairproof.conformance.judge.parity import parity
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.truth.compare import compare
@@ -50,6 +50,8 @@ RIGHT: dict[str, tuple[str, str]] = {
         "nt_xent",
         "z_i = first views [N, D], z_j = second views [N, D], labels = one class per item [items], ",
     ),
+    "OfCamelCase": ("nt_xent", "batchSize = batch size, temperature = temperature, zA = first views [N, D], zB = sec"),
+    "of_y_and_y_hat": ("nt_xent", "y = first views [N, D], y_hat = second views [N, D], temperature = temperature"),
     "multiplied_labels": ("supcon", f"{EMBEDDINGS}, labels = class ids [N], as a one-hot matrix, "),
     "named_one_hot": ("supcon", f"{EMBEDDINGS}, one_hot_labels = class ids [N], as a one-hot matrix, "),
     "of_a_mask": ("supcon", f"{EMBEDDINGS}, mask = mask of positives [N, N], without the diagonal, "),
@@ -75,6 +77,20 @@ RIGHT: dict[str, tuple[str, str]] = {
     "supcon_of_views": ("supcon", "z1 = first views [N, D], z2 = second views [N, D], temperature = temperature"),
     "one_way": ("nt_xent", "z1 = first views [N, D], z2 = second views [N, D], temperature = temperature"),
     "sigmoid_of_logits": ("sigmoid", "logits = similarities [N, N] / temperature + bias"),
+    "sigmoid_of_signs": (
+        "sigmoid",
+        "logits = similarities [N, N] / temperature + bias, labels = matrix of all pairs [N, N], 1 for positive and -1",
+    ),
+    "sigmoid_of_towers_and_signs": (
+        "sigmoid",
+        "image = first tower [N, D], text = second tower [N, D], labels = matrix of all pairs [N, N], 1 for positive "
+        "and -1 for negative ones",
+    ),
+    "sigmoid_of_towers_and_pairs": (
+        "sigmoid",
+        "image = first tower [N, D], text = second tower [N, D], targets = matrix of all pairs [N, N], 1 for positive "
+        "and 0 for negative ones",
+    ),
     "sigmoid_of_logits_and_bias": ("sigmoid", "logits = similarities [N, N] / temperature, bias = bias"),
     "clip_of_both_matrices": (
         "info_nce",
@@ -125,6 +141,11 @@ ASKED: dict[str, tuple[str, str]] = {
         "nt_xent",
         "either neighbouring rows are positives although the views are stacked, or the views of x are interleaved: "
         "then --call interleaved",
+    ),
+    "of_neighbours_with_unused_labels": (
+        "nt_xent",
+        "either neighbouring rows are positives, whatever labels are passed, or the views of embeddings are "
+        "interleaved: then --call interleaved --normalised",
     ),
     "multiplied_by_temp": (
         "supcon",
@@ -206,8 +227,8 @@ def test_mistake_that_another_reading_excuses_is_a_question(name: str) -> None:
     loss, question = ASKED[name]
     found = judged(name, loss)
     assert (found.exit_code, found.question) == (1, question)
-    option, value = question.rpartition("--")[2].split()
-    told = judged(name, loss, **{option: value})
+    chosen = (one.split() for one in question.split(" --")[1:])
+    told = judged(name, loss, **{option: value[0] if value else True for option, *value in chosen})
     assert (told.exit_code, told.question) == (0, "")
     assert len(told.judged) == len(found.judged) > 2
 
@@ -280,6 +301,24 @@ def test_parameter_of_another_name_gets_the_inverse_of_the_temperature() -> None
     assert ratio(found, trial_case("info_nce", {"temperature": 0.5})) <= 1
     with pytest.raises(TargetMisused, match="--scale beta: the target has no such parameter; it has img, txt, alpha"):
         External(f"{READINGS}:by_a_named_scale", loss="info_nce", scale="beta")
+
+
+@pytest.mark.parametrize(
+    ("name", "loss", "words"),
+    [
+        ("of_neighbours_at_a_fixed_temperature", "nt_xent", "--loss nt_xent --call interleaved --temperature 0.05"),
+        ("inner_products_one_way", "info_nce", "info_nce --set similarity=dot --set direction=a_to_b --temperature 1"),
+        ("at_a_fixed_temperature_with_self", "nt_xent", ""),
+    ],
+)
+@pytest.mark.quick(1)
+def test_arguments_that_explain_the_values_are_told_with_the_missing_temperature(
+    name: str, loss: str, words: str
+) -> None:
+    with pytest.raises(UsageError, match="pass the temperature that is built in") as raised:
+        judged(name, loss)
+    assert str(raised.value).endswith(words)
+    assert ("; its values are those of --loss" in str(raised.value)) == bool(words)
 
 
 def test_optional_queue_that_is_never_passed_is_reported() -> None:
@@ -549,6 +588,38 @@ def test_mean_over_all_pairs_of_the_sigmoid_loss_is_not_called_one_of_positive_p
         "the mean is over the pairs, not over the anchors",
         "reduction=mean_pairs",
     )
+
+
+NEIGHBOURS = "stacked views are read as interleaved"
+DOT = "similarities are raw dot products: rows are not normalised"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "loss", "reasons"),
+    [
+        ("of_neighbours", "nt_xent", [NEIGHBOURS]),
+        ("of_raw_neighbours", "nt_xent", [f"{NEIGHBOURS}; {DOT}"]),
+        ("between_the_extremes", "supcon", []),
+        (
+            "sigmoid_that_multiplies",
+            "sigmoid",
+            [
+                "logits are multiplied by the temperature instead of divided; the bias has no effect; "
+                "the sum over the anchors is divided by the square of their number"
+            ],
+        ),
+        (
+            "pooled",
+            "nt_xent",
+            ["minus the logarithm of the mean over all anchors, not the mean of minus the logarithm"],
+        ),
+    ],
+)
+def test_only_what_is_true_is_told_of_a_wrong_loss(name: str, loss: str, reasons: list[str]) -> None:
+    found = check_loss(f"{READINGS}:{name}", loss, cases=("golden/*/[a-d]*",), dtypes="float64", seed=0)
+    assert found.exit_code == 1
+    assert [reason.words for reason in found.diagnosis.reasons] == reasons
 
 
 @pytest.mark.slow

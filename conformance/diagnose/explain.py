@@ -32,7 +32,7 @@ from ..suite.catalogue import NUMBERS, WEIGHTS
 from ..suite.records import Expected, Matrix, Outcome, Truth
 from ..truth.baseline import plain_outcome, similarities
 from . import suspects
-from .positives import CASE, FIRST_VIEW, POSITIVES, RIGHT_POSITIVES
+from .positives import CASE, LAYOUTS, MIXED_UP, POSITIVES, RIGHT_POSITIVES
 from .search import Match, Searched, same_loss
 from .suspects import Failure, Suspect
 from .variants import COUNTS, ROUNDED, WRONG_COUNTS, Variant, weights_words, words_of
@@ -311,6 +311,9 @@ class Observation:
             yield from last * self.alone  # several cases distinguish a mistake from a factor, one case may not
             yield from ((words, partial(_tested, found, suspect, words)) for words, suspect in self.suspects(found))
             yield from filter(None, [*last, tiny])
+            if len(found.empty) == len(found.anchors):
+                words = f"the loss is {float(found.given[0]):g}, not {float(found.expected[0]):g}"
+                yield (f"{words}, {suspects.WITHOUT_POSITIVES}",) * 2
 
     def is_wrong(self, found: Failure) -> bool:
         """Return whether the error is larger than rounding errors."""
@@ -563,14 +566,15 @@ class _Explanation:
             # An option has the same value in all cases, so no case may contradict it.
             others = (*(one for one in self.failing if id(one) in done), *self.passing)
             hint = "" if setting and self._refuted(words, others) else setting
-            policy = bool(setting) or text in suspects.EXTREME
+            policy = bool(setting) or text in suspects.EXTREME or text.endswith(suspects.WITHOUT_POSITIVES)
             precise, cases = self._precise(words, chosen), tuple(one.case.id for one in chosen)
             known = next((one for one in found.reasons if one.words == precise), None)
             if known:
                 found.reasons[found.reasons.index(known)] = replace(known, cases=known.cases + cases)
             else:
                 loss = "" if policy or also else self._other_loss(text, chosen)
-                loss = "--call one_way" if self.known.call == "views" and text == FIRST_VIEW else loss
+                layout = LAYOUTS.get((self.known.call, text), "")
+                loss = f"--call {layout}" if layout else loss
                 found.reasons.append(Reason(precise, cases, hint, also, not policy, loss))
             self.refuting = [*self.refuting, *chosen[:PASSING]]
             self._narrow(text, left)
@@ -639,11 +643,7 @@ class _Explanation:
         return self._best_of(left, base, explains, explored)
 
     def _best_of(
-        self,
-        left: Sequence[Observation],
-        base: str,
-        explains: Explanations,
-        explored: Sequence[Observation],
+        self, left: Sequence[Observation], base: str, explains: Explanations, explored: Sequence[Observation]
     ) -> tuple[str, dict[int, str], bool] | None:
         """Test the candidates on the cases that are not explored, add the explanations, and return the best one."""
         first = sorted(filter(explains.get, explains), key=lambda words: -len(explains[words]))[: 2 * TESTED]
@@ -740,7 +740,7 @@ class _Explanation:
         if text == suspects.NO_POSITIVES and all(case.has_no_pair for case in cases):
             return NO_PAIR
         if text == suspects.NO_POSITIVES and not any(case.positives()[i] for case in cases for i in case.anchors()):
-            return "the loss is NaN or infinite if no anchor has positives"
+            return f"the loss is NaN or infinite {suspects.WITHOUT_POSITIVES}"
         if text != suspects.OVERFLOW:
             return text
         least = min(_largest_logit(case) for case in cases)
@@ -772,6 +772,7 @@ def redraw(case: Case, like: Observation, known: Known) -> Observation | None:
     # At training size, weights 1/|P| that are rounded to float32 are as good as exact ones.
     rounded = case.id != like.case.id and like.computes == "float64"
     found.computes = "float32" if rounded else like.computes
+    found.failure.strict = True
     return found if found.comparable and found.views == like.views else None
 
 
@@ -802,9 +803,9 @@ def _safely(test: Test) -> Any:
 def proposed(match: Match, found: Failure) -> tuple[str, Suspect] | None:
     """Return the identified loss in words and as a suspect for a case; None if it does not apply to the case."""
     (used, *_), variant, right = match.temperatures.values(), match.variant, found.right.variant
-    built_in = None in match.temperatures
+    built_in, mixed = None in match.temperatures, variant.positives == MIXED_UP and "partners" in found.case.arguments
     scale = match.factor_for(None if built_in else found.temperature)
-    positives = "meant" if variant.positives in RIGHT_POSITIVES else variant.positives
+    positives = "meant" if variant.positives in RIGHT_POSITIVES or mixed else variant.positives
     if scale is None or CASE not in POSITIVES[positives].calls or not (built_in or match.as_passed):
         return None
     reduction = match.count if match.count not in ("mean", "drop") else found.right.reduction
@@ -812,6 +813,8 @@ def proposed(match: Match, found: Failure) -> tuple[str, Suspect] | None:
     changed = replace(variant, positives=positives)
     temperature = used if built_in and not math.isclose(used, found.temperature, rel_tol=1e-6) else None
     suspect = replace(found.right, variant=changed, reduction=reduction, scale=scale, temperature=temperature)
+    if mixed:
+        suspect = replace(suspect, read_as=suspects.mixed_up(found).read_as)
     setting, rows, partners = found.right.setting, torch.arange(len(found.rows)), found.right.setting.views is not None
     if variant.positives.startswith(("towers", "ranking") if partners else "ranking"):
         items = rows.minimum(setting.positive.int().argmax(dim=1)) if partners else rows % found.case.n
@@ -825,8 +828,9 @@ def proposed(match: Match, found: Failure) -> tuple[str, Suspect] | None:
         elsewhere.append(OPTION_WORDS["direction", direction])
     wrong, factor = match.words() + [words_of(match.count)] * (match.count in WRONG_COUNTS), list[str]()
     others = dict({*variant.options} ^ {*right.options} if variant.loss == right.loss else ())
-    wrong += [f"{name}={variant.number(name):g} is computed" for name in NUMBERS if name in others]
-    if wrong and match.reduction in variant.entry.choices["reduction"][1:]:
+    numbers = [name for name in NUMBERS if name in others and not any(f"the {name} " in one for one in wrong)]
+    wrong += [f"{name}={variant.number(name):g} is computed" for name in numbers]
+    if wrong and variant.form != "pooled" and match.reduction in variant.entry.choices["reduction"][1:]:
         elsewhere.append(OPTION_WORDS["reduction", match.reduction])
     if not math.isclose(scale, 1.0, rel_tol=1e-6):
         power = match.scale[1] if match.scale else 0
@@ -842,6 +846,21 @@ def _is_in_catalogue(match: Match, suspect: Suspect) -> bool:
 def computes(match: Match) -> str:
     """Describe a target that computes another loss of the catalogue, or other options."""
     return f"the target computes {match.name}"
+
+
+def arguments_of(match: Match, call: str) -> str:
+    """Return the arguments of ``pairproof check`` for an identified loss; "" if the target has a mistake.
+
+    Args:
+        match: the loss.
+        call: how the target was called; it may be right in another call.
+    """
+    layout = LAYOUTS.get((call, match.variant.positives), "")
+    match = replace(match, variant=replace(match.variant, positives="meant")) if layout else match
+    scaled = any(not math.isclose(factor, 1.0, rel_tol=1e-6) for factor in match.factor.values())
+    if match.words() or match.count in WRONG_COUNTS or scaled:
+        return ""
+    return _arguments(match.variant, match.reduction) + f" --call {layout}" * bool(layout)
 
 
 def _arguments(variant: Variant, reduction: str = "mean") -> str:

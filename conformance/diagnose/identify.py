@@ -29,7 +29,7 @@ from ..implementations.sandbox import TargetError
 from ..suite.catalogue import PUBLISHED_BASE
 from ..suite.machine import described, machine
 from .explain import Known, explain
-from .positives import FEATURES, HARD, LABELS, MIXED_UP, PARTNERS, QUEUE, QUEUE_ADDED, VIEWS
+from .positives import FEATURES, HARD, LABELS, LAYOUTS, PARTNERS, QUEUE, QUEUE_ADDED, VIEWS
 from .search import (
     CLEARLY,
     CLOSE,
@@ -117,9 +117,8 @@ class Identification:
         """The lines of the report."""
         at = f"; takes the temperature as {self.temperature_by}"
         if self.temperature is not None:
-            # The temperature is as inaccurate as the answers.
-            digits = 8 if self.match is None else math.floor(-math.log10(max(self.match.error, 1e-8)))
-            at = f", temperature {self.temperature:.{max(digits, 1)}g} (built in, recovered)"
+            digits = 8 if self.match is None else self.match.digits
+            at = f", temperature {self.temperature:.{digits}g} (built in, recovered)"
         options = ", ".join(f"{key}={value}" for key, value in self.options.items())
         computes = f"computes {self.loss}{options and f' with {options}'}{at}"
         if self.verdict == "none":
@@ -239,8 +238,7 @@ def _report_match(found: Identification, search: Search, fitting: Sequence[Match
         found.wrong.append(f"reduction: {words_of(match.count)}")
     if "no_positive" in match.variant.entry.choices and policy != "zero":
         found.options["no_positive"] = policy
-    layout = {"stacked": "interleaved", "interleaved": "stacked"}.get(search.target.call)
-    if layout and match.variant.positives == MIXED_UP:
+    if layout := LAYOUTS.get((search.target.call, match.variant.positives)):
         found.remarks.append(f"right for {layout} views: --call {layout}")
     _report_temperature(found, search, match)
     _report_factor(found, search, match)

@@ -332,6 +332,13 @@ RIGHT_POSITIVES = (
 
 FIRST_VIEW = "only rows of the first view are anchors"
 
+LAYOUTS: Mapping[tuple[str, str], str] = {
+    ("views", FIRST_VIEW): "one_way",
+    ("stacked", MIXED_UP): "interleaved",
+    ("interleaved", MIXED_UP): "stacked",
+}
+"""The call for which a target is right, by the call and the mistake that it has then."""
+
 POSITIVES: Mapping[str, Positives] = {
     "meant": Positives(_ANY, lambda s: s),
     "views": _chosen(_same_item, FEATURES),

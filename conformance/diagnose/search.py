@@ -609,6 +609,11 @@ class Match:
         return evaluation.loss(self.variant, self.reduction, policy) * factor
 
     @property
+    def digits(self) -> int:
+        """The number of digits of a built-in temperature, which is as inaccurate as the answers."""
+        return max(math.floor(-math.log10(max(self.error, 1e-8))), 1)
+
+    @property
     def as_passed(self) -> bool:
         """Whether the effective temperature is the one that is passed."""
         return all(math.isclose(used, passed or math.nan, rel_tol=1e-12) for passed, used in self.temperatures.items())

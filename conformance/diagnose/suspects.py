@@ -49,6 +49,9 @@ EXPLAINED = 0.02
 EXPLAINED_BY_VALUE = 1e-4
 """``EXPLAINED`` if only one or two values are compared, because more suspects match few values by chance."""
 
+REPRODUCED = 1e-3
+"""Relative difference up to which a suspect reproduces results in ``Failure.left``, if it must (``Failure.strict``)."""
+
 SLIGHT = "the formula is right, but digits are lost"
 """Start of an explanation for rounding errors."""
 
@@ -71,6 +74,7 @@ OVERFLOWS = 88.7
 """Logits above this number have exponentials that overflow in float32."""
 
 NO_POSITIVES = "the loss is NaN or infinite if an anchor has no positives"
+WITHOUT_POSITIVES = "if no anchor has positives"
 NO_NEGATIVES = "the loss is NaN or infinite if an anchor has no negatives"
 OVERFLOW = "the loss is NaN or infinite where logits are large"
 UNDERFLOW = "the loss is NaN or infinite where exponentials underflow"
@@ -140,7 +144,10 @@ class Failure:
         empty: the anchors without positives.
         pairs: number of positive pairs.
         floors: absolute differences of values and of gradients that are always attributed to rounding.
+        strict: whether a suspect must reproduce the results, however large their error is.
     """
+
+    strict = False
 
     def __init__(self, case: Case, outcome: Outcome, truth: Truth | Expected, noise: float = DTYPE_NOISE) -> None:
         """Read the case.
@@ -242,6 +249,8 @@ class Failure:
             self._sizes[place] = (given - expected).norm(), expected.norm()
         (error, size), left = self._sizes[place], (given - found).norm()
         noise = (self.noise * size).clamp(min=self.floors[place])
+        if self.strict and left > (REPRODUCED * given.norm()).maximum(noise):
+            return math.inf
         return 0.0 if left <= noise else float(left / error.maximum(noise))
 
     def read_again(self, words: str, arguments: Mapping[str, Any] | None = None, **keywords: Any) -> Suspect:
@@ -654,8 +663,7 @@ def _case_settings(found: Failure) -> Iterator[Suspect]:
             loss = "nt_xent" if case.option("direction") == "both" else ""
             yield replace(suspect.read(words, member=member), loss=loss)
     if "partners" in case.arguments and "ref_embeddings" not in case.others:
-        item = torch.tensor(stacked_order(case)).argsort() // 2
-        yield suspect.read(MIXED_UP, positive=same(item) & right.member)
+        yield mixed_up(found)
     if "negatives" in case.others:
         b, queue = found.part("embeddings_b")[:, 0], found.part("negatives")
         # The tower of the anchor's positive.
@@ -664,6 +672,12 @@ def _case_settings(found: Failure) -> Iterator[Suspect]:
         yield suspect.read(QUEUE_ADDED, member=right.member | tower)
         detached = torch.where(queue, found.rows.detach(), found.rows)
         yield suspect.read("the value is right, but no gradient flows into the negatives", rows=detached)
+
+
+def mixed_up(found: Failure) -> Suspect:
+    """Return the suspect that reads stacked views of partners as interleaved ones."""
+    item, right = torch.tensor(stacked_order(found.case)).argsort() // 2, found.right
+    return right.read(MIXED_UP, positive=same(item) & right.setting.member)
 
 
 def _other_norms(found: Failure) -> Iterator[Suspect]:

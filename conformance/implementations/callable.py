@@ -79,10 +79,7 @@ SMALL = 40
 TRIAL_TEMPERATURE = 0.5
 """Temperature of trial calls, unless the target has a built-in one."""
 
-TRIAL_NUMBERS: Mapping[str, Mapping[str, float]] = {
-    "bias": {"bias": -10.0},
-    "tau_plus": {"tau_plus": 0.1, "beta": 1.0},
-}
+TRIAL_NUMBERS: Mapping[str, Mapping[str, float]] = {"bias": {"bias": -10.0}, "tau_plus": {"tau_plus": 0.1, "beta": 1.0}}
 """Keywords of trial calls, by the parameter that requires them. Keywords that the target does not take are left out."""
 
 

@@ -498,12 +498,7 @@ class IsolatedTarget(Target):
     """``Target`` in a child process."""
 
     def __init__(
-        self,
-        thing: Any,
-        call: str | None = None,
-        arrays: str | None = None,
-        limit: float | None = None,
-        **options: Any,
+        self, thing: Any, call: str | None = None, arrays: str | None = None, limit: float | None = None, **options: Any
     ) -> None:
         """Load a target in a child process.
 

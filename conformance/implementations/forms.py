@@ -19,18 +19,7 @@ import torch
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from .sandbox import TargetMisused, describe
-from .signatures import (
-    ARRAYS,
-    CALLS,
-    OF_VIEWS,
-    PARTNERS,
-    SCALARS,
-    TWO_OF_ONE,
-    Signature,
-    is_ignored,
-    method_of,
-    plain_name,
-)
+from .signatures import ARRAYS, CALLS, OF_VIEWS, PARTNERS, SCALARS, VARIED, Signature, is_ignored, method_of, snake_case
 
 Tensor = torch.Tensor
 
@@ -48,7 +37,7 @@ _WORDS = (
     ("views", r"(online|source) target( .*)?"),
     ("partners", rf"(\S+ ({_PARTNERS})|({_PARTNERS}) \S+)( .*)?"),
     ("mask", rf"\S+ ({_MASKS})( .*)?"),
-    ("views", rf"(student teacher|{TWO_OF_ONE})( .*)?"),
+    ("views", rf"(student teacher|{VARIED})( .*)?"),
     ("labels", rf"(\S+ ({_LABELS})|({_LABELS}) (?!({_LABELS})\b)\S+)( .*)?"),
     ("pairs", r"\S+ (positive_pairs|pos_pairs|pairs|pos_indices|positive_indices)( .*)?"),
     ("views", r"(query|queries) (positive_)?keys?( .*)?|q k( .*)?|anchors? positives?( .*)?|embeddings ref_emb( .*)?"),
@@ -96,7 +85,8 @@ class Form:
         call: one of ``CALLS``.
         words: what the call was guessed from; "" if the user gave it.
         labels: how labels are passed: "" for [N], "column" for [N, 1], "one-hot" for [N, C], "mask" for the mask of
-            positives, and "transposed" for the transposed similarities instead. How a mask is passed: "" for bool,
+            positives, "signs" and "pairs" for a matrix of all pairs of two towers, and "transposed" for the transposed
+            similarities instead. How a mask is passed: "" for bool,
             "float" for numbers.
         transposed: whether the queue is passed as [D, K].
         arrays: the arrays that are passed, one of ``ARRAYS``.
@@ -145,6 +135,9 @@ class Form:
         if name == "labels" and self.labels in ("column", "one-hot") and isinstance(value, Tensor):
             classes = torch.searchsorted(torch.tensor(sorted({*value.tolist()}), device=value.device), value)
             return value[:, None] if self.labels == "column" else torch.nn.functional.one_hot(classes)
+        if name == "labels" and self.labels in ("signs", "pairs"):
+            same = (value[:, None] == value).float()
+            return 2 * same - 1 if self.labels == "signs" else same
         if name == "labels" and self.labels == "mask":
             return (value[:, None] == value).fill_diagonal_(False).float()
         if name == "mask" and self.labels == "float" and isinstance(value, Tensor):
@@ -153,11 +146,7 @@ class Form:
 
 
 def plausible_forms(
-    signature: Signature,
-    call: str | None = None,
-    loss: str = "",
-    arrays: Sequence[str] = ARRAYS[:1],
-    guess: str = "",
+    signature: Signature, call: str | None = None, loss: str = "", arrays: Sequence[str] = ARRAYS[:1], guess: str = ""
 ) -> list[Form]:
     """Return the ways to call a target, the best guess first.
 
@@ -172,7 +161,7 @@ def plausible_forms(
     Raises:
         TargetMisused: no call fits the parameters, or their names contradict the loss.
     """
-    if call == "labels" and any(plain_name(p.name) in PARTNERS for p in signature.places[:2]):
+    if call == "labels" and any(snake_case(p.name) in PARTNERS for p in signature.places[:2]):
         call = "partners" if "partners" in (LOSSES[loss].calls if loss in LOSSES else CALLS) else call
     calls = [(call, "")] if call else _guessed(signature, loss)
     queue = (False, True) if signature.keyword("negatives") is not None else (False,)
@@ -180,9 +169,11 @@ def plausible_forms(
     of_labels = ("", "one-hot", "column") if several else ("", "column", "one-hot")
     shapes: dict[str, tuple[str, ...]] = dict.fromkeys(("labels", "features", "similarities"), of_labels)
     shapes["mask"] = ("", "float")
-    if any(re.fullmatch(_ONE_HOT, plain_name(p.name)) for p in signature.places):
+    if any(re.fullmatch(_ONE_HOT, snake_case(p.name)) for p in signature.places):
         shapes["labels"] = ("one-hot",)
-    second = "".join(plain_name(p.name) for p in signature.places[1:2])
+    if loss == "sigmoid" and (matrix := _matrix_of_pairs(signature)):
+        shapes |= dict.fromkeys(("towers", "similarities"), (matrix,))
+    second = "".join(snake_case(p.name) for p in signature.places[1:2])
     for shape, names in (("transposed", f"{_MATRICES}|{_OF_TOWERS}"), ("mask", _MASKS)):
         if re.fullmatch(names, second):
             shapes["similarities"] = (shape,)
@@ -199,6 +190,16 @@ def plausible_forms(
     )
 
 
+def _matrix_of_pairs(signature: Signature) -> str:
+    """Return "signs" or "pairs" if the source shows that the labels of two towers are such a matrix; else ""."""
+    labels, text = signature.keyword("labels"), signature.source
+    if labels is None or re.search(rf"\b{labels.name}( *==?[^=]|\[|\.(unsqueeze|view|reshape))", text):
+        return ""
+    if re.search(rf"binary_cross_entropy_with_logits\(.*, *(target=)?{labels.name}\b", text):
+        return "pairs"
+    return "signs" if re.search(rf"sigmoid\(.*(\b{labels.name} *\*|\* *{labels.name}\b)", text) else ""
+
+
 def _guessed(signature: Signature, loss: str) -> list[tuple[str, str]]:
     allowed = LOSSES[loss].calls if loss in LOSSES else tuple(call for call in CALLS if call != "towers")
     names = [p.name for p in signature.named]
@@ -212,7 +213,7 @@ def _guessed(signature: Signature, loss: str) -> list[tuple[str, str]]:
     def misfits(call: str) -> bool:
         """Whether a call passes labels to a mask, or a view to the labels that the loss needs."""
         if call == "labels":
-            return any(re.fullmatch(_MASKS, plain_name(p.name)) for p in places[1:2])
+            return any(re.fullmatch(_MASKS, snake_case(p.name)) for p in places[1:2])
         needed, found = loss in LOSSES and LOSSES[loss].targets == "labels", signature.keyword("labels")
         return call == "views" and needed and any(found is p for p in places[:2])
 
@@ -222,7 +223,7 @@ def _guessed(signature: Signature, loss: str) -> list[tuple[str, str]]:
         if fits and call in allowed and re.search(shown, text) and not re.search(contrary, text):
             found[call] = "guessed from its name or docstring"
     for kept in (places, required):
-        text = " ".join(plain_name(p.name) for p in kept).lower()
+        text = " ".join(snake_case(p.name) for p in kept).lower()
         for call, pattern in _WORDS:
             if re.fullmatch(pattern, text):
                 named = "towers" if call == "views" and "towers" in allowed else call
@@ -294,7 +295,11 @@ _GIVEN: Mapping[str, Mapping[str, str]] = {
 }
 """The arrays of each call, by their names in a wrapper, in words."""
 
-_INSTEAD = {"mask": _GIVEN["mask"]["mask"], "transposed": "the same, transposed"}
+_INSTEAD = {
+    **{"mask": _GIVEN["mask"]["mask"], "transposed": "the same, transposed"},
+    "signs": "matrix of all pairs [N, N], 1 for positive and -1 for negative ones",
+    "pairs": "matrix of all pairs [N, N], 1 for positive and 0 for negative ones",
+}
 """What is passed instead of labels, by ``Form.labels``, in words."""
 
 
@@ -366,7 +371,8 @@ def reading(signature: Signature, form: Form, keywords: Collection[str], loss: s
     given = {**own, "labels": own.get("labels", "class ids [items]")}
     one_each = LOSSES[loss].targets != "labels" if loss in LOSSES else form.call in OF_VIEWS
     if one_each:
-        given["labels"] = "one class per item [items]" if signature.requires("labels") else ""
+        each = _INSTEAD.get(form.labels, "one class per item [items]")
+        given["labels"] = each if signature.requires("labels") else ""
     constructor, call = _passed(signature, form, given if form.several else own, {it: it for it in keywords})
     line = ", ".join(f"{name} = {words}" for name, words in {**constructor, **call}.items())
     return f"{READING}{line}"

@@ -51,10 +51,7 @@ STUBS: Mapping[str, Mapping[str, Any]] = {
     "packaging.version": {"Version": None},
     "tqdm": {"tqdm": lambda found, **_: found, "trange": lambda *ends, **_: range(*ends)},
     "transformers": {"PreTrainedTokenizerBase": object},
-    "transformers.utils": {
-        "is_torchdynamo_compiling": None,
-        "logging": SimpleNamespace(get_logger=logging.getLogger),
-    },
+    "transformers.utils": {"is_torchdynamo_compiling": None, "logging": SimpleNamespace(get_logger=logging.getLogger)},
 }
 """Substitutes for the names that the files import from other packages."""
 

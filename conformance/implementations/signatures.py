@@ -104,7 +104,7 @@ ONLY_REQUIRED = ("dim", "world_size", "rank")
 _DOUBTFUL = ("t", "scale", "similarity", "b")
 """Names of options that may be arrays if they are the first or second parameter."""
 
-TWO_OF_ONE = r"(?P<one>\S+?)_?1? (?P=one)_?(2|aug|pos|bar|hat|tilde|prime)"
+VARIED = r"(?P<one>\S+?)_?1? (?P=one)_?(2|aug|pos|bar|hat|tilde|prime)"
 """Names of two views of which one is a variation of the other, such as ``x`` and ``x_aug``."""
 
 _MARKS = {"torch": ("torch", "Tensor"), "jax": ("jax", "jnp"), "numpy": ("numpy", "np.", "npt.")}
@@ -247,12 +247,12 @@ class Signature:
 
     def keyword(self, name: str) -> inspect.Parameter | None:
         """Return the parameter for an option of the catalogue; None if there is none or the user gives its value."""
-        words, own = ALIASES.get(name, (name,)), [*map(plain_name, (*self.constructor, *self.call))]
+        words, own = ALIASES.get(name, (name,)), [*map(snake_case, (*self.constructor, *self.call))]
         if name == "labels":
             words = (*words, *filter(_LABELS.fullmatch, own))
         if name == "temperature":
             scales = [word for word in own if word.startswith("logit_scale_")]
-            words = (plain_name(self.scale),) if self.scale else (*words, *scales)
+            words = (snake_case(self.scale),) if self.scale else (*words, *scales)
         found = self._named(*words)
         usable = (p for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
         return next((p for p in usable if p.name not in self.init and not self._doubtful(p)), None)
@@ -260,12 +260,12 @@ class Signature:
     def _named(self, *words: str) -> Iterator[inspect.Parameter]:
         """Yield the parameters of the constructor, then those of the call, in the order of their names in ``words``."""
         for own, word in product((self.constructor, self.call), words):
-            yield from (p for p in own.values() if plain_name(p.name) == word)
+            yield from (p for p in own.values() if snake_case(p.name) == word)
 
     def _doubtful(self, parameter: inspect.Parameter) -> bool:
         """Whether a parameter with the name of an option may be an array: it is required, and first or second."""
         required = parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-        views = re.fullmatch(TWO_OF_ONE, " ".join(plain_name(p.name) for p in self.named[:2]))
+        views = re.fullmatch(VARIED, " ".join(snake_case(p.name) for p in self.named[:2]))
         doubtful = parameter.name in _DOUBTFUL or views is not None
         return doubtful and required and any(parameter is p for p in self.named[:2])
 
@@ -281,7 +281,7 @@ class Signature:
     @property
     def labels_first(self) -> bool:
         """Whether the names show that the labels come before the embeddings."""
-        named = [plain_name(p.name) in (*ALIASES["labels"], *PARTNERS) for p in self.places[:2]]
+        named = [snake_case(p.name) in (*ALIASES["labels"], *PARTNERS) for p in self.places[:2]]
         return named == [True, False]
 
     @property
@@ -399,7 +399,7 @@ class Signature:
     @property
     def fixed_temperature(self) -> float | None:
         """The temperature that the user gives in ``init``, or None."""
-        word = next((word for word in self.init if plain_name(word) in ALIASES["temperature"]), "")
+        word = next((word for word in self.init if snake_case(word) in ALIASES["temperature"]), "")
         return self._as_temperature(word, self.init.get(word))
 
     @property
@@ -417,7 +417,7 @@ class Signature:
 
     def inverted(self, word: str) -> bool:
         """Whether a parameter is 1 / temperature or log(1 / temperature)."""
-        plain = plain_name(word)
+        plain = snake_case(word)
         if plain in ("log_t", "logt") or (plain in TEMPERATURES and self.is_logarithm(word)):
             below = rf"(/ *\(?[\w.]*exp\(?|exp\( *-) *(self\.)?{word}\b|/ *\(?(self\.)?{word}\.exp\("
             return re.search(below, self.source) is None
@@ -433,7 +433,7 @@ class Signature:
         return self._logarithms[word]
 
     def _read_as_logarithm(self, word: str) -> bool:
-        plain = plain_name(word)
+        plain = snake_case(word)
         if plain in LOGARITHMS:
             return True
         if plain not in (*INVERSES, *TEMPERATURES) and word != self.scale and not plain.startswith("logit_scale_"):
@@ -454,7 +454,7 @@ SCALARS = (*NUMBERS, *CHOICES)
 """The options of the catalogue that are not arrays, without the temperature."""
 
 
-def plain_name(name: str) -> str:
+def snake_case(name: str) -> str:
     """Return the name of a parameter in lower case with underscores, "batch_size" for "batchSize"; one letter as is."""
     return name if len(name) == 1 else re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 

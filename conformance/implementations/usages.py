@@ -882,9 +882,7 @@ USAGES: tuple[Usage, ...] = (
         **_FROZEN,
     ),
     Usage(
-        "among-other-batches",
-        "one backward pass for the losses of three batches",
-        differentiate=_among_other_batches,
+        "among-other-batches", "one backward pass for the losses of three batches", differentiate=_among_other_batches
     ),
     Usage(
         "before-other-calls",

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from ..diagnose.explain import Diagnosis, Known, Observation, explain_case
+from ..diagnose.explain import Diagnosis, Known, Observation, arguments_of, explain_case
 from ..diagnose.explain import explain as find_reasons
 from ..diagnose.search import Searched, searched
 from ..diagnose.variants import variant_of
@@ -34,7 +34,7 @@ from ..implementations.base import Deviation, one_thread
 from ..implementations.callable import External
 from ..implementations.forms import READING
 from ..implementations.sandbox import NoCallFits, TargetError, TargetMisused
-from ..implementations.signatures import Claim
+from ..implementations.signatures import NO_TEMPERATURE, Claim
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from ..suite.golden import DTYPES, GoldenCase
@@ -394,7 +394,10 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
             smallest = Observation(small.case, large.dtypes, outcome, truth_of(small.case, small), large.ordinary)
             training[small.case.id] = smallest
             result.wrong_from = f"wrong from N = {small.case.n}, D = {small.case.embeddings.shape[1]}"
-        calls = partial(_searched, request, target), target.evaluate, partial(draw_training, target.claim, 0, 0)
+        claim = target.claim
+        named = {"claimed": variant_of(LOSSES[claim.loss], claim.settings), "temperature": claim.temperature}
+        search = partial(_searched, request, claim.call, claim.arrays, normalised=claim.normalised, **named)
+        calls = search, target.evaluate, partial(draw_training, claim, 0, 0)
         facts = Known(options, *calls, target.claim.call)
         result.diagnosis = find_reasons([*observed, *training.values()], facts)
         result.diagnoses |= result.diagnosis.details
@@ -410,7 +413,8 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
         result.notes = target.notes
         if result.failures_required:
             step("other readings of the signature", 0, 0)
-            result.question = _question(request, target, known, stored, judged, dtypes)
+            unit = any("--normalised" in one for one in result.advice)
+            result.question = _question(request, target, known, stored, judged, dtypes, unit)
     result.untried = tried.missing()
     report.cases_chosen = len(cases) - result.left_out.total()
     result.gradients_judged = bool(target.gradients_judged)
@@ -444,10 +448,12 @@ def _question(
     stored: Mapping[Case, GoldenCase | None],
     judged: Sequence[tuple[Case, GoldenCase | None]],
     dtypes: Sequence[str],
+    unit: bool,
 ) -> str:
     """Return the question about another reading of the signature in which every judged case passes; "" if none is.
 
-    The smallest cases are tried first, and the first failure ends the trial. The verdict does not change.
+    The smallest cases are tried first, and the first failure ends the trial. The verdict does not change. If ``unit``,
+    the loss depends on the norms of the rows; they are then passed normalised.
     """
 
     def passes(target: External, case: Case, golden: GoldenCase | None) -> bool:
@@ -457,10 +463,10 @@ def _question(
 
     in_turn = sorted(judged, key=lambda one: one[0].size)
     for reading in target.readings:
-        options: dict[str, Any] = {**reading.options}
+        options: dict[str, Any] = {**reading.options, "normalised": unit or request.normalised}
         with suppress(UsageError, CouldNotRun), closing(load_target(replace(request, **options), declared)) as other:
             if in_turn and all(passes(other, *one) for one in in_turn):
-                return reading.question
+                return reading.question + " --normalised" * unit
     return ""
 
 
@@ -561,7 +567,8 @@ def load_target(request: Request, declared: Sequence[Deviation]) -> External:
     except NoCallFits as error:
         raise CannotBeCalled(str(error)) from None
     except TargetError as error:
-        raise (UsageError if isinstance(error, TargetMisused) else CouldNotRun)(str(error)) from None
+        found = _recovered(request) if str(error).startswith(NO_TEMPERATURE) else ""
+        raise (UsageError if isinstance(error, TargetMisused) else CouldNotRun)(f"{error}{found}") from None
 
 
 def explanation(check: Check, case: Case, golden: GoldenCase | None, outcome: Outcome | None = None) -> str:
@@ -583,16 +590,28 @@ def explanation(check: Check, case: Case, golden: GoldenCase | None, outcome: Ou
         return f"no explanation was found: {type(error).__name__}: {error}"
 
 
-def _searched(request: Request, target: External) -> Searched | None:
+def _searched(request: Request, call: str | None, arrays: str | None, **known: Any) -> Searched | None:
     """Look for the loss that a target computes on probes; None if it cannot be called with probes."""
-    claim = target.claim
-    known = {"claimed": variant_of(LOSSES[claim.loss], claim.settings), "temperature": claim.temperature}
-    same = {name: getattr(request, name) for name in ("scale", "init", "result")}
+    same = {name: getattr(request, name) for name in ("loss", "scale", "init", "result")}
     with suppress(TargetError):
-        if claim.call != "command":
-            with closing(child.load_target(request.target, claim.call, claim.arrays, request.limit, **same)) as called:
-                return searched(called, request.limit, normalised=claim.normalised, **known)
+        if call != "command":
+            with closing(child.load_target(request.target, call, arrays, request.limit, **same)) as called:
+                return searched(called, request.limit, **known)
     return None
+
+
+def _recovered(request: Request) -> str:
+    """Return the end of the message that the temperature is missing: the arguments that explain the answers to probes.
+
+    Return "" if no loss of the catalogue explains them.
+    """
+    known = {"claimed": variant_of(LOSSES[request.loss], {}), "normalised": bool(request.normalised)}
+    found = _searched(request, request.call, request.arrays, **known)
+    if not found or not found.search or not found.fitting:
+        return ""
+    match = found.fitting[0]
+    arguments, at = arguments_of(match, found.search.target.call), f"{match.temperatures[None]:.{match.digits}g}"
+    return f"; its values are those of {arguments} --temperature {at}" if arguments else ""
 
 
 def _advice(target: External, failing: Sequence[tuple[Case, Outcome]]) -> Iterator[str]:

@@ -445,12 +445,6 @@ class Case:
         return [(i, j) for i in self.anchors() for j in columns[i]]
 
     @once
-    def pair_factors(self) -> list[float]:
-        """For each of ``pairs``, the factor of its value: its weight times the weight of its anchor."""
-        of_anchors, of_positives = self.anchor_weights(), self.weights("positive_weights")
-        return [of_anchors[i] * (1.0 if of_positives is None else float(of_positives[i, j])) for i, j in self.pairs()]
-
-    @once
     def divisor(self) -> float:
         """The divisor of a mean: the number of anchors or pairs, or the sum of their weights. 0 is replaced by 1.
 

@@ -7,7 +7,6 @@ against cancellation. ``rounding.py`` bounds the rounding errors of its operatio
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -41,17 +40,6 @@ def plain_outcome(case: Case, dtype: str, *, single: bool = True, gradient: bool
         anchors=dict(zip(case.counted(), values.detach().double().tolist(), strict=True)),
         other_gradients=gradients,
     )
-
-
-def with_gradient_in(outcome: Outcome, dtype: str) -> Outcome:
-    """Round the gradients of an outcome to a narrower dtype. Values stay in the accumulating dtype."""
-
-    def rounded(gradient: Matrix) -> Matrix:
-        return np.asarray(torch.from_numpy(gradient).to(getattr(torch, dtype)).double().numpy())
-
-    others = {name: rounded(gradient) for name, gradient in outcome.other_gradients.items()}
-    gradient = None if outcome.gradient is None else rounded(outcome.gradient)
-    return replace(outcome, gradient=gradient, other_gradients=others)
 
 
 def plain_weights(case: Case) -> Matrix:

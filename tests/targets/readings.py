@@ -54,6 +54,19 @@ def of_required_labels_or_a_mask(features, labels, temperature, mask=None):
     return of_required_labels(features, labels, temperature)
 
 
+class OfCamelCase:
+    def __init__(self, batchSize, temperature):  # noqa: N803
+        self.count, self.temperature = batchSize, temperature
+
+    def __call__(self, zA, zB):  # noqa: N803
+        partners = torch.arange(2 * self.count).roll(self.count)
+        return _nt_xent(torch.cat([zA, zB]), partners, self.temperature)
+
+
+def of_y_and_y_hat(y, y_hat, temperature):
+    return _nt_xent(torch.cat([y, y_hat]), torch.arange(2 * len(y)).roll(len(y)), temperature)
+
+
 def two_views_and_labels(z_i, z_j, labels, temperature=0.1):
     labels = torch.cat([labels, labels])
     return _supcon(_cosines(torch.cat([z_i, z_j])) / temperature, labels[:, None] == labels)
@@ -221,6 +234,20 @@ def first_views_only(z1, z2, temperature):
     return one_way(z1, z2, temperature)
 
 
+def sigmoid_of_signs(logits, labels):
+    return -F.logsigmoid(labels * logits).sum() / len(logits)
+
+
+def sigmoid_of_towers_and_signs(image, text, labels, temperature, bias):
+    logits = F.normalize(image, dim=1) @ F.normalize(text, dim=1).T / temperature + bias
+    return -F.logsigmoid(logits * labels).sum() / len(logits)
+
+
+def sigmoid_of_towers_and_pairs(image, text, targets, temperature, bias):
+    logits = F.normalize(image, dim=1) @ F.normalize(text, dim=1).T / temperature + bias
+    return F.binary_cross_entropy_with_logits(logits, targets, reduction="sum") / len(logits)
+
+
 def sigmoid_of_logits(logits):
     return -F.logsigmoid((2 * torch.eye(len(logits)) - 1) * logits).sum() / len(logits)
 
@@ -341,6 +368,15 @@ def of_neighbours(x, tau=0.5):
     return _nt_xent(x, torch.arange(len(x)) ^ 1, tau)
 
 
+def of_neighbours_with_unused_labels(embeddings, labels=None, tau=0.5):
+    partners = torch.arange(len(embeddings)) ^ 1
+    return F.cross_entropy((embeddings @ embeddings.T / tau).fill_diagonal_(-torch.inf), partners)
+
+
+def of_neighbours_at_a_fixed_temperature(x):
+    return of_neighbours(x, 0.05)
+
+
 def multiplied_by_temp(embeddings, labels, temp=20.0):
     return _supcon(_cosines(embeddings) * temp, labels[:, None] == labels)
 
@@ -373,6 +409,31 @@ class _InFloat32(torch.autograd.Function):
 
 def weighted_directions_with_rounded_gradients(image, text, temperature=0.1):
     return weighted_directions(_InFloat32.apply(image), _InFloat32.apply(text), temperature)
+
+
+def of_raw_neighbours(x, tau=0.5):
+    return of_neighbours_with_unused_labels(x, tau=tau)
+
+
+def between_the_extremes(embeddings, labels, temperature=0.5):
+    """Each row of logits is rescaled to the range from 0 to 1, whatever the temperature is."""
+    logits = _cosines(embeddings) / temperature
+    least, largest = logits.amin(dim=1, keepdim=True), logits.amax(dim=1, keepdim=True)
+    return _supcon((logits - least) / (largest - least), labels[:, None] == labels)
+
+
+def sigmoid_that_multiplies(image, text, temperature, bias):
+    logits = F.normalize(image, dim=1) @ F.normalize(text, dim=1).T * temperature
+    return sigmoid_over_pairs(logits)
+
+
+def pooled(z1, z2, temperature):
+    logits = (_cosines(torch.cat([z1, z2])) / temperature).fill_diagonal_(-torch.inf)
+    return -logits.softmax(dim=1)[torch.arange(len(logits)), torch.arange(len(logits)).roll(len(z1))].mean().log()
+
+
+def at_a_fixed_temperature_with_self(z1, z2):
+    return one_way_with_the_self_pair(z1, z2, 0.05)
 
 
 # Wrong in every reading that the source supports
