@@ -858,9 +858,8 @@ def arguments_of(match: Match, call: str) -> str:
     layout = LAYOUTS.get((call, match.variant.positives), "")
     match = replace(match, variant=replace(match.variant, positives="meant")) if layout else match
     scaled = any(not math.isclose(factor, 1.0, rel_tol=1e-6) for factor in match.factor.values())
-    if match.words() or match.count in WRONG_COUNTS or scaled:
-        return ""
-    return _arguments(match.variant, match.reduction) + f" --call {layout}" * bool(layout)
+    arguments = _arguments(match.variant, match.reduction) + f" --call {layout}" * bool(layout)
+    return "" if match.words() or match.count in WRONG_COUNTS or scaled else arguments
 
 
 def _arguments(variant: Variant, reduction: str = "mean") -> str:

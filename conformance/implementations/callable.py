@@ -429,6 +429,7 @@ class Target:
             # One class per item means the same as no labels.
             batch = replace(batch, labels=range(batch.first or len(batch.embeddings) // batch.n_views))
         positional, keywords = self.use.arguments(*batch.arguments(self.call))
+        shaped = partial(self.form.shaped, dtype=batch.embeddings.dtype)
         if self.call == "similarities":
             if self.signature.keyword("temperature") is None and "temperature" in keywords:
                 positional[0] = positional[0] / keywords.pop("temperature")
@@ -439,13 +440,13 @@ class Target:
             positional = positional[: max(len(self.signature.places), 1)]
         if self.call in ("labels", "partners", "mask", "similarities"):
             name = "mask" if self.call == "mask" else "labels"
-            positional[1:] = [self.form.shaped(name, value) for value in positional[1:]]
+            positional[1:] = [shaped(name, value) for value in positional[1:]]
             if self.call == "mask" and self.signature.takes_negative_mask:
                 negative = (positional[1] == 0).fill_diagonal_(False)
-                positional.append(self.form.shaped(name, negative))
+                positional.append(shaped(name, negative))
             if self.signature.labels_first:
                 positional.reverse()
-        return positional, {name: self.form.shaped(name, value) for name, value in keywords.items()}
+        return positional, {name: shaped(name, value) for name, value in keywords.items()}
 
     def _taken(self, returned: Any) -> Any:
         parts = parts_of(returned)

@@ -130,13 +130,13 @@ class Form:
             given["labels"] = _INSTEAD[self.labels]
         return given
 
-    def shaped(self, name: str, value: Any) -> Any:
-        """Return an argument in the shape of this form."""
+    def shaped(self, name: str, value: Any, dtype: torch.dtype) -> Any:
+        """Return an argument in the shape of this form; ``dtype`` is that of the rows."""
         if name == "labels" and self.labels in ("column", "one-hot") and isinstance(value, Tensor):
             classes = torch.searchsorted(torch.tensor(sorted({*value.tolist()}), device=value.device), value)
             return value[:, None] if self.labels == "column" else torch.nn.functional.one_hot(classes)
         if name == "labels" and self.labels in ("signs", "pairs"):
-            same = (value[:, None] == value).float()
+            same = (value[:, None] == value).to(dtype)
             return 2 * same - 1 if self.labels == "signs" else same
         if name == "labels" and self.labels == "mask":
             return (value[:, None] == value).fill_diagonal_(False).float()
