@@ -379,7 +379,8 @@ class _Timing:
                 mine, theirs = np.array(pairs[name]).swapaxes(0, 1)
                 rows[name] |= _quartiles_of_parts("ratio", theirs / mine)
         flops = self.clock.flops if RECIPES[self.form.name].group == "labels" else OTHER_FLOPS
-        columns = len(self.form.given.get("negatives", self.form.inputs[-1]))
+        given = self.form.given
+        columns = len(given.get("negatives", given.get("ref_embeddings", self.form.inputs[-1])))
         for name, shape in shapes.items():
             work, seconds = 2 * math.prod(shape), np.array([[second] for _, second in pairs[name]])
             rows[OURS][f"{name}_gflops"] = work / float(np.median(seconds)) / 1e9

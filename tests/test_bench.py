@@ -239,10 +239,13 @@ def test_a_timing_has_a_row_for_each_implementation(monkeypatch: pytest.MonkeyPa
     assert "computes another loss" in by_name["cross_entropy"]["reason"]
 
 
-def test_a_queue_is_counted_with_twice_the_operations_per_pair() -> None:
-    job = next(job for job in jobs.QUICK.timings() if job["form"] == peers.QUEUE)
+@pytest.mark.parametrize(
+    ("form", "columns"), [(peers.QUEUE, 4096), pytest.param("supcon, bank of 65536", 65536, marks=pytest.mark.slow)]
+)
+def test_a_queue_and_a_bank_are_counted_with_twice_the_operations_per_pair(form: str, columns: int) -> None:
+    job = next(job for job in jobs.QUICK.timings() if job["form"] == form)
     (row,) = measure.time_form(job | {"sizes": [64], "rounds": 3, "names": [peers.OURS]}, FixedClock(None))
-    assert row["both_share"][1] == pytest.approx(8 * 64 * 4096 * D / 0.6 / 1e9)
+    assert row["both_share"][1] == pytest.approx(8 * 64 * columns * D / 0.6 / 1e9)
     assert row["errors"] == {}
 
 
