@@ -46,6 +46,7 @@ from pairproof.fast.engine import (
     pair_logits,
     pairs,
     plan,
+    rowwise,
     tiles_of,
 )
 from pairproof.fast.engine.spec import Plan
@@ -646,11 +647,12 @@ def chosen(
     denominator: Any = "all",
     references: bool = False,
     backend: Any = "tiled",
+    shifts: bool = False,
 ) -> Plan:
     given = torch.zeros(len(embeddings), dtype=torch.int64)
     bank = References(embeddings) if references else References()
     rule = Rule(terms, similarity, temperature, denominator)
-    return plan.choose(Batch(embeddings, Targets(kind, given), rule, bank), backend)[0]
+    return plan.choose(Batch(embeddings, Targets(kind, given), rule, bank), backend, shifts=shifts)[0]
 
 
 def test_plan_chooses_each_form_where_it_is_safe() -> None:
@@ -675,8 +677,19 @@ def test_plan_chooses_each_form_where_it_is_safe() -> None:
         assert chosen(rows * bound, temperature=1.0, similarity="dot").form == "rowwise"
         assert chosen(rows, temperature=1.0, similarity="dot").form == "symmetric"
         for kind in ("mask", "labels"):
-            assert chosen(rows, kind, temperature=2 / (bound - 5), backend="dense").form == "unshifted"
-            assert chosen(rows, kind, temperature=2 / (bound + 1), backend="dense").form != "unshifted"
+            for largest, extreme in ((bound - 5) / 2, False), ((bound + 1) / 2, True):
+                found = chosen(rows, kind, temperature=1 / largest, backend="dense")
+                assert (found.form, found.extreme, found.shift) == ("unshifted", extreme, 0)
+            for terms in ("in", "binary"):
+                assert chosen(rows, kind, temperature=2 / (bound + 1), terms=terms, backend="dense").form != "unshifted"
+            # Larger logits need one shift; without it, and for much larger logits, each row needs its own.
+            one = {"mask": "unshifted", "labels": "symmetric"}[kind]
+            for largest, form in ((bound + 1, one), (1.3 * bound, one), (1.4 * bound, "rowwise")):
+                found = chosen(rows, kind, temperature=1 / largest, shifts=True)
+                assert (found.form, found.shift > 0) == (form, form == one)
+                if found.shift:
+                    assert largest + math.log(len(rows)) - found.shift * math.log(2) <= bound
+                assert chosen(rows, kind, temperature=1 / largest).form == "rowwise"
     # Few anchors, unless there are too many exponentials to keep.
     for count, number, form in (
         (10, 5, "anchored"),
@@ -725,6 +738,33 @@ def test_unshifted_form_is_right_at_its_bound(dtype: torch.dtype) -> None:
             assert_agree(
                 name, loss, labels, z.float(), temperature, "cosine", {str(dtype)[6:]: ["dense", "tiled by 4"]}
             )
+
+
+@pytest.mark.parametrize(("backend", "reduction"), [("auto", "mean"), ("dense", "sum"), ("tiled", "none")])
+@pytest.mark.parametrize("underflows", [False, True])
+def test_one_shift_is_replaced_if_a_sum_would_lose_digits(
+    backend: Any, reduction: Any, underflows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At temperature 0.01, one shift serves ordinary rows, but not rows whose positives are all opposite to them."""
+    rows, labels = normal(12, 4, dtype=torch.float32), torch.arange(12) % 4
+    if underflows:
+        rows[4], rows[8] = rows[0], -rows[0]
+    replaced: list[Any] = []
+    original = rowwise.evaluate
+    monkeypatch.setattr(rowwise, "evaluate", lambda batch, plan: replaced.append(plan) or original(batch, plan))
+    loss = partial(supcon_loss, labels=labels, temperature=0.01, reduction=reduction)
+    z, wide = rows.clone().requires_grad_(), rows.double().requires_grad_()
+    with tiles_of(4):
+        found = loss(z, backend=backend).sum()
+        assert bool(replaced) == underflows
+        gradients = [torch.autograd.grad(found, z, create_graph=True)[0].detach()]
+        gradients += [torch.autograd.grad(found, z, retain_graph=True)[0] for _ in range(2)]
+    exact = loss(wide, backend="exact").sum()
+    (true,) = torch.autograd.grad(exact, wide)
+    bound = 4 * torch.finfo(torch.float32).eps / 0.01
+    torch.testing.assert_close(found.double(), exact, rtol=bound, atol=0)
+    for gradient in gradients:
+        torch.testing.assert_close(gradient.double(), true, rtol=0, atol=bound * float(true.abs().max()))
 
 
 class Products(Dispatch):

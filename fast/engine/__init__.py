@@ -7,22 +7,26 @@ Terms:
 
 - A *tile* is a block of the matrix of logits. A *panel* is a tile with all columns.
 - *Unshifted* exponentials are e^s, without subtracting the row's maximum from s.
-- *Moderate* logits are so small that sums of unshifted exponentials neither overflow nor underflow.
+- *Moderate* logits are so small that neither sums of unshifted exponentials nor their quotients overflow or underflow.
+- *One shift* is subtracted from all logits of a batch, so that larger logits do not overflow either (`Plan.shift`). If
+  a sum then loses digits to underflow, the batch is evaluated again, shifted by the maxima of its rows.
 - *Weights* in the code are usually the derivatives dL_i/ds_ij of an anchor's value with respect to its logits.
 - *Two towers*: rows are contrasted with references, as in CLIP.
 
 A *form* is one way to evaluate a batch. With "auto", some batches are evaluated in a faster form on a CPU:
 
-- `small`: the plain mean or sum of a small batch, with partners or with moderate logits.
+- `small`: the plain mean or sum of a small batch, with partners or with logits that `unshifted` supports.
 - `odds`, `blocks`: a small batch of a loss that combines several sums of exponentials; moderate logits.
 - `direct`: the plain mean or sum of a large batch of two towers in one direction.
 
 For all other batches in one process, `plan` chooses a form:
 
-- `symmetric`: tiles of unshifted exponentials, sorted by label or partner; mostly for larger batches.
+- `symmetric`: tiles of unshifted exponentials, sorted by label or partner; mostly for larger batches. Logits may need
+  one shift.
 - `anchored`: panels of unshifted exponentials, of the anchors only, if at most half of the rows are anchors.
 - `frozen`: tiles of unshifted exponentials, for negatives that need no gradient, such as a queue.
-- `unshifted`: panels of unshifted exponentials, for other batches with moderate logits.
+- `unshifted`: panels of unshifted exponentials, for other batches. Logits of most losses may need one shift; those of
+  other losses are moderate.
 - `pairs`: panels of cross-entropies, for the sigmoid loss.
 - `rowwise`: panels shifted by the rows' maxima, for everything else, such as pairs with weights.
 

@@ -14,7 +14,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from . import formulas, symmetric
+from . import formulas, symmetric, unshifted
 from .device import borrow, give_back
 from .formulas import Row, Sums
 from .scaling import Saved, Scaled, by_temperature, scale_rows, to_embeddings
@@ -121,7 +121,7 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
         give_back("logits", buffer)
     positives = anchors.classes.positives
     number = positives.index_select(0, places).to(rows.dtype).clamp_(min=1)
-    row = symmetric._Row(number, number, Sums(neg, pos, NONE, NONE, NONE), lin, itself)
+    row = unshifted._ExtremeRow(number, number, Sums(neg, pos, NONE, NONE, NONE), lin, itself)
     found = _spread(formulas.value(batch.rule, cast(Row, row)), places, count).index_select(0, back)
     positives = positives.index_select(0, back)
     negatives = count - 1 - positives

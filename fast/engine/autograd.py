@@ -21,7 +21,7 @@ from torch.autograd import forward_ad
 from . import anchored, device, exact, formulas, frozen, pairs, rowwise, small, symmetric, unshifted
 from .device import dtypes_of
 from .direct import Hardened
-from .plan import PANEL_ELEMENTS, choose, precision
+from .plan import PANEL_ELEMENTS, choose, panel_rows, precision
 from .scaling import Saved, Scaled, differentiable_rows, of_ordinary_size
 from .spec import KERNELS, AnchorValues, Backend, Batch, Form, Gradients, Plan, Policy, References
 from .transforms import Reverse
@@ -107,7 +107,7 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
         plan = Plan(backend)
     else:
         fixed = others is not None and not (transformed or (wanted and others.requires_grad))
-        plan, batch = choose(batch, backend, backward=wanted, fixed=fixed)
+        plan, batch = choose(batch, backend, backward=wanted, fixed=fixed, shifts=not transformed)
     references = batch.references
     together = plan.form == "triton" or (plan.form == "unshifted" and not transformed)
     if references.mutual and references.embeddings is not None and (compiling or not together):
@@ -183,16 +183,21 @@ _FORMS: dict[str, tuple[_Evaluate, _Differentiate]] = {
 }
 
 
-def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
-    """Run the forward pass; return the result, and what is saved for the backward pass."""
+def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved, Plan]:
+    """Run the forward pass; return the result, what is saved for the backward pass, and the plan that was used."""
     if device.autocast(batch.embeddings):
         with torch.autocast(batch.embeddings.device.type, enabled=False):
             return evaluate(batch, plan)
     if plan.form != "triton":
-        return _FORMS[plan.form][0](batch, plan)
+        try:
+            return *_FORMS[plan.form][0](batch, plan), plan
+        except formulas.Underflow:
+            rows = panel_rows(batch, "dense" if plan.rows >= len(batch.embeddings) else "tiled")
+            plan = replace(plan, form="rowwise", rows=rows)
+            return *rowwise.evaluate(batch, plan), plan
     found, stats, prepared = KERNELS["triton"].forward(batch, plan)
     none = found.values.new_empty(0)
-    return found, Saved(Scaled(none, none, None), (stats,), classes=prepared)
+    return found, Saved(Scaled(none, none, None), (stats,), classes=prepared), plan
 
 
 def differentiate(grad: Tensor, batch: Batch, plan: Plan, saved: Saved) -> Gradients:
@@ -344,7 +349,7 @@ class _Values(Reverse):
 
     @staticmethod
     def forward(ctx: Any, batch: Batch, plan: Plan, *inputs: Tensor | None) -> AnchorValues:
-        found, saved = evaluate(batch, plan)
+        found, saved, plan = evaluate(batch, plan)
         targets, own = batch.targets, batch.references.own
         ctx.set_materialize_grads(False)
         given = targets.given, targets.columns, targets.ignored, targets.ids, targets.column_ids
@@ -431,7 +436,7 @@ _SAVED = 6
 def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     """Return the values, the numbers of positives and negatives, the fields of `Scaled`, and the sums per row."""
     batch, plan = _planned(*_described(arguments[: len(_TENSORS)], arguments[len(_TENSORS) :]))
-    found, saved = evaluate(batch, replace(plan, keep=False))
+    found, saved, _ = evaluate(batch, replace(plan, keep=False))
     if plan.form == "triton":
         # The kernels return no scaled rows, but the operator's outputs do not depend on the form.
         rows = batch.embeddings.new_zeros(batch.embeddings.shape, dtype=dtypes_of(batch.embeddings)[0])

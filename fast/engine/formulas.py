@@ -53,6 +53,10 @@ SUM_OF_OWN_RATIOS = "in", "one_positive", "sum"
 """Terms, denominator and reduction for which an anchor without negatives has the value -log n instead of 0."""
 
 
+class Underflow(ArithmeticError):
+    """Some sums of shifted exponentials have lost digits, so that the rows need shifts of their own."""
+
+
 class Row(Protocol):
     """Quantities of each row, computed without loss of digits.
 
@@ -191,6 +195,20 @@ class Sums(NamedTuple):
     def boost(self) -> Tensor:
         """Return a factor that keeps a row's ratios from underflowing if all positives are far below the negatives."""
         return torch.where(self.pos > 0, self.neg / self.pos, 1.0).clamp(min=1)
+
+
+def check_sums(sums: Sums, number: Tensor | None, columns: int) -> None:
+    """Raise `Underflow` if exponentials that underflow, of at most ``columns`` pairs, change a sum.
+
+    ``number`` ``[N]`` are the numbers of positives; None if each row has one. Rows must have negatives.
+    """
+    kind = torch.finfo(sums.neg.dtype)
+    least = sums.neg.amin()
+    if sums.pos.numel():
+        pos = sums.pos if number is None else torch.where(number > 0, sums.pos, 1.0)
+        least = torch.minimum(least, pos.amin())
+    if not float(least) >= columns * kind.tiny / kind.eps:
+        raise Underflow
 
 
 class Weights(NamedTuple):

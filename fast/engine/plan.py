@@ -13,9 +13,9 @@ from torch import Tensor
 from . import device
 from .device import dtypes_of
 from .scaling import largest_norm
-from .spec import KERNELS, UNSHIFTED, Backend, Batch, Plan, Rule, Sizes, Targets
+from .spec import KERNELS, LN2, SHIFTED, UNSHIFTED, Backend, Batch, Plan, Rule, Sizes, Targets
 
-__all__ = ["UNSHIFTED", "choose", "precision", "tile_size", "tiles_of"]
+__all__ = ["UNSHIFTED", "choose", "precision", "shift_of", "tile_size", "tiles_of"]
 
 DENSE_UP_TO = 512
 """Largest number of rows, and of columns, for which "auto" evaluates the batch as one panel."""
@@ -77,7 +77,9 @@ def tiles_of(rows: int) -> Iterator[None]:
         _Forced.rows = before
 
 
-def choose(batch: Batch, backend: Backend, *, backward: bool = True, fixed: bool = False) -> tuple[Plan, Batch]:
+def choose(
+    batch: Batch, backend: Backend, *, backward: bool = True, fixed: bool = False, shifts: bool = False
+) -> tuple[Plan, Batch]:
     """Choose a plan by size, device, dtype and formula; also by values, if they may be read.
 
     Args:
@@ -85,6 +87,7 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True, fixed: bool
         backend: any backend except "exact".
         backward: whether a backward pass may follow; otherwise no exponentials are kept.
         fixed: whether it is known that the references need no gradient.
+        shifts: whether the form may subtract one number from all logits; see `Plan.shift`.
 
     Returns:
         The plan and the batch, whose labels may have been replaced by partners.
@@ -143,18 +146,46 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True, fixed: bool
     if some and largest <= unshifted and _are_few(cast(Tensor, batch.anchors)):
         rows = count if backend == "dense" else _Forced.rows or ANCHORED_ROWS
         return Plan("anchored", rows, columns, backward, reads), batch
-    if 2 * largest <= unshifted and (one or not tiles) and not (omits and rule.terms == "binary"):
-        return Plan("unshifted", height, columns, backward and keep, reads), batch
+    shift = shift_of(rule, largest, max(count, columns), embeddings)
+    if shift and (not shifts or omits or not reads or batch.references.mutual):
+        shift = None
+    if shift is not None and (one or not tiles) and not (omits and rule.terms == "binary"):
+        extreme = 2 * largest > unshifted
+        return Plan("unshifted", height, columns, backward and keep, reads, extreme=extreme, shift=shift), batch
     if tiles and targets.kind == "labels" and reads:
         targets = read_labels(targets)
         batch = Batch(embeddings, targets, rule, batch.references, batch.anchors, batch.storage, batch.sizes)
     # "in" with "one_positive" takes the logarithm of quotients of exponentials.
-    if tiles and largest * (2 if rule.terms == "in" and rule.denominator == "one_positive" else 1) <= unshifted:
+    bound = largest * (2 if rule.terms == "in" and rule.denominator == "one_positive" else 1)
+    if tiles and (shift is not None or bound <= unshifted):
         rows, wide = (count, count) if backend == "dense" else tile_size(count, 1 if reads else ACCELERATOR_FACTOR)
         # Half of the matrix, but whole squares on the diagonal.
         keep = backward and (backend == "dense" or count * (count + rows) // 2 <= KEPT_ELEMENTS)
-        return Plan("symmetric", rows, wide, keep, reads), batch
+        return Plan("symmetric", rows, wide, keep, reads, extreme=True, shift=shift or 0), batch
     return Plan("rowwise", height, columns, False, reads), batch
+
+
+def shift_of(rule: Rule, largest: float, count: int, rows: Tensor) -> int | None:
+    """Return the shift for unshifted exponentials; see `Plan.shift`.
+
+    Args:
+        rule: the formula.
+        largest: an upper bound on the magnitude of the logits.
+        count: the number of rows or of columns, whichever is larger.
+        rows: ``[N, D]``, the rows.
+
+    Returns:
+        0 if no exponential overflows or underflows, a positive number if none overflows after the shift; None if the
+        logits must be shifted by the maximum of each row.
+    """
+    bound = UNSHIFTED[dtypes_of(rows)[0]]
+    room = bound - math.log(count)
+    if rule.denominator == "one_positive" or rule.terms not in ("out", "lse"):
+        # Values or weights of these formulas contain quotients of exponentials.
+        return 0 if 2 * largest <= room else None
+    if largest <= room:
+        return 0
+    return math.ceil((largest - room) / LN2) if largest <= SHIFTED * bound else None
 
 
 def _are_few(anchors: Tensor) -> bool:

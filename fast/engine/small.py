@@ -1,7 +1,7 @@
 """The loss of a small batch, in one panel, with few operations and Python calls, because these take most of the time.
 
 The module evaluates the mean or the sum over all anchors, in eager mode on a CPU. For partners, the operations are
-written out here; otherwise `unshifted` or `pairs` evaluates the panel, if its logits are moderate. Large batches of two
+written out here; otherwise `pairs` evaluates the panel, or `unshifted` if it supports the logits. Large batches of two
 towers are passed on to `direct`, if it supports them.
 """
 
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import direct, formulas, pairs, unshifted
+from . import direct, formulas, pairs, rowwise, unshifted
 from .device import borrow, dtypes_of, give_back
-from .plan import DENSE_UP_TO, LARGEST_OF_FLOAT32, LOWEST_OF_FLOAT32, SMALL_TOWERS
+from .plan import DENSE_UP_TO, LARGEST_OF_FLOAT32, LOWEST_OF_FLOAT32, SMALL_TOWERS, shift_of
 from .scaling import Saved, of_ordinary_size, pulled, scale_both
 from .spec import LN2, UNSHIFTED, AnchorValues, Batch, Gradients, Plan, Policy, References, Sizes
 
@@ -27,7 +27,8 @@ PLAIN = Policy("mean", None)
 def suits(batch: Batch, policy: Policy, factor: float = 1, *, large: bool = False) -> bool:
     """Return whether this module evaluates a batch, whose logits are multiplied by ``factor``, at least 1.
 
-    If ``large``, also return True for the large batches that `evaluate` passes on to `direct`.
+    If ``large``, also return True for the large batches that `evaluate` passes on to `direct`, and for logits that are
+    not moderate but need at most one shift.
     """
     rows, rule, sizes = batch.embeddings, batch.rule, batch.sizes
     others, across = batch.references.embeddings, batch.references.sizes
@@ -36,7 +37,8 @@ def suits(batch: Batch, policy: Policy, factor: float = 1, *, large: bool = Fals
     if torch._C._are_functorch_transforms_active():  # a temperature may have no value
         return False
     count = rows.shape[0] if others is None else max(rows.shape[0], others.shape[0])
-    temperature, largest, moderate = _range(batch, factor)
+    temperature, largest, moderate, shift = _range(batch, factor)
+    moderate = moderate or (large and shift is not None)
     written_out = _written_out(batch)
     return (
         (
@@ -54,8 +56,8 @@ def suits(batch: Batch, policy: Policy, factor: float = 1, *, large: bool = Fals
     )
 
 
-def _range(batch: Batch, factor: float = 1) -> tuple[float, float, bool]:
-    """Return the temperature, a bound on the logits without the bias, and whether their exponentials need no shift.
+def _range(batch: Batch, factor: float = 1) -> tuple[float, float, bool, int | None]:
+    """Return the temperature, a bound on the logits without the bias, whether they are moderate, and their shift.
 
     The logits are multiplied by ``factor``, and the temperature is divided by it.
     """
@@ -67,7 +69,8 @@ def _range(batch: Batch, factor: float = 1) -> tuple[float, float, bool]:
         temperature = temperature.detach().item()
     temperature /= factor
     largest = (sizes.high * (across or sizes).high if rule.similarity == "dot" else 1) / temperature
-    return temperature, largest, 2 * largest <= UNSHIFTED[dtypes_of(rows)[0]] - math.log(count)
+    moderate = 2 * largest <= UNSHIFTED[dtypes_of(rows)[0]] - math.log(count)
+    return temperature, largest, moderate, shift_of(rule, largest, count, rows)
 
 
 def _written_out(batch: Batch) -> bool:
@@ -90,9 +93,16 @@ def evaluate(batch: Batch, *, backward: bool, hardened: direct.Hardened | None =
     if references.embeddings is not None and is_direct(batch):
         return direct.evaluate(batch, backward=backward, moderate=_range(batch)[2], hardened=hardened)
     if not _written_out(batch):
-        evaluated = pairs.evaluate if batch.rule.terms == "sigmoid" else unshifted.evaluate
-        return evaluated(batch, Plan("unshifted", len(batch.embeddings), keep=backward, reads=True, sized=False))
-    *_, moderate = _range(batch)
+        plan = Plan("unshifted", len(batch.embeddings), keep=backward, reads=True, sized=False)
+        if batch.rule.terms == "sigmoid":
+            return pairs.evaluate(batch, plan)
+        *_, moderate, shift = _range(batch)
+        plan.extreme, plan.shift = not moderate, shift or 0
+        try:
+            return unshifted.evaluate(batch, plan)
+        except formulas.Underflow:
+            return rowwise.evaluate(batch, plan)
+    moderate = _range(batch)[2]
     scaled, columns = scale_both(batch, LN2 if moderate else 1)
     shape = len(scaled.rows), len(columns.rows)
     buffer = borrow("kept", scaled.rows, shape[0] * shape[1])
@@ -150,7 +160,9 @@ def differentiate(grad: Tensor, size: float, batch: Batch, saved: Saved) -> Grad
     weight = saved.kept
     if not isinstance(weight, Tensor):
         grad = grad if saved.valid is None else torch.where(saved.valid, grad, 0.0)
-        differentiated = pairs.differentiate if batch.rule.terms == "sigmoid" else unshifted.differentiate
+        differentiated = unshifted.differentiate if saved.stats else rowwise.differentiate  # it saves no sums
+        if batch.rule.terms == "sigmoid":
+            differentiated = pairs.differentiate
         plan = Plan("unshifted", len(batch.embeddings), keep=True, reads=True, sized=False)
         return differentiated(grad, size, batch, plan, saved)
     buffer, *stats = saved.stats

@@ -31,6 +31,8 @@ UNSHIFTED = {torch.float64: 600.0, torch.float32: 80.0}
 
 Sums of exponentials and their reciprocals are then normal numbers.
 """
+SHIFTED = 1.375
+"""Logits of up to this many times `UNSHIFTED` may need only one shift for all pairs; see `Plan.shift`."""
 
 
 @dataclass(slots=True)
@@ -240,6 +242,9 @@ class Plan:
         reads: whether values may be read to choose a path; reading would synchronise an accelerator.
         tf32: whether the kernels may multiply float32 rows in TF32.
         sized: whether the forward pass returns the numbers of positives and of negatives.
+        extreme: whether quotients of sums of unshifted exponentials may overflow or underflow.
+        shift: what is subtracted from all logits, in units of log 2, before their unshifted exponentials are summed. If
+            it is not 0, the form raises `formulas.Underflow` if a sum loses digits.
     """
 
     form: Form | Backend
@@ -249,6 +254,8 @@ class Plan:
     reads: bool = False
     tf32: bool = False
     sized: bool = True
+    extreme: bool = False
+    shift: int = 0
 
 
 class AnchorValues(NamedTuple):

@@ -15,6 +15,7 @@ quarter of the time of e^s. Values and weights follow from a row's sums of E; se
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple, cast
 
 import torch
@@ -134,31 +135,11 @@ def _clear_pairs(matrix: Tensor) -> None:
     matrix.as_strided((height // 2, 2, 2), (2 * width + 2, width, 1), place).zero_()
 
 
-class _Row(unshifted._Row):
-    """Row sums whose quotients may be extreme."""
-
-    def odds(self) -> Tensor:
-        return (self.sums.neg.log2() - self.lin) * LN2
-
-    def softplus_odds(self) -> Tensor:
-        ratio = self.sums.neg / self.sums.pos
-        return torch.where(ratio < _LARGE, ratio.log1p(), self.sums.neg.log() - self.sums.pos.log())
-
-    def guarded_sum(self) -> Tensor:
-        return self.softplus_odds() if self.number is None else self.sums.first
-
-    def negatives_over_positives(self, inside: str) -> Tensor:
-        positives = torch.where(self.many == 1, self.lin * LN2, self._log(self.sums.pos))
-        return self._log(self.sums.neg) - (positives - self.many.log() if inside == "mean" else positives)
-
-    def _log(self, total: Tensor) -> Tensor:
-        """Return log(total / 2^itself); the constant is removed before the logarithm is rounded."""
-        relative = total * torch.exp2(-self.itself)
-        return torch.where(relative > 1 / _LARGE, relative.log(), total.log() - self.itself * LN2)
-
-
-_LARGE = 2.0**100
-"""Quotients outside 1 / _LARGE to _LARGE are not used: float32 might overflow or underflow."""
+def _logits(rows: Tensor, tile: _Tile, plan: Plan, buffer: Tensor) -> Tensor:
+    """Return the logits of a tile, at its place in ``buffer``."""
+    out = buffer.as_strided(tile.shape, tile.strides, tile.place if plan.keep else 0)
+    logits = torch.mm(rows[tile.rows], rows[tile.columns].T, out=out)
+    return logits.sub_(plan.shift) if plan.shift else logits
 
 
 def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
@@ -177,6 +158,8 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
     row = _sums(rows, classes, plan, batch.rule, buffer)
     if not plan.keep:
         give_back("logits", buffer)
+    if plan.shift:
+        formulas.check_sums(row.sums, None if classes.paired else classes.positives, count)
     values = formulas.value(batch.rule, cast(Row, row)).index_select(0, back)
     positives = classes.positives if classes.paired else classes.positives.index_select(0, back)
     negatives = count - 1 - positives
@@ -186,7 +169,7 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
     return AnchorValues(values, positives, negatives), saved
 
 
-def _sums(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, buffer: Tensor) -> _Row:
+def _sums(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, buffer: Tensor) -> unshifted._ExtremeRow:
     """Sum the exponentials of every tile; under "one_positive" and "epsilon", visit the masked tiles a second time.
 
     Exponentials are written to ``buffer``: 0 at self pairs and, for rows that form pairs, at partners.
@@ -194,16 +177,14 @@ def _sums(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, buffer: Tensor
     neg = rows.new_zeros(rows.shape[0])
     none = neg.new_empty(0)
     if classes.paired:
-        linear = torch.linalg.vecdot(rows[0::2], rows[1::2])
+        linear = torch.linalg.vecdot(rows[0::2], rows[1::2]).sub_(plan.shift)
         lin = torch.stack((linear, linear), 1).view(-1)
         pos, itself = lin.exp2(), none
     else:
         pos, lin = torch.zeros_like(neg), torch.zeros_like(neg)
-        itself = torch.linalg.vecdot(rows, rows)
-    turned = rows.T
+        itself = torch.linalg.vecdot(rows, rows).sub_(plan.shift)
     for tile in _tiles(rows.shape[0], plan, classes):
-        out = buffer.as_strided(tile.shape, tile.strides, tile.place if plan.keep else 0)
-        logits = torch.mm(rows[tile.rows], turned[:, tile.columns], out=out)
+        logits = _logits(rows, tile, plan, buffer)
         if tile.masked and not classes.paired:
             positive = _same(classes, tile)
             for place, lacking, part, mask in tile.sides(logits, positive):
@@ -230,11 +211,11 @@ def _sums(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, buffer: Tensor
         negatives = max(rows.shape[0] - 1, 1) - classes.positives
         sums = Sums(neg + guard * negatives, guarded, guard / guarded, pos / guarded, guard)
     if classes.paired:
-        return _Row(None, none, sums, lin, itself)
+        return unshifted._ExtremeRow(None, none, sums, lin, itself)
     if rule.denominator == "one_positive" or rule.terms == "epsilon":
         sums = _own_sums(rows, classes, plan, rule, sums)
     number = classes.positives.to(rows.dtype).clamp_(min=1)
-    return _Row(number, number, sums, lin, itself)
+    return unshifted._ExtremeRow(number, number, sums, lin, itself)
 
 
 def _own_sums(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, sums: Sums) -> Sums:
@@ -280,10 +261,10 @@ def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, 
     negatives = rows.shape[0] - 1 - classes.positives if rule.terms == "epsilon" else None
     weights = formulas.weights(rule, grad.index_select(0, classes.order), sums, number, negatives)
     pull = torch.zeros_like(rows)
-    turned, count = rows.T, rows.shape[0]
+    count = rows.shape[0]
     largest = min(plan.rows, count) * min(plan.columns, count)
     buffer = borrow("logits", rows, largest) if saved.kept is None else saved.kept
-    combining = borrow("weights", rows, largest)
+    combining, again = borrow("weights", rows, largest), replace(plan, keep=False)
     for tile in _tiles(count, plan, classes):
         own, across = rows[tile.rows], rows[tile.columns]
         negative = weights.negative
@@ -291,9 +272,7 @@ def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, 
             negative[tile.rows, None], negative[tile.columns], out=combining.as_strided(tile.shape, tile.strides)
         )
         if saved.kept is None:
-            exponentials = torch.mm(
-                own, turned[:, tile.columns], out=buffer.as_strided(tile.shape, tile.strides)
-            ).exp2_()
+            exponentials = _logits(rows, tile, again, buffer).exp2_()
         else:
             exponentials = buffer.as_strided(tile.shape, tile.strides, tile.place)
         if tile.masked and not classes.paired:

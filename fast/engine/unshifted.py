@@ -1,6 +1,6 @@
-"""The unshifted form: panels of whole rows of exponentials that need no shift, for every kind of positives.
+"""The unshifted form: panels of whole rows of exponentials without shifts of their own, for every kind of positives.
 
-Logits are moderate, so each sum of exponentials is one reduction of the same matrix. The time for a small batch depends
+So each sum of exponentials is one reduction of the same matrix. The time for a small batch depends
 on the number of operations, not on their size. Such a batch is one panel, whose matrices are kept for the backward
 pass.
 
@@ -46,7 +46,7 @@ class Products:
         self, rows: Tensor, columns: Tensor, plan: Plan, *, keep: bool = False, kept: Tensor | None = None
     ) -> None:
         self.rows, self.turned, self.keep, self.height = rows, columns.T, keep or kept is not None, max(1, plan.rows)
-        self.buffer = kept
+        self.buffer, self.shift = kept, plan.shift
         if kept is None and self.height < len(rows):
             entries = (len(rows) if keep else self.height) * len(columns)
             self.buffer = borrow("kept" if keep else "logits", rows, entries)
@@ -66,10 +66,12 @@ class Products:
         return self.buffer.as_strided((here.stop - here.start, width), (width, 1), here.start * width * self.keep)
 
     def __call__(self, here: slice) -> Tensor:
-        """Return the products of the rows ``here``, ``[b, M]``."""
+        """Return the products of the rows ``here``, ``[b, M]``, minus the shift of the plan."""
         if self.buffer is None:
-            return self.rows @ self.turned
-        return torch.mm(self.rows[here], self.turned, out=self.at(here))
+            logits = self.rows @ self.turned
+        else:
+            logits = torch.mm(self.rows[here], self.turned, out=self.at(here))
+        return logits.sub_(self.shift) if self.shift else logits
 
 
 class _Numbers(NamedTuple):
@@ -167,6 +169,33 @@ class _Row(NamedTuple):
     def mean_softplus(self, sign: int, more: int) -> Tensor:
         total, number = (self.sums.neg, self.sizes[1]) if sign > 0 else (self.sums.pos, self.sizes[0])
         return total / (number + more).clamp_(min=1)
+
+
+class _ExtremeRow(_Row):
+    """Row sums whose quotients may be extreme."""
+
+    def odds(self) -> Tensor:
+        return _log_ratio(self.sums.neg / self.sums.pos, self.sums.neg.log() - self.sums.pos.log())
+
+    def softplus_odds(self) -> Tensor:
+        ratio = self.sums.neg / self.sums.pos
+        return torch.where(ratio < _LARGE, ratio.log1p(), self.sums.neg.log() - self.sums.pos.log())
+
+    def guarded_sum(self) -> Tensor:
+        return self.softplus_odds() if self.number is None else self.sums.first
+
+    def _log(self, total: Tensor) -> Tensor:
+        """Return log(total / 2^itself); the constant is removed before the logarithm is rounded."""
+        return _log_ratio(total * torch.exp2(-self.itself), total.log() - self.itself * LN2)
+
+
+_LARGE = 2.0**100
+"""Quotients outside 1 / _LARGE to _LARGE are not used: float32 might overflow or underflow."""
+
+
+def _log_ratio(ratio: Tensor, difference: Tensor) -> Tensor:
+    """Return the logarithm of a quotient, or the ``difference`` of the two logarithms if the quotient is extreme."""
+    return torch.where((ratio > 1 / _LARGE) & (ratio < _LARGE), ratio.log(), difference)
 
 
 def marked(targets: Targets, here: slice, count: int, columns: int) -> Tensor:
@@ -423,6 +452,8 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
     if across is not None:
         sums[:2] = torch.cat((sums[0], across)), sums[1].repeat(2)
     whole = Sums(*sums)
+    if plan.shift:
+        formulas.check_sums(whole, number if number.numel() else None, width)
     others = _others(batch, width)
     positives, many = number, None
     negatives: int | Tensor
@@ -439,7 +470,8 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
     lone = numbers.lone
     if kind not in ("partners", "none"):
         many = None if lone else number if numbers.least > 0 or rule.terms == "epsilon" else number.clamp(min=1)
-    row = _Row(many, number if many is None else many, whole, lin, mean, (number, cast(Tensor, negatives)), lone)
+    of_rows = _ExtremeRow if plan.extreme else _Row
+    row = of_rows(many, number if many is None else many, whole, lin, mean, (number, cast(Tensor, negatives)), lone)
     values = formulas.value(rule, cast(Row, row))
     # With "epsilon", value and weights of a row without positives are 0 anyway.
     valid = formulas.counted(batch, number, negatives, all_positive=numbers.least > 0 or rule.terms == "epsilon")
