@@ -22,7 +22,7 @@ except ImportError as error:
     sys.exit(f"bench: the command needs {error.name}: {install_command('verify,bench')}")
 
 from . import cuda, goals, jobs, measure, report
-from .forms import COLUMNS, FORMS, RECIPES
+from .forms import COLUMNS, FORMS, RECIPES, TEMPERATURE
 from .machine import machine, versions
 from .peers import CAPTURED, Unavailable
 
@@ -47,7 +47,7 @@ def _run(plan: jobs.Plan, date: str | None) -> dict[str, Any]:
     found: dict[str, Any] = {
         "format": report.FORMAT,
         "date": date,
-        "protocol": vars(plan) | {"temperature": jobs.TEMPERATURE, "threads": 1, "allocators": jobs.REGIMES},
+        "protocol": vars(plan) | {"temperature": TEMPERATURE, "threads": 1, "allocators": jobs.REGIMES},
         "machine": machine() | ({} if plan.on_cpu else {"gpu": cuda.device_facts(plan.device)}),
         "versions": versions(),
     }

@@ -15,6 +15,9 @@ from torch import Tensor
 from pairproof import fast
 
 COLUMNS = 128
+TEMPERATURE = 0.1
+LOW = 0.01
+"""A low temperature, to which CLIP's falls in training."""
 CLASSES = 10
 QUEUE = 4096
 """Number of rows of the queue of negatives."""
@@ -66,6 +69,7 @@ class Recipe:
         options: keyword arguments of the loss.
         columns: number of columns of the embeddings; None: as requested.
         dtype: a key of `DTYPES`; None: as requested.
+        temperature: the temperature of the timings.
     """
 
     loss: str
@@ -73,6 +77,7 @@ class Recipe:
     options: Mapping[str, Any] = field(default_factory=dict)
     columns: int | None = None
     dtype: str | None = None
+    temperature: float = TEMPERATURE
 
     @property
     def group(self) -> str:
@@ -110,8 +115,12 @@ def _draw(losses: Collection[str], number: int, seed: int) -> dict[str, Recipe]:
     A form's own options override drawn ones, but its name lists all that were drawn.
     """
     random, found = Random(seed), {}
-    known = [form for form in FORMS.values() if form.loss in losses and form.up_to == math.inf]
-    for form in random.sample(known, number):
+    usual = [
+        form
+        for form in FORMS.values()
+        if form.loss in losses and form.up_to == math.inf and form.temperature == TEMPERATURE
+    ]
+    for form in random.sample(usual, number):
         options = {"similarity": random.choice(("cosine", "dot")), "reduction": random.choice(("mean", "sum", "none"))}
         if form.loss in ("supcon", "supcon_in"):
             options["denominator"] = random.choice(("all", "one_positive", "only_negatives"))
@@ -131,6 +140,9 @@ CORNERS = _draw(WAYS.keys() - LATER.keys(), 30, seed=0)
 for _loss, _seed in LATER.items():
     CORNERS |= _draw((_loss,), 2, _seed)
 """Variants of forms with random options, number of columns and dtype, by name."""
+
+_AT_LOW = ("supcon, 10 classes", "supcon, mask classes", "nt_xent, partners", "info_nce, both directions")
+FORMS |= {f"{name}, T={LOW}": replace(FORMS[name], temperature=LOW) for name in _AT_LOW}
 
 RECIPES = FORMS | CORNERS
 

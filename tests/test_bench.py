@@ -73,6 +73,10 @@ def test_the_plan_times_every_form_at_every_size() -> None:
     assert peers_of[peers.NT_XENT] == set(peers.names_for(peers.NT_XENT)) - {peers.SLOWEST}
     assert all(peers_of[form] == set(peers.names_for(form)) for form in (peers.SUPCON, peers.PAIRWISE))
     assert {job["form"] for job in jobs.FULL.memories()} == names - {"supcon, bank of 65536"}
+    low = {job["form"] for job in quick if job["temperature"] == 0.01}
+    assert low == {name for name in names if name.endswith("T=0.01")} >= {"nt_xent, partners, T=0.01"}
+    assert {job["temperature"] for job in quick if job["form"] not in low} == {TEMPERATURE}
+    assert {job["errors_up_to"] for job in jobs.FULL.timings() if job["form"] in low} == {0}
 
 
 def test_thirty_combinations_are_drawn_and_two_of_each_loss_added_later() -> None:
