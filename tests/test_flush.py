@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ import torch
 import torch.nn.functional as F
 
 def loss(embeddings, labels, temperature=0.1):
-    assert torch.tensor(1e-310, dtype=torch.float64) * 1 == 0, "subnormal numbers are not flushed"
+    assert torch.tensor(2.0**-1000, dtype=torch.float64) * 2.0**-60 == 0, "subnormal numbers are not flushed"
     own = torch.eye(len(embeddings), dtype=torch.bool)
     rows = F.normalize(embeddings, dim=1)
     logs = (rows @ rows.T / temperature).masked_fill(own, -torch.inf).log_softmax(dim=1)
@@ -76,6 +77,17 @@ def test_pytest_flushes_in_the_process_of_the_target(pytester: pytest.Pytester) 
     assert pytester.runpytest_subprocess(*command, "--pairproof-flush-denormal").ret == 0
     kept = pytester.runpytest_subprocess(*command)
     assert kept.ret != 0, kept.stdout.str()
+
+
+@pytest.mark.slow
+def test_flushed_constants_do_not_stay_in_bytecode(tmp_path: Path) -> None:
+    (tmp_path / "target.py").write_text("TINY = 1e-310\n")
+    flushing = "from pairproof.conformance.judge.verify import flush_denormal; flush_denormal(); "
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    for before, expected in ((flushing, "0.0"), ("", "1e-310")):
+        command = [sys.executable, "-c", f"{before}import target; print(target.TINY)"]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == expected
 
 
 @pytest.fixture

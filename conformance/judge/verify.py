@@ -407,6 +407,8 @@ def flush_denormal() -> None:
     """
     if not torch.set_flush_denormal(True):
         raise CouldNotRun("--flush-denormal: this processor cannot flush subnormal numbers to zero")
+    # Modules that are compiled from now on have constants of 0 in place of subnormal ones.
+    sys.dont_write_bytecode = True
 
 
 def _present(selection: Selection, report: Report) -> Iterator[Implementation]:
