@@ -39,7 +39,7 @@ from pairproof.fast import (
     supcon_in_loss,
     supcon_loss,
 )
-from pairproof.fast.engine import Batch, References, Rule, Targets, device, plan, tiles_of
+from pairproof.fast.engine import Batch, References, Rule, Targets, autograd, device, plan, rowwise, tiles_of
 
 Tensor = torch.Tensor
 Call = Callable[..., Tensor]
@@ -1106,6 +1106,28 @@ def test_no_tensor_of_a_second_derivative_grows_with_the_square_of_the_rows(name
 
     in_a_new_thread(step)
     assert largest.entries <= most_entries(MANY), largest.where
+
+
+def test_panels_with_many_columns_have_at_least_64_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of fewer rows are slow: with 65,536 columns, a panel of 2^18 entries would have 4 rows."""
+    choose, panels = autograd.choose, rowwise.panels
+    heights: list[int] = []
+
+    def recorded(*given: Any, **options: Any) -> Any:
+        found = choose(*given, **options)
+        heights.append(found[0].rows)
+        return found
+
+    monkeypatch.setattr(autograd, "choose", recorded)
+    monkeypatch.setattr(rowwise, "panels", lambda *given: heights.append(given[2]) or panels(*given))
+    bank, rows = normal(2**13, 2), normal(3, 2).requires_grad_()
+    options: dict[str, Any] = {"ref_embeddings": bank, "ref_labels": torch.arange(len(bank)) % 3}
+    for temperature in (0.1, 0.002):  # unshifted and rowwise
+        loss = supcon_loss(rows, torch.arange(3), temperature=temperature, **options)
+        (first,) = torch.autograd.grad(loss, rows, create_graph=True)
+        first.sum().backward()
+    assert set(heights) == {64}
+    assert len(heights) == 6  # plan and second derivative; the rowwise form also splits its values and its gradient
 
 
 def test_buffers_of_other_devices_are_not_kept() -> None:

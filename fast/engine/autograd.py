@@ -21,7 +21,7 @@ from torch.autograd import forward_ad
 from . import anchored, device, exact, formulas, frozen, pairs, rowwise, small, symmetric, unshifted
 from .device import dtypes_of
 from .direct import Hardened
-from .plan import PANEL_ELEMENTS, choose, panel_rows, precision
+from .plan import LEAST_ROWS, PANEL_ELEMENTS, choose, panel_rows, precision
 from .scaling import Saved, Scaled, differentiable_rows, of_ordinary_size
 from .spec import KERNELS, AnchorValues, Backend, Batch, Form, Gradients, Plan, Policy, References
 from .transforms import Reverse
@@ -515,7 +515,7 @@ def second_derivative(
     columns = count if others is None else others.shape[0]
     given = {0: batch.embeddings, 1: others, 2: batch.rule.temperature, 3: batch.rule.bias}
     present = {place: tensor for place, tensor in given.items() if isinstance(tensor, Tensor)}
-    height = plan.rows if plan.form == "rowwise" else max(1, PANEL_ELEMENTS // columns)
+    height = plan.rows if plan.form == "rowwise" else max(LEAST_ROWS, PANEL_ELEMENTS // columns)
 
     def of_panel(panel: rowwise.Panel | rowwise.LonePanel, *inputs: Tensor) -> Tensor:
         one = dict(zip(present, inputs, strict=True))
