@@ -593,6 +593,8 @@ def test_each_argument_may_be_batched_alone() -> None:
     z, bank, places = normal(ROWS, dtype=torch.float64), BANK.double(), torch.tensor([1, 2, 0, 3, 4, 1, 2, 0])
     left_out = MASK & (PARTNERS[:, None] != torch.arange(ROWS))
     calls: dict[str, tuple[Call, Tensor]] = {
+        "anchors": (lambda anchors: supcon_loss(z, LABELS, anchors=anchors), ~ANCHORS),
+        "anchors of partners": (lambda anchors: nt_xent_loss(z, PARTNERS, anchors=anchors, backend="tiled"), ~ANCHORS),
         "ignored": (lambda mask: nt_xent_loss(z, PARTNERS, ignored=mask), left_out),
         "self_rows": (lambda own: nt_xent_loss(z, places, ref_embeddings=bank, self_rows=own), OWN),
         "self_rows of dclw": (lambda own: dclw_loss(z, places, ref_embeddings=bank, self_rows=own), OWN),

@@ -189,7 +189,9 @@ def shift_of(rule: Rule, largest: float, count: int, rows: Tensor) -> int | None
 
 
 def _are_few(anchors: Tensor) -> bool:
-    """Return whether at most half of the rows are anchors, and all exponentials can be kept."""
+    """Return whether at most half of the rows are known to be anchors, and all exponentials can be kept."""
+    if not device.may_read(anchors):  # batched by `torch.func.vmap`
+        return False
     number, count = int(anchors.sum()), len(anchors)
     return 2 * number <= count and number * count <= KEPT_ELEMENTS
 
