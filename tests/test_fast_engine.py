@@ -767,6 +767,16 @@ def test_one_shift_is_replaced_if_a_sum_would_lose_digits(
         torch.testing.assert_close(gradient.double(), true, rtol=0, atol=bound * float(true.abs().max()))
 
 
+@pytest.mark.parametrize("opposite", [False, True])
+def test_log_sums_of_exponentials_contain_the_shift(opposite: bool) -> None:
+    rows, none = normal(5, 4, dtype=torch.float32), Targets("none", torch.empty(0, dtype=torch.int64))
+    queue = -rows[:1] if opposite else normal(7, 4, 1, dtype=torch.float32)
+    batch = Batch(rows, none, Rule("lse", "cosine", 0.01), References(queue))
+    assert plan.choose(batch, "auto", shifts=True)[0].shift > 0
+    logits = F.normalize(rows.double()) @ F.normalize(queue.double()).T / 0.01
+    torch.testing.assert_close(anchor_values(batch).values.double(), logits.logsumexp(1), rtol=1e-5, atol=0)
+
+
 class Products(Dispatch):
     """Records the number of entries of every matrix product that grows with the number of rows."""
 

@@ -473,6 +473,8 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
     of_rows = _ExtremeRow if plan.extreme else _Row
     row = of_rows(many, number if many is None else many, whole, lin, mean, (number, cast(Tensor, negatives)), lone)
     values = formulas.value(rule, cast(Row, row))
+    if plan.shift and rule.terms == "lse":  # the other values do not depend on the shift
+        values = values + plan.shift * LN2
     # With "epsilon", value and weights of a row without positives are 0 anyway.
     valid = formulas.counted(batch, number, negatives, all_positive=numbers.least > 0 or rule.terms == "epsilon")
     values = values if valid is None else torch.where(valid, values, 0.0)
