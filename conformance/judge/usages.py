@@ -23,7 +23,7 @@ from ..implementations.callable import External
 from ..implementations.sandbox import TargetError, described
 from ..implementations.signatures import Claim
 from ..implementations.usages import SIDE_EFFECTS, TEMPERATURE, USAGES, Usage, direction_of, upstream_of
-from ..suite.cases import Case, row_norms
+from ..suite.cases import Case, row_norms, unit_rows
 from ..suite.catalogue import IGNORED, LOSSES, WEIGHTS
 from ..suite.golden import GoldenCase
 from ..suite.levels import Level
@@ -330,11 +330,7 @@ def _is_of_zero_similarities(case: Case, outcome: Outcome) -> bool:
 
     True if the loss with these similarities cannot be proved.
     """
-    rows = {
-        name: z / (np.linalg.norm(z, axis=1, keepdims=True) + (z == 0).all(1)[:, None])
-        for name, z in case.matrices.items()
-    }
-    products = case.with_matrices(rows).with_options(similarity="dot")
+    products = case.mapped(unit_rows).with_options(similarity="dot")
     try:
         return np.allclose(outcome.values, truth(products).values, rtol=CLAMPED)
     except CertificationError:  # a maximum is tied

@@ -561,6 +561,14 @@ def reference_of_similarities(case: Case, matrix: Sequence[Sequence[Any]], **cha
     return evaluate_similarities(case.entry.formula, matrix, **{**options, **changed})
 
 
+def unit_rows(matrix: Matrix) -> Matrix:
+    """Divide rows by their norms; rows of zeros stay zero."""
+    # The squares of extreme entries overflow or underflow, so rows are scaled first.
+    largest = abs(matrix).max(axis=1, keepdims=True)
+    scaled = matrix / np.where(largest, largest, 1.0)
+    return np.asarray(scaled / np.maximum(np.linalg.norm(scaled, axis=1, keepdims=True), 1.0))
+
+
 def row_norms(matrix: Matrix) -> Matrix:
     """Return the norms of rows, without overflow or underflow of squares.
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from pairproof.reference.hard_negative import log_masses
 
-from .cases import Case, once, row_norms
+from .cases import Case, once, row_norms, unit_rows
 from .catalogue import WEIGHTS
 from .records import Matrix
 
@@ -301,16 +301,8 @@ def _is_floored(case: Case) -> bool:
 def _logits(case: Case) -> Matrix:
     rows = case.matrices
     if case.option("similarity") == "cosine":
-        rows = {name: _normalised(z) for name, z in rows.items()}
+        rows = {name: unit_rows(z) for name, z in rows.items()}
     logits = np.zeros(case.shape)
     for block in case.blocks():
         logits[block.part] = rows[block.left] @ rows[block.right].T / case.temperature
     return logits
-
-
-def _normalised(rows: Matrix) -> Matrix:
-    """Divide rows by their norms; rows of zeros stay zero."""
-    # The squares of extreme entries overflow or underflow, so rows are scaled first.
-    largest = abs(rows).max(axis=1, keepdims=True)
-    scaled = rows / np.where(largest, largest, 1.0)
-    return np.asarray(scaled / np.maximum(np.linalg.norm(scaled, axis=1, keepdims=True), 1.0))

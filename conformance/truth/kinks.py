@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from ..suite.cases import Case, once, row_norms
+from ..suite.cases import Case, once, unit_rows
 from ..suite.records import FLOOR, TIE, Matrix
 from .intervals import CertificationError
 
@@ -95,8 +95,5 @@ def floor_is_reached(case: Case) -> bool:
 
 def _nearly_opposite(case: Case) -> bool:
     """Whether the cosine of two rows is below -0.999, so that they may be opposite."""
-    unit = {}
-    for name, rows in case.matrices.items():
-        scaled = np.ldexp(rows, -np.frexp(np.abs(rows).max(axis=1, initial=0.0))[1][:, None])  # no square overflows
-        unit[name] = scaled / np.maximum(row_norms(scaled), 0.5)[:, None]
+    unit = case.mapped(unit_rows).matrices
     return any((unit[block.left] @ unit[block.right].T).min() < -0.999 for block in case.blocks())
