@@ -434,11 +434,6 @@ def _right_variants(call: str, bias: float | None, losses: tuple[Loss, ...]) -> 
     return [*known, *(replace(variant, form="sum") for variant in over_pairs)]
 
 
-def _nonzero(variant: Variant) -> set[str]:
-    """Return the names of the options that differ from their defaults and from 0."""
-    return {name for name, value in variant.options if value}
-
-
 @lru_cache
 def _wrong_variants(call: str, bias: float | None, losses: tuple[Loss, ...]) -> Sequence[Variant]:
     known = (variant for variant in known_losses(call, bias) if _combined_with_mistakes(variant))
@@ -451,7 +446,7 @@ def _combined_with_mistakes(variant: Variant) -> bool:
     * beta and sigma must have their defaults or be 0.
     * The ranking loss may change only the scope of hard negatives, or use all four directions.
     """
-    changed = _nonzero(variant)
+    changed = {name for name, value in variant.options if value}  # those that differ from their defaults and from 0
     if "directions" in variant.entry.keywords:
         return changed <= {"hard_negatives_scope"} or dict(variant.options) == {"directions": RANKED[-1]}
     return not {"beta", "sigma"} & changed

@@ -531,7 +531,8 @@ class IsolatedTarget(Target):
                     return _settled(partial(target.settle, limit=limit), facts)
                 if tuple(choice) != target.choice:
                     target.call_as(*choice)
-                return _answered(target, *request)
+                answer = target.evaluate(*request)
+                return answer.values.tolist(), None if answer.gradient is None else answer.gradient.tolist()
 
             return facts(), serve
 
@@ -587,11 +588,6 @@ def _settled(settle: Callable[[], None], facts: Callable[[], dict[str, Any]]) ->
         except TargetError as error:
             return {"failed": str(error).splitlines()}
     return facts() | {"changed": bool(use.seen)}
-
-
-def _answered(target: Target, batch: Batch, limit: float | None) -> tuple[list[float], list[list[float]] | None]:
-    answer = target.evaluate(batch, limit)
-    return answer.values.tolist(), None if answer.gradient is None else answer.gradient.tolist()
 
 
 def load_loss(spec: object, **options: Any) -> External:

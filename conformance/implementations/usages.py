@@ -272,10 +272,6 @@ def _of_the_first(positional: list[Any], keywords: dict[str, Any]) -> Arguments:
     return [positional[0], positional[0], *positional[2:]], keywords
 
 
-def _detached(positional: list[Any], keywords: dict[str, Any]) -> Arguments:
-    return _with_rows(lambda rows: rows.detach())(positional, keywords)
-
-
 def _again(called: Callable[..., Any], positional: list[Any], keywords: dict[str, Any]) -> Any:
     """Call it with fewer rows and with rows in another order, and only then as usual."""
     changes: tuple[Callable[[Tensor], Tensor], ...] = (lambda x: x[:-2], lambda x: x.roll(1, 0))
@@ -752,7 +748,7 @@ _LEARNED: Mapping[str, Any] = {
 _LAYOUT: Mapping[str, Any] = {"arrays": ("torch", "numpy"), "refusable": "named"}
 """What usages with another layout of the rows share."""
 
-_FROZEN: Mapping[str, Any] = {"arguments": _detached, "differentiable": False}
+_FROZEN: Mapping[str, Any] = {"arguments": _with_rows(Tensor.detach), "differentiable": False}
 """What usages with rows without gradient share."""
 
 _COMPILED: Mapping[str, Any] = {"around": _without_graph_breaks, "call": _compiled, "most": 1, "slow": True}

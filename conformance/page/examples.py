@@ -51,11 +51,6 @@ def _parts(pair: Pair) -> Sequence[Any]:
     return exp(pair.log_numerator), exp(pair.log_denominator), number(pair.value), exp(-pair.value)
 
 
-def anchors_of(result: Result) -> dict[str, float | str]:
-    """The value of every anchor."""
-    return {str(i): number(value) for i, value in result.terms.anchor_losses.items()}
-
-
 def _terms(case: Case, calls: Sequence[str]) -> dict[str, Any]:
     """The value and the terms of a case, and the calls of the document that compute them."""
     result = call_reference(case)
@@ -70,7 +65,7 @@ def _terms(case: Case, calls: Sequence[str]) -> dict[str, Any]:
         "calls": list(calls),
         "value": number(result.loss),
         "expression": next(iter(whole(case, result))),
-        "anchors": anchors_of(result),
+        "anchors": {str(i): number(value) for i, value in result.terms.anchor_losses.items()},
         "pairs": pairs_of(result),
     }
 

@@ -56,11 +56,6 @@ ORDER = (Status.ERRORED, Status.FAILED, Status.DEVIATES, Status.PASSED)
 """Statuses by importance. If the dtypes of a case differ, the most important status is shown."""
 
 
-def _is_test(fixture: WorkedFixture) -> bool:
-    """Whether a document is a public test; public tests are listed last."""
-    return fixture.document.source is not None
-
-
 def _matrix(checks: Sequence[Check]) -> dict[str, Any]:
     """For each implementation and loss: the number of checks by status, and whether a declared deviation is a bug."""
     mistakes = {kind.name: {one.name for one in kind.deviations if one.wrong} for kind in ALL}
@@ -239,7 +234,8 @@ def data_of(found: Report | CheckResult) -> dict[str, Any]:
             "good": report.passed,
             "verdict": "everything holds" if report.passed else "not everything holds",
             "reasons": [*filter(None, [report.first_problem])],
-            "documents": [document(one, report) for one in sorted(report.fixtures, key=_is_test)],
+            # Public tests, which have a source, are listed last.
+            "documents": [document(x, report) for x in sorted(report.fixtures, key=lambda x: bool(x.document.source))],
             "deviations": list(_deviations(checks, report.versions)),
             "public": list(public_losses(load_cases(report.fixtures))),
             "findings": [one.data() for one in findings(report, implementations)],

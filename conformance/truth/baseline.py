@@ -28,7 +28,8 @@ def plain_outcome(case: Case, dtype: str, *, single: bool = True, gradient: bool
         name: torch.tensor(matrix).to(getattr(torch, dtype)).requires_grad_(gradient)
         for name, matrix in case.matrices.items()
     }
-    s = similarities(case, _single(given) if single and dtype != "float64" else given)
+    narrow = single and dtype != "float64"
+    s = similarities(case, {name: z.float() for name, z in given.items()} if narrow else given)
     loss, values = reduced(case, s, logits_of(case, s))
     gradients = dict[str, Matrix]()
     if gradient:
@@ -55,10 +56,6 @@ def scaled_similarities(case: Case) -> Matrix:
     if case.option("similarity") == "cosine":
         given = {name: z / _or_one(np.max(np.abs(z), axis=1, keepdims=True)) for name, z in given.items()}
     return np.asarray(similarities(case, {name: torch.from_numpy(z) for name, z in given.items()}).numpy())
-
-
-def _single(given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: z.float() for name, z in given.items()}
 
 
 def logits_of(
