@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from flint import arb, arb_mat
 
-from ..suite.cases import Case, once
+from ..suite.cases import Case
 from ..suite.garbage import without_collections
 from .intervals import precision
 from .kinks import kink_of
@@ -338,16 +338,11 @@ def _pair_numbers(case: Case) -> list[arb]:
     """The exact values of ``case.pair_numbers()``; in the sigmoid loss, the number of all pairs of a row."""
     if case.form == "sigmoid":
         return [arb(number) for number in case.member_counts()]
-    weights = _positive_weights(case) if case.option("weights_divisor") == "weight" else None
+    weights = case.arguments.get("positive_weights") if case.option("weights_divisor") == "weight" else None
     return [
         arb(len(columns)) if weights is None else sum((arb(weights[i][p]) for p in columns), arb(0))
         for i, columns in enumerate(case.positives())
     ]
-
-
-@once
-def _positive_weights(case: Case) -> Sequence[Sequence[float]] | None:
-    return case.arguments.get("positive_weights")
 
 
 def weights_of(case: Case, matrix: Sequence[Sequence[Any]]) -> list[list[Any]] | None:
