@@ -40,8 +40,10 @@ from .suite.levels import Level
 
 if TYPE_CHECKING:
     from .judge.check import CheckResult
+    from .judge.comparisons import ParityResult
     from .judge.verify import Report
     from .suite.progress import Progress
+    from .training import Diagnosis
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -277,6 +279,15 @@ def _judge(judge: Callable[[Progress], Report | CheckResult], printing: tables.P
     raise typer.Exit(found.exit_code)
 
 
+def _finish(found: ParityResult | Diagnosis, lines: Iterable[str], path: Path | None) -> NoReturn:
+    """Print the lines of a result, write it as JSON if a path is given, and exit."""
+    _print(lines)
+    if path is not None:
+        text = json.dumps(found.as_json(), indent=1, allow_nan=False)
+        _write(lambda path: path.write_text(text + "\n", encoding="utf-8"), path)
+    raise typer.Exit(found.exit_code)
+
+
 def _check_path(option: str, path: Path) -> None:
     if path.is_dir() or not path.parent.is_dir():
         reason = "it is a folder" if path.is_dir() else f"the folder {path.parent} does not exist"
@@ -499,11 +510,7 @@ def parity(**options: Any) -> None:
         _check_path("--json", request.json)
     with _bar("comparing"):
         found = comparing.compare_with_itself(request)
-    _print(found.lines())
-    if request.json is not None:
-        text = json.dumps(found.as_json(), indent=1, allow_nan=False)
-        _write(lambda path: path.write_text(text + "\n", encoding="utf-8"), request.json)
-    raise typer.Exit(found.exit_code)
+    _finish(found, found.lines(), request.json)
 
 
 @_command(app)
@@ -551,11 +558,7 @@ def diagnose(
     except (TypeError, ValueError) as error:
         raise UsageError(str(error)) from error
     batch_line, *more = found.lines()
-    _print([batch_line, f"  on {described(machine())}", *more])
-    if batch.json is not None:
-        text = json.dumps(found.as_json(), indent=1, allow_nan=False)
-        _write(lambda path: path.write_text(text + "\n", encoding="utf-8"), batch.json)
-    raise typer.Exit(found.exit_code)
+    _finish(found, [batch_line, f"  on {described(machine())}", *more], batch.json)
 
 
 @_command(app, "list")

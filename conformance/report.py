@@ -30,7 +30,7 @@ from .judge.levels import Level
 from .judge.ranges import at_the_scale_of_clip, sentences
 from .judge.results import BAD, Check, Status, counted, grouped, phrase, plain, several, tally
 from .judge.suggest import suggested
-from .judge.verify import MOST_ROWS, Report, show_counts
+from .judge.verify import MOST_ROWS, Report, matrix, show_counts
 from .suite.catalogue import LOSSES
 from .suite.machine import described
 
@@ -260,25 +260,19 @@ def _documents(report: Report) -> Iterator[Part]:
 
 def _matrix(cases: Sequence[Check]) -> Iterator[Part]:
     """Yield tables that count the checks of every implementation and loss by status."""
-    mistakes = {kind.name: {one.name for one in kind.deviations if one.wrong} for kind in ALL}
-    groups = grouped(((check.implementation, check.loss), check) for check in cases)
-    everyone = grouped((check.implementation, check) for check in cases)
-    skips = {who: str(counted(checks)[Status.SKIPPED] or "") for who, checks in everyone.items()}
+    everyone = matrix(cases)
+    skips = {who: str(sum(by[Status.SKIPPED] for by in losses.values()) or "") for who, losses in everyone.items()}
 
-    def cell(who: str, loss: str) -> Text | None:
-        checks = groups.get((who, loss), [])
-        counts = counted(checks)
-        bad = sum(counts[status] for status in BAD)
-        if not counts.total() - counts[Status.SKIPPED]:
-            return None
+    def cell(counts: Mapping[str, int]) -> Text | None:
+        passed, deviates, bad = counts[Status.PASSED], counts[Status.DEVIATES], sum(counts[status] for status in BAD)
         if bad:
-            return Text(f"{counts[Status.PASSED]}x{bad}", STYLE[Status.FAILED])
-        if not counts[Status.DEVIATES]:
-            return Text(str(counts[Status.PASSED]), STYLE[Status.PASSED])
-        wrong = any(mistakes[who].intersection(check.declared) for check in checks)
-        return Text(f"{counts[Status.PASSED]}{'!' if wrong else '~'}{counts[Status.DEVIATES]}", STYLE[Status.DEVIATES])
+            return Text(f"{passed}x{bad}", STYLE[Status.FAILED])
+        if deviates:
+            return Text(f"{passed}{'!' if counts['wrong'] else '~'}{deviates}", STYLE[Status.DEVIATES])
+        return Text(str(passed), STYLE[Status.PASSED]) if passed else None
 
-    cells = {who: {loss: found for loss in LOSSES if (found := cell(who, loss))} for who in everyone}
+    found = {who: {loss: cell(by[loss]) for loss in LOSSES if loss in by} for who, by in everyone.items()}
+    cells = {who: {loss: one for loss, one in by.items() if one} for who, by in found.items()}
     wide = [who for who, found in cells.items() if len(found) >= MANY]
     rows: list[list[Cell]] = [
         [loss, *(cells[who].get(loss, Text("-", STYLE[Status.SKIPPED])) for who in wide)]

@@ -29,7 +29,7 @@ from pairproof.conformance.judge.results import Check, Status
 from pairproof.conformance.judge.verify import run
 from pairproof.conformance.page import differences, findings
 from pairproof.conformance.page import write as pages
-from pairproof.conformance.page.plots import HEIGHT, LEFT, TOP, WIDTH, Chart, Line, range_bar
+from pairproof.conformance.page.plots import HEIGHT, LEFT, TOP, WIDTH, Chart, Line, bars, range_bar
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.golden import load_golden
 from pairproof.conformance.suite.records import Outcome
@@ -246,6 +246,24 @@ def test_a_failing_case_shows_expected_and_computed_terms_side_by_side(failing_d
     }
     for i, row in enumerate(tables["The values of the anchors"]["rows"]):
         assert row["found"] == [pytest.approx(means[i], rel=1e-5)]
+
+
+def test_a_failing_case_is_drawn_with_its_terms_as_bars(failing_data: dict[str, Any], check_path: Path) -> None:
+    failing = failing_data["failures"][0]
+    rows = next(one for one in load_golden() if one.id == failing["case"]).case.embeddings
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    assert np.array(failing["batch"]["similarity"]) == pytest.approx(unit @ unit.T, abs=5e-3)
+    (table,) = (one for one in failing["tables"] if one["title"] == "The pairs")
+    text = bars(table)
+    assert text in check_path.read_text(encoding="utf-8")
+    values = [x for row in table["rows"] for x in (row["expected"][-1], row["found"][-1])]
+    drawn = re.findall(r'class="mark (c0|c1 hollow)" d="M([0-9.]+) [0-9]+H([0-9.]+)v10', text)
+    assert [kind for kind, _, _ in drawn] == ["c0", "c1 hollow"] * len(table["rows"])
+    lengths = np.array([float(end) - float(start) for _, start, end in drawn])
+    assert lengths / lengths.max() == pytest.approx(np.array(values) / max(values), abs=1e-3)
+    assert re.findall(r"▶ ([^<]+)", text) == [table["rows"][0]["name"]]
+    missing = table | {"rows": [table["rows"][0] | {"found": [None, "inf", "nan"]}]}
+    assert re.findall(r">([^<>]+)</text>", bars(missing))[1:] == [str(values[0]), "nan"]
 
 
 def test_a_failure_without_known_terms_shows_what_was_returned() -> None:
@@ -666,7 +684,7 @@ def test_a_case_that_fails_leads_to_its_terms_in_a_browser(
     texts = [row[1:] for row in cells(shown.locator("table", has_text="-log of the ratio"))[2:]]
     assert [[float(x) for x in row] for row in texts] == [row["expected"] + row["found"] for row in pairs["rows"]]
     assert data["failures"][place]["repeat"] in shown.inner_text()
-    for table in shown.locator("table").all():
+    for table in shown.locator("table.stacked").all():
         assert_rows_are_lists_on_a_phone(table)
     # Expected and computed numbers of a term stand beside each other.
     row = shown.locator("table", has_text="-log of the ratio").locator("tr.first td")

@@ -41,7 +41,7 @@ from ..truth.evaluate import stored_truth, truth
 from ..truth.tolerances import bounds, rounded_once
 from .deviations import verdict
 from .options import CouldNotRun, Selection, UsageError, meant, unknown
-from .results import BAD, Check, Status, tally, unused
+from .results import BAD, Check, Status, counted, grouped, tally, unused
 
 EXPECTED = "expected.json"
 EXPECTED_FORMAT = "pairproof-expected/1"
@@ -363,6 +363,21 @@ def _check_cases(selection: Selection, names: Collection[str], stored: Iterable[
             raise UsageError(f"no case matches {pattern}; see: pairproof list cases{near}")
     if not names:
         raise UsageError(f"{', '.join(selection.losses)}: no case yet; see: pairproof fixtures add --help")
+
+
+def matrix(checks: Sequence[Check]) -> dict[str, dict[str, dict[str, int]]]:
+    """Return the number of checks by implementation, loss and status, and whether a declared deviation is a bug.
+
+    Implementations are in the order of reports. The key of the second fact is "wrong".
+    """
+    mistakes = {kind.name: {one.name for one in kind.deviations if one.wrong} for kind in ALL}
+    judged = {one.implementation for one in checks}
+    found: dict[str, dict[str, dict[str, int]]] = {name: {} for name in mistakes if name in judged}
+    for (who, loss), some in grouped(((one.implementation, one.loss), one) for one in checks).items():
+        counts = counted(some)
+        wrong = any(mistakes.get(who, set()).intersection(one.declared) for one in some)
+        found.setdefault(who, {})[loss] = {**{str(status): counts[status] for status in Status}, "wrong": wrong}
+    return found
 
 
 def check_names(selection: Selection) -> None:

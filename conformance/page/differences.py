@@ -15,8 +15,9 @@ from ..judge.verify import Report, load_cases, truth_of
 from ..suite.cases import call_reference
 from ..suite.levels import Level
 from ..suite.records import Matrix, Outcome
-from .examples import MOST_ROWS, exp, number
+from .examples import MOST_ROWS, exp
 from .findings import judged
+from .plots import number
 
 SHOWN = 40
 """Maximum number of shown cases."""
@@ -112,6 +113,7 @@ def _failure(
         "sizes": evidence.case.sizes() if evidence else "",
         "computed": "",
         "tables": [],
+        "batch": None,
     }
     outcome = evidence and evidence.outcomes.get(first.dtype)
     if evidence and outcome:
@@ -123,6 +125,11 @@ def _failure(
                 computed = computed_terms(evidence.case, first.dtype, outcome, evidence.truth, reasons, match)
         data["computed"] = computed.words if computed else ""
         data["tables"] = list(_tables(evidence, outcome, computed, first.message))
+        case = evidence.case
+        square = len({*case.shape}) == 1 and not case.entry.two_towers
+        if search and square and case.size <= MOST_ROWS and case.option("similarity") == "cosine":
+            similarity = [[number(x, 3) for x in row] for row in call_reference(case).terms.similarity]
+            data["batch"] = {"similarity": similarity, "positive": [list(map(int, row)) for row in case.positives()]}
     return data
 
 

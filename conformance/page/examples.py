@@ -17,18 +17,13 @@ from ..judge.results import grouped, several
 from ..judge.verify import Report
 from ..suite.cases import Case, call_reference
 from ..suite.catalogue import LOSSES
+from .plots import number
 
 FOUR = ("supcon", "nt_xent", "nt_xent_pairwise", "nt_bxent")
 """The losses whose terms are shown for every batch."""
 
 MOST_ROWS = 12
 """Maximum number of rows of a shown batch, and maximum ``Case.size`` of a failing case whose pairs are shown."""
-
-
-def number(value: Any, digits: int = 6) -> float | str:
-    """Round a number to significant digits. Infinities and NaN become texts, because JSON lacks them."""
-    x = float(value)
-    return float(f"{x:.{digits}g}") if math.isfinite(x) else str(x)
 
 
 def exp(value: Any) -> float | str:

@@ -15,11 +15,19 @@ from typing import Any
 WIDTH, HEIGHT = 440, 270
 LEFT, RIGHT, TOP, BOTTOM = 62, 12, 12, 46
 LEGEND_ROW = 17
+MOST_BARS = 12
+"""Maximum number of terms whose bars are drawn."""
 COLOURS = 7
 """The number of colours of the page: ``--c0`` to ``--c6``."""
 DASHES = ("", "6 3", "2 3", "9 3 2 3", "12 4", "4 2 1 2", "1 4")
 
 Function = Callable[[float], float]
+
+
+def number(value: Any, digits: int = 6) -> float | str:
+    """Round a number to significant digits. Infinities and NaN become texts, because JSON lacks them."""
+    x = float(value)
+    return float(f"{x:.{digits}g}") if math.isfinite(x) else str(x)
 
 
 @dataclass(frozen=True)
@@ -66,7 +74,7 @@ class Chart:
     def data(self) -> dict[str, Any]:
         """The chart as JSON data."""
         lines = [
-            {"name": line.name, "points": [[_rounded(x), _rounded(y)] for x, y in line.points], "faint": line.faint}
+            {"name": line.name, "points": [[number(x), number(y)] for x, y in line.points], "faint": line.faint}
             for line in self.lines
         ]
         return {**vars(self), "lines": lines, "rules": list(self.rules)}
@@ -170,10 +178,6 @@ def _axis(values: Sequence[float], start: float, end: float, *, log: bool, margi
     return _Axis(place, ticks)
 
 
-def _rounded(value: float) -> float | str:
-    return float(f"{value:.6g}") if math.isfinite(value) else str(value)
-
-
 def _short(value: float) -> str:
     """A number as the label of a tick."""
     power = round(math.log10(abs(value))) if value else 0
@@ -200,6 +204,25 @@ def _marker(kind: int, x: float, y: float, style: str) -> str:
     )
     hollow = " hollow" * (kind // len(shapes) % 2)
     return f'<path class="mark {style}{hollow}" d="M{x:.1f} {y:.1f}{shapes[kind % len(shapes)]}"/>'
+
+
+def bars(table: Mapping[str, Any]) -> str:
+    """Two bars for each of the first rows of a table of ``differences.py``: the numbers in the last columns.
+
+    The expected number is filled and the found one outlined. One that is not finite, or missing, has no bar.
+    """
+    rows = [(row, row["expected"][-1], row["found"][-1]) for row in table["rows"][:MOST_BARS]]
+    finite = [x for _, *pair in rows for x in pair if isinstance(x, float)]
+    place, parts = _axis([0.0, *finite], 132, WIDTH - 80, log=False, margin=0).place, list[str]()
+    for k, (row, expected, found) in enumerate(rows):
+        parts.append(f'<text x="126" y="{30 * k + 17}" class="end">{"▶ " * row["first"]}{escape(row["name"])}</text>')
+        for top, value, style in ((30 * k + 3, expected, "c0"), (30 * k + 15, found, "c1 hollow")):
+            end = place(value if isinstance(value, float) else 0.0)
+            parts.append(f'<path class="mark {style}" d="M{place(0):.1f} {top}H{end:.1f}v10H{place(0):.1f}z"/>')
+            parts.append(f'<text x="{max(place(0), end) + 4:.1f}" y="{top + 9}">{value}</text>')
+    title = f"{table['title']}: {table['columns'][-1]}, filled as expected, outlined {table['found']}"
+    size = f'viewBox="0 0 {WIDTH} {30 * len(rows)}" role="img" aria-label="{title}"'
+    return f'<svg {size} class="chart" xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
 
 
 def range_bar(low: float, middle: float, high: float) -> str:

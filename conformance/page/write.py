@@ -20,14 +20,14 @@ from ..judge.check import CONFORMS, CheckResult
 from ..judge.deviations import DECLARED
 from ..judge.options import CouldNotRun
 from ..judge.results import Check, Status, counted, grouped
-from ..judge.verify import Report, load_cases
+from ..judge.verify import Report, load_cases, matrix
 from ..suite.catalogue import LOSSES
 from ..suite.golden import load_flags
 from ..suite.levels import Level
 from .differences import failing_cases, failures
-from .examples import document, number
+from .examples import document
 from .findings import findings, judged, public_losses, sweeps
-from .plots import Chart, Line, range_bar
+from .plots import Chart, Line, bars, number, range_bar
 
 FORMAT = "pairproof-page/1"
 LARGEST = 3_000_000
@@ -54,18 +54,6 @@ VALUES = "values only: the target returns no gradient"
 """What the page of a check says if no gradient was judged."""
 ORDER = (Status.ERRORED, Status.FAILED, Status.DEVIATES, Status.PASSED)
 """Statuses by importance. If the dtypes of a case differ, the most important status is shown."""
-
-
-def _matrix(checks: Sequence[Check]) -> dict[str, Any]:
-    """For each implementation and loss: the number of checks by status, and whether a declared deviation is a bug."""
-    mistakes = {kind.name: {one.name for one in kind.deviations if one.wrong} for kind in ALL}
-    judged = {one.implementation for one in checks}
-    found: dict[str, Any] = {name: {} for name in mistakes if name in judged}
-    for (who, loss), some in grouped(((one.implementation, one.loss), one) for one in checks).items():
-        counts = counted(some)
-        wrong = any(mistakes.get(who, set()).intersection(one.declared) for one in some)
-        found.setdefault(who, {})[loss] = {**{str(status): counts[status] for status in Status}, "wrong": wrong}
-    return found
 
 
 def _levels(found: CheckResult) -> Iterator[dict[str, Any]]:
@@ -210,7 +198,7 @@ def data_of(found: Report | CheckResult) -> dict[str, Any]:
         "counts": {str(status): counted(report.checks)[status] for status in Status},
         "problems": list(report.problems),
         "losses": [name for name in LOSSES if any(one.loss == name for one in checks)],
-        "matrix": _matrix(checks),
+        "matrix": matrix(checks),
         "accuracy": list(_accuracy(checks)),
         "cases": list(_cases(checks, report.fixtures or load_worked())),
         "flags": {name: flag.hunts for name, flag in load_flags().items() if name in occurring},
@@ -230,12 +218,12 @@ def data_of(found: Report | CheckResult) -> dict[str, Any]:
         }
     else:
         implementations = judged(report)
+        documents = sorted(report.fixtures, key=lambda one: one.document.source is not None)  # public tests come last
         data |= {
             "good": report.passed,
             "verdict": "everything holds" if report.passed else "not everything holds",
             "reasons": [*filter(None, [report.first_problem])],
-            # Public tests, which have a source, are listed last.
-            "documents": [document(x, report) for x in sorted(report.fixtures, key=lambda x: bool(x.document.source))],
+            "documents": [document(one, report) for one in documents],
             "deviations": list(_deviations(checks, report.versions)),
             "public": list(public_losses(load_cases(report.fixtures))),
             "findings": [one.data() for one in findings(report, implementations)],
@@ -268,6 +256,7 @@ def page_of(data: Mapping[str, Any]) -> str:
     )
     embedded = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     environment.filters["svg"] = lambda chart: Markup(Chart.from_data(chart).svg())
+    environment.globals["bars"] = lambda table: Markup(bars(table))
     environment.globals["range_bar"] = lambda *values: Markup(range_bar(*map(float, values)))
     views = [view["id"] for one in data["documents"] for view in one["views"]]
     opened = next((name for name in views if name == OPENED), views[0] if views else "")
