@@ -205,25 +205,22 @@ def _bar(first: str = "loading") -> Iterator[Progress]:
     console = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}"), TimeElapsedColumn()
     with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        now = ""
-        shown: Any = None
+        shown = bars.add_task(first, total=None, count="")
 
         def report(what: str, done: int, total: int) -> None:
-            nonlocal now, shown
+            nonlocal shown
             count = f"{done}/{total}" if total else ""
-            if shown is None or bars.tasks[shown].description != what:
-                if shown is not None:
-                    bars.update(shown, visible=False)
+            if bars.tasks[shown].description != what:
+                bars.update(shown, visible=False)
                 # Without a total, the bar moves to and fro.
                 shown = bars.add_task(what, total=total or None, count=count)
             bars.update(shown, completed=done, count=count)
-            now = f"{what} {count}".rstrip()
 
         try:
-            report(first, 0, 0)
             yield report
         except KeyboardInterrupt as error:
-            error.add_note(f"at {now}")
+            step = bars.tasks[shown]
+            error.add_note(f"at {step.description} {step.fields['count']}".rstrip())
             raise
 
 
