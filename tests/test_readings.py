@@ -628,6 +628,8 @@ def test_claimed_weights_of_the_directions_are_no_reason() -> None:
     found = judged("weighted_directions_with_rounded_gradients", "info_nce", settings=settings)
     assert found.exit_code == 1
     assert not any("weights" in reason.words for reason in found.diagnosis.reasons)
+    (reason,) = judged("weighted_directions", "info_nce").diagnosis.reasons
+    assert reason.intended == "--set direction_weights=0.75,0.25"
     other = judged("weighted_directions", "info_nce", settings={"direction_weights": "0.5,0.25"})
     (reason,) = other.diagnosis.reasons
     assert reason.words == "the target computes info_nce with direction_weights=(0.75, 0.25)"

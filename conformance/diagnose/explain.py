@@ -395,7 +395,7 @@ class Observation:
         right = self.case.option("direction_weights") or EQUAL_WEIGHTS
         if left <= 1e-6 and abs(a * right[1] - b * right[0]) > 1e-3 * abs(a + b) and a and b:
             words = weights_words(a, b, right)
-            yield words, words
+            yield f"{words}\0direction_weights={a:g},{b:g}", words
 
     def suspects(self, found: Failure) -> Iterator[tuple[str, Suspect]]:
         """Yield suspects with their words, an identified loss first; none for a case with weights, which they lack."""
