@@ -130,7 +130,7 @@ def wrapped(text: str, width: int) -> str:
     if command:
         # Keep an option and its value on one line, and leave space for the backslash.
         words = (shlex.quote(word).replace(" ", "\0") for word in shlex.split(text))
-        text, width = margin + re.sub(" (?!-)", "\0", " ".join(words)), width - len(" \\")
+        text, width = margin + re.sub("(?<= )(-[^ ]*) (?!-)", "\\1\0", " ".join(words)), width - len(" \\")
     lines = wrap(text, width, subsequent_indent=f"{margin}  ", break_long_words=False, break_on_hyphens=False)
     return (" \\\n" if command else "\n").join(lines).replace("\0", " ")
 

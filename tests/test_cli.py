@@ -524,6 +524,8 @@ def test_a_line_is_wrapped_to_80_columns_and_its_command_stays_valid() -> None:
     assert re.search(r" \\\n +--impl pml-cross-batch-memory --dtype float32 ", command)
     (_, failed) = sample("").checks
     assert shlex.split(command.replace("\\\n", " ")) == shlex.split(failed.repeat)
+    narrow = reports.wrapped("    repeat: pairproof check losses.py:supcon --loss supcon --seed 0", 40)
+    assert narrow.split(" \\\n      ") == ["    repeat: pairproof check", "losses.py:supcon --loss supcon", "--seed 0"]
 
 
 def test_quiet_prints_the_failures_and_the_verdict() -> None:
