@@ -306,12 +306,16 @@ def test_parameter_of_another_name_gets_the_inverse_of_the_temperature() -> None
 @pytest.mark.parametrize(
     ("name", "loss", "words"),
     [
-        ("of_neighbours_at_a_fixed_temperature", "nt_xent", "--loss nt_xent --call interleaved --temperature 0.05"),
         ("inner_products_one_way", "info_nce", "info_nce --set similarity=dot --set direction=a_to_b --temperature 1"),
-        ("at_a_fixed_temperature_with_self", "nt_xent", ""),
+        pytest.param(
+            "of_neighbours_at_a_fixed_temperature",
+            "nt_xent",
+            "--loss nt_xent --call interleaved --temperature 0.05",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("at_a_fixed_temperature_with_self", "nt_xent", "", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.quick(1)
 def test_arguments_that_explain_the_values_are_told_with_the_missing_temperature(
     name: str, loss: str, words: str
 ) -> None:
