@@ -65,7 +65,7 @@ TABLE = [
         "weighted_directions",
         "info_nce",
         "the directions a_to_b and b_to_a have the weights 0.3 and 0.7, not 1/2 each",
-        "",
+        "direction_weights=0.3,0.7",
     ),
     ("epsilon", "supcon", "an epsilon of 1e-08 is added to the denominator after the row's maximum is subtracted", ""),
     ("epsilon_of_count", "supcon", "an epsilon of 1e-05 is added to the number of positives", ""),
