@@ -21,8 +21,8 @@ def some_by_part() -> Entered:
     small = [golden for golden in load_golden() if golden.case.n >= 4 and golden.case.size <= 100]
     # Mistakes in results that are 0 cannot be seen.
     small = [one for one in small if one.expected.gradient is not None and one.expected.gradient.any()]
-    large = [golden for golden in small if "many-columns" in golden.flags]
-    return entered([*small[::5], *large])
+    more = [golden for golden in small if "many-columns" in golden.flags or "saturated" in golden.case.id]
+    return entered([*small[::5], *more])
 
 
 @pytest.mark.slow

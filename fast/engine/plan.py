@@ -12,10 +12,10 @@ from torch import Tensor
 
 from . import device
 from .device import dtypes_of
-from .scaling import largest_norm
-from .spec import KERNELS, LN2, SHIFTED, UNSHIFTED, Backend, Batch, Plan, Rule, Sizes, Targets
+from .scaling import largest_norm, shift_of
+from .spec import KERNELS, UNSHIFTED, Backend, Batch, Plan, Rule, Sizes, Targets
 
-__all__ = ["UNSHIFTED", "choose", "precision", "shift_of", "tile_size", "tiles_of"]
+__all__ = ["UNSHIFTED", "choose", "precision", "tile_size", "tiles_of"]
 
 DENSE_UP_TO = 512
 """Largest number of rows, and of columns, for which "auto" evaluates the batch as one panel."""
@@ -163,29 +163,6 @@ def choose(
         keep = backward and (backend == "dense" or count * (count + rows) // 2 <= KEPT_ELEMENTS)
         return Plan("symmetric", rows, wide, keep, reads, extreme=True, shift=shift or 0), batch
     return Plan("rowwise", height, columns, False, reads), batch
-
-
-def shift_of(rule: Rule, largest: float, count: int, rows: Tensor) -> int | None:
-    """Return the shift for unshifted exponentials; see `Plan.shift`.
-
-    Args:
-        rule: the formula.
-        largest: an upper bound on the magnitude of the logits.
-        count: the number of rows or of columns, whichever is larger.
-        rows: ``[N, D]``, the rows.
-
-    Returns:
-        0 if no exponential overflows or underflows, a positive number if none overflows after the shift; None if the
-        logits must be shifted by the maximum of each row.
-    """
-    bound = UNSHIFTED[dtypes_of(rows)[0]]
-    room = bound - math.log(count)
-    if rule.denominator == "one_positive" or rule.terms not in ("out", "lse"):
-        # Values or weights of these formulas contain quotients of exponentials.
-        return 0 if 2 * largest <= room else None
-    if largest <= room:
-        return 0
-    return math.ceil((largest - room) / LN2) if largest <= SHIFTED * bound else None
 
 
 def _are_few(anchors: Tensor) -> bool:

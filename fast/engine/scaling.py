@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
@@ -12,7 +13,7 @@ from torch.autograd import forward_ad
 from torch.linalg import vector_norm
 
 from .device import dtypes_of, traced, without_autocast
-from .spec import Batch, Gradients, Rule, Sizes
+from .spec import LN2, SHIFTED, UNSHIFTED, Batch, Gradients, Rule, Sizes
 from .transforms import Reverse
 
 CONVERTED = 2**16
@@ -324,3 +325,26 @@ class _PairLogits(Reverse):
                 for pull, each, rows, needs in zip(pulls, scaled, (first, second), needed, strict=False)
             )
             return None, None, *gradients, learned
+
+
+def shift_of(rule: Rule, largest: float, count: int, rows: Tensor) -> int | None:
+    """Return the shift for unshifted exponentials; see `Plan.shift`.
+
+    Args:
+        rule: the formula.
+        largest: an upper bound on the magnitude of the logits.
+        count: the number of rows or of columns, whichever is larger.
+        rows: ``[N, D]``, the rows.
+
+    Returns:
+        0 if no exponential overflows or underflows, a positive number if none overflows after the shift; None if the
+        logits must be shifted by the maximum of each row.
+    """
+    bound = UNSHIFTED[dtypes_of(rows)[0]]
+    room = bound - math.log(count)
+    if rule.denominator == "one_positive" or rule.terms not in ("out", "lse"):
+        # Values or weights of these formulas contain quotients of exponentials.
+        return 0 if 2 * largest <= room else None
+    if largest <= room:
+        return 0
+    return math.ceil((largest - room) / LN2) if largest <= SHIFTED * bound else None

@@ -16,8 +16,8 @@ from torch.autograd import forward_ad
 
 from . import direct, formulas, pairs, rowwise, unshifted
 from .device import borrow, dtypes_of, give_back
-from .plan import DENSE_UP_TO, LARGEST_OF_FLOAT32, LOWEST_OF_FLOAT32, SMALL_TOWERS, shift_of
-from .scaling import Saved, of_ordinary_size, pulled, scale_both
+from .plan import DENSE_UP_TO, LARGEST_OF_FLOAT32, LOWEST_OF_FLOAT32, SMALL_TOWERS
+from .scaling import Saved, of_ordinary_size, pulled, scale_both, shift_of
 from .spec import LN2, UNSHIFTED, AnchorValues, Batch, Gradients, Plan, Policy, References, Sizes
 
 PLAIN = Policy("mean", None)
@@ -70,7 +70,7 @@ def _range(batch: Batch, factor: float = 1) -> tuple[float, float, bool, int | N
     temperature /= factor
     largest = (sizes.high * (across or sizes).high if rule.similarity == "dot" else 1) / temperature
     moderate = 2 * largest <= UNSHIFTED[dtypes_of(rows)[0]] - math.log(count)
-    return temperature, largest, moderate, shift_of(rule, largest, count, rows)
+    return temperature, largest, moderate, 0 if moderate else shift_of(rule, largest, count, rows)
 
 
 def _written_out(batch: Batch) -> bool:
