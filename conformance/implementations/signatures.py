@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import chain, product, zip_longest
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -454,6 +454,7 @@ SCALARS = (*NUMBERS, *CHOICES)
 """The options of the catalogue that are not arrays, without the temperature."""
 
 
+@cache
 def snake_case(name: str) -> str:
     """Return the name of a parameter in lower case with underscores, "batch_size" for "batchSize"; one letter as is."""
     return name if len(name) == 1 else re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
