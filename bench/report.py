@@ -112,7 +112,7 @@ def _named(row: Row) -> str:
 
 
 def _way(form: str) -> str:
-    return form if form in CORNERS else RECIPES[form].way
+    return form if form in CORNERS else form.removeprefix(f"{RECIPES[form].loss}, ")
 
 
 def _table(title: str, left: Iterable[str], right: Iterable[str], caption: str | None = None) -> Table:

@@ -741,6 +741,12 @@ def test_the_command_writes_report_and_plot(monkeypatch: pytest.MonkeyPatch, tmp
         assert f"{loss}: times faster than" in result.output
 
 
+def test_forms_at_a_low_temperature_have_names_of_their_own() -> None:
+    names = [(recipe.loss, report._way(name)) for name, recipe in forms.RECIPES.items()]
+    assert len(set(names)) == len(names)
+    assert ("supcon", "10 classes, T=0.01") in names
+
+
 def test_the_table_of_a_loss_has_the_worst_ratio_first(capsys: pytest.CaptureFixture[str]) -> None:
     ratios = {"supcon, two views": (0.9, 2.5), "supcon, 10 classes": (1.1, 0.512), "supcon, mask classes": (123.4, 1.2)}
     timings = []
