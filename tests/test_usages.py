@@ -129,7 +129,12 @@ def test_wrong_loss_is_found_by_its_usage(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, usage in FINDINGS.items() if not usage.startswith("usage/")])
 @pytest.mark.quick(5)
 def test_side_effect_of_a_loss_is_found(name: str) -> None:
-    is_found(name)
+    if name != "changes_the_threads":
+        is_found(name)
+        return
+    # A fork of a process with threads cannot start others, and earlier tests may have started some.
+    code = f"from tests.test_usages import is_found; is_found({name!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent.parent, check=True)
 
 
 @pytest.mark.parametrize(
