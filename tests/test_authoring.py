@@ -900,6 +900,7 @@ def test_the_tables_and_counts_of_a_checkout_are_updated(tmp_path: Path) -> None
     for name in (renew.README, *names):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(top / name, tmp_path / name)
+    assert renew.renew(tmp_path, "supcon_epsilon") == []
     names += renew.COUNTED[1:]
     before = {name: (tmp_path / name).read_text() for name in names}
     for name, text in before.items():

@@ -1157,7 +1157,7 @@ part_or_all = pytest.mark.parametrize("step", [1000, pytest.param(1, marks=pytes
 @part_or_all
 @pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
-@pytest.mark.parametrize("temperature", [1e-3, 1e3])
+@pytest.mark.parametrize("temperature", [1e-3, pytest.param(0.07, marks=pytest.mark.slow), 1e3])
 @pytest.mark.parametrize("name", HARD_EMBEDDINGS)
 @pytest.mark.quick(80)
 def test_good_input_gives_no_nan(package: str, loss: Loss, temperature: float, name: str, step: int) -> None:
@@ -1170,7 +1170,7 @@ def test_good_input_gives_no_nan(package: str, loss: Loss, temperature: float, n
 
 @part_or_all
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
-@pytest.mark.parametrize("temperature", [1e-3, 1e3])
+@pytest.mark.parametrize("temperature", [1e-3, pytest.param(0.07, marks=pytest.mark.slow), 1e3])
 @pytest.mark.parametrize("name", ["plain", "all rows equal", "opposite rows"])
 @pytest.mark.quick(22)
 def test_good_input_gives_no_nan_in_the_gradient(loss: Loss, temperature: float, name: str, step: int) -> None:

@@ -91,8 +91,9 @@ def test_flushed_constants_do_not_stay_in_bytecode(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def flushed() -> Iterator[None]:
-    """Flush subnormal numbers during the test."""
+def flushed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Flush subnormal numbers during the test, and leave no bytecode with flushed constants."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor cannot flush subnormal numbers")
     yield

@@ -182,7 +182,7 @@ def test_target_that_always_dies_is_given_up() -> None:
     def dies(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float) -> torch.Tensor:
         os._exit(7)
 
-    result = check_loss(dies, "supcon", cases=("golden/supcon/t[ew]*",))
+    result = check_loss(dies, "supcon", cases=("golden/supcon/t[!r]*", "golden/supcon/trained*"))
     assert result.verdict == "could not run"
     messages = [check.message for check in result.judged]
     assert messages[:DEATHS] == ["the target ended its process (exit code 7)"] * DEATHS

@@ -380,9 +380,10 @@ def test_naive_loss_without_mistakes_satisfies_the_properties(prop: Property, ex
     assert found.violation is None, found.violation
 
 
-def test_subject_without_gradients_is_supported() -> None:
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_subject_without_gradients_is_supported(step: int) -> None:
     subject = Subject.of(ScipyLosses({}, "cpu"), "float64")
-    for prop in PROPERTIES[::4]:
+    for prop in PROPERTIES[::step]:
         found = hunt(prop, prop.losses[0], [subject], examples=2)
         assert found.violation is None, found.violation
         assert found.tested[subject.name]

@@ -24,7 +24,7 @@ def machine() -> dict[str, str]:
         "blas": _blas(),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
-        "denormals": "kept" if float(torch.tensor(2.0**-1074, dtype=torch.float64) * 1) else "flushed",
+        "denormals": "kept" if float(torch.tensor(2.0**-1022, dtype=torch.float64) / 2) else "flushed",
     }
 
 

@@ -56,7 +56,12 @@ Similarities in TF32 of 256 x 768 numbers must exceed it: they have errors of up
 FIRST_ORDER = 0.1
 """Largest error of a logit for which the value inherits only the derivatives times the errors of the logits."""
 
-SMALLEST_SUBNORMAL = {"float64": 2.0**-1074, "float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
+SMALLEST_SUBNORMAL = {
+    "float64": math.ldexp(1.0, -1074),
+    "float32": 2.0**-149,
+    "float16": 2.0**-24,
+    "bfloat16": 2.0**-133,
+}
 
 SMALLEST_NORMAL = {"float64": 2.0**-1022, "float32": 2.0**-126}
 
