@@ -94,6 +94,9 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    # Pytest collects garbage ten times before it ends, to find errors in finalizers: once is enough.
+    gc.collect()
+    gc.freeze()
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["slow"] = session.config.stash[LEFT_OUT]
 

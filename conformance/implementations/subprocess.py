@@ -58,11 +58,15 @@ PATIENCE = 2.0
 """Seconds that a command may take to exit after the end of its input."""
 
 BRIEFLY = 1.0
-"""Seconds to wait for the exit code of a process that stopped answering. On a busy machine, its end takes a while."""
+"""Seconds to wait for the exit code of a process that closed its output. On a busy machine, its end takes a while."""
 
 
 class _Broken(Exception):
     """The process cannot answer another request."""
+
+
+class _Ended(_Broken):
+    """The process closed its output; its exit code follows."""
 
 
 class Lines:
@@ -99,7 +103,7 @@ class Lines:
         try:
             answer = _parsed(_exchange(process, text.encode() + b"\n", limit), self._id)
         except _Broken as error:
-            raise TargetError(self._end(BRIEFLY, str(error))) from None
+            raise TargetError(self._end(BRIEFLY if isinstance(error, _Ended) else 0.0, str(error))) from None
         if answer.get("error") is not None:
             raise TargetError(f"the command reported: {answer['error']}")
         if ("value" in answer) == ("values" in answer):
@@ -177,7 +181,7 @@ def _exchange(process: Any, request: bytes, limit: float | None) -> bytes:
     if len(line) == LONGEST_LINE:
         raise _Broken(f"the command wrote {LONGEST_LINE} bytes without a line break and was killed")
     if not line.endswith(b"\n"):
-        raise _Broken("the command ended without an answer")
+        raise _Ended("the command ended without an answer")
     return line
 
 
