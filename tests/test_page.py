@@ -522,7 +522,7 @@ def test_commands_write_pages(
     assert call("report", "--out", "file") == 2
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if chromium is None:

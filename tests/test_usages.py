@@ -147,19 +147,20 @@ def test_right_loss_passes_every_usage(name: str) -> None:
     assert sum(one.case.startswith("usage/") and one.status is Status.PASSED for one in result.checks) > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "loss"),
     [
-        pytest.param(fast.supcon_loss, "supcon", marks=pytest.mark.slow),
-        pytest.param(fast.SupConLoss, "supcon", marks=pytest.mark.slow),
-        pytest.param(fast.supcon_in_loss, "supcon_in", marks=pytest.mark.slow),
-        pytest.param(fast.nt_xent_loss, "nt_xent", marks=pytest.mark.slow),
-        pytest.param(fast.nt_xent_pairwise_loss, "nt_xent_pairwise", marks=pytest.mark.slow),
-        pytest.param(fast.nt_bxent_loss, "nt_bxent", marks=pytest.mark.slow),
-        pytest.param(fast.supcon_epsilon_loss, "supcon_epsilon", marks=pytest.mark.slow),
-        pytest.param(fast.info_nce_loss, "info_nce", marks=pytest.mark.slow),
+        (fast.supcon_loss, "supcon"),
+        (fast.SupConLoss, "supcon"),
+        (fast.supcon_in_loss, "supcon_in"),
+        (fast.nt_xent_loss, "nt_xent"),
+        (fast.nt_xent_pairwise_loss, "nt_xent_pairwise"),
+        (fast.nt_bxent_loss, "nt_bxent"),
+        (fast.supcon_epsilon_loss, "supcon_epsilon"),
+        (fast.info_nce_loss, "info_nce"),
         (fast.sigmoid_loss, "sigmoid"),
-        pytest.param(fast.InfoNCELoss, "info_nce", marks=pytest.mark.slow),
+        (fast.InfoNCELoss, "info_nce"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
