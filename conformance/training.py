@@ -538,7 +538,7 @@ def _levels(batch: _Batch, kinds: tuple[tuple[int, int, int], ...], *, given: bo
     norms = None
     if given and batch.option("similarity") == "dot":
         norms = [matrix.norm(dim=1, keepdim=True).nan_to_num() for matrix in batch.matrices]
-    chance, collapsed, started = list[float](), list[float](), list[float]()
+    collapsed, chance, started = math.nan, list[float](), list[float]()
     for draw in range(DRAWS):
         random = _random(batch, draw, norms)
         chance.append(float(batch.loss(*random)))
@@ -546,7 +546,8 @@ def _levels(batch: _Batch, kinds: tuple[tuple[int, int, int], ...], *, given: bo
             continue
         first = [random[0] if entry.two_towers else matrix for matrix in random]
         equal = [one[:1].expand(len(matrix), -1).contiguous() for one, matrix in zip(first, random, strict=True)]
-        collapsed.append(float(batch.loss(*equal)))
+        if not draw:
+            collapsed = float(batch.loss(*equal))
         started.append(float(batch.loss(*equal[:2], *random[2:])))
     lowest = None
     if batch.option("similarity") == "cosine" and entry.name in BOUNDED:
@@ -566,7 +567,7 @@ def _levels(batch: _Batch, kinds: tuple[tuple[int, int, int], ...], *, given: bo
         attained=not (lowest is None or batch.queue or len(kinds) > 1) and batch.matrices[0].shape[1] >= corners - 1,
         chance=float(np.mean(chance)),
         spread=float(np.std(chance, ddof=1)),
-        collapsed=collapsed[0],
+        collapsed=collapsed,
         started=float(np.mean(started)) if batch.queue else None,
         started_spread=float(np.std(started, ddof=1)) if batch.queue else 0.0,
         factor=factor,
@@ -700,9 +701,14 @@ def _problems(found: Diagnosis, batch: _Batch) -> Iterator[str]:
     if value is not None and found.computed is not None and not _close(value, found.computed):
         yield "The value is not the loss of these embeddings: run pairproof check on the function that printed it."
     if found.near == ("collapsed",):
+        words = "The value is that of equal embeddings, whose gradient is 0: the encoder has collapsed"
+        if rows is None:
+            words += ", or is untrained and its rows share a direction"
+            if _close(value, levels.chance, more=3 * levels.spread):
+                words += "; fewer than one random batch in a thousand comes this close"
         yield (
-            "The value is that of equal embeddings, whose gradient is 0: the encoder has collapsed. Compare the"
-            " embeddings of a batch; if they are nearly equal, restart with a warm-up or a lower learning rate."
+            f"{words}. Compare the embeddings of a batch; if they are nearly equal, restart with a warm-up or a lower"
+            " learning rate."
         )
     elif gradient is None or (_solved(found) and not _close(levels.chance, levels.lowest, relative=0)):
         return
@@ -726,7 +732,8 @@ def _hints(found: Diagnosis, batch: _Batch) -> Iterator[str]:
         )
     else:
         yield from _between(found)
-    if value is not None and value < 0 and batch.option("denominator") == "only_negatives":
+    lowest = -math.inf if levels.lowest is None else levels.lowest
+    if value is not None and lowest <= value < 0 and batch.option("denominator") == "only_negatives":
         yield "A negative value is possible: the denominator only_negatives lacks the positives. 0 is no lower bound."
     if found.near == ("chance",):
         yield (

@@ -96,6 +96,7 @@ TABLE = [
     ),
     ("times_2t", "info_nce", "values are multiplied by temperature/0.5", "base_temperature=0.5"),
     ("directions_added", "info_nce", "the values of both directions are added, not averaged", ""),
+    ("views_added", "nt_xent", "the means over the two views are added, not averaged", ""),
 ]
 FAST = {
     "divided_by_positives_plus_1",

@@ -366,6 +366,19 @@ def run(*arguments: str) -> int:
     return int(caught.value.code or 0)
 
 
+def test_value_of_equal_embeddings_may_be_that_of_an_untrained_encoder() -> None:
+    given = ({"class_sizes": [2] * 4, "value": 1.9459, "temperature": 0.5}, {"class_sizes": [2] * 256, "value": 6.2364})
+    (near,), (far,) = (diagnose(**one).problems for one in given)
+    assert "or is untrained and its rows share a direction; fewer than one random batch in a thousand" in near
+    assert "or is untrained and its rows share a direction. Compare" in far
+
+
+def test_negative_value_below_the_lowest_is_not_called_possible() -> None:
+    found = diagnose(class_sizes=[2] * 128, value=-0.3, temperature=0.5, denominator="only_negatives")
+    assert found.problems[0].startswith("The value is below the lowest")
+    assert not found.hints
+
+
 def test_command_prints_and_writes_the_diagnosis(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     z, labels = batch()
     np.save(tmp_path / "z.npy", z.numpy())

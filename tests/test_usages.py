@@ -119,22 +119,23 @@ def is_found(name: str) -> None:
     assert check.repeat.startswith("pairproof check ")
 
 
+def is_found_in_a_process(name: str) -> None:
+    """Call ``is_found`` in a new process: a fork of one with threads cannot start others, and tests may start some."""
+    code = f"from tests.test_usages import is_found; is_found({name!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent.parent, check=True)
+
+
 @pytest.mark.parametrize("name", [name for name, usage in FINDINGS.items() if usage.startswith("usage/")])
 @pytest.mark.quick(12)
 def test_wrong_loss_is_found_by_its_usage(name: str) -> None:
-    is_found(name)
+    (is_found_in_a_process if FINDINGS[name] == "usage/threads" else is_found)(name)
 
 
 @pytest.mark.usefixtures("own_process")
 @pytest.mark.parametrize("name", [name for name, usage in FINDINGS.items() if not usage.startswith("usage/")])
 @pytest.mark.quick(5)
 def test_side_effect_of_a_loss_is_found(name: str) -> None:
-    if name != "changes_the_threads":
-        is_found(name)
-        return
-    # A fork of a process with threads cannot start others, and earlier tests may have started some.
-    code = f"from tests.test_usages import is_found; is_found({name!r})"
-    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent.parent, check=True)
+    (is_found_in_a_process if name == "changes_the_threads" else is_found)(name)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +222,11 @@ def test_usages_of_a_loss_that_is_wrong_as_usual_are_not_judged() -> None:
     def wrong(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float) -> torch.Tensor:
         return 2 * fast.supcon_loss(embeddings, labels, temperature=temperature)
 
-    assert check_loss(wrong, "supcon", cases=("usage/*",)).checks == []
+    result = check_loss(wrong, "supcon", cases=("usage/*",))
+    assert result.checks == []
+    assert result.summary.startswith(
+        "could not run: usages are judged on cases that pass in an ordinary call, and none"
+    )
 
 
 def leaking(first: torch.Tensor, second: torch.Tensor, temperature: float | torch.Tensor = 0.5) -> torch.Tensor:

@@ -519,10 +519,10 @@ def suspects(found: Failure) -> Iterator[Suspect]:
         yield replace(right, reduction="mean_pairs", policy="zero", words=words, general=general)
     if right.reduction == "mean":
         for count in (name for name in COUNTS if name in variants.WRONG_COUNTS):
-            # Both directions have an anchor for every pair, and a pair is a class.
+            # A pair is a class: both directions, or both views, have an anchor for it.
             halves = count == variants.BY_CLASSES and 2 * COUNTS[count](right.setting) == anchors
-            added = halves and found.loss.two_towers
-            yield replace(right, reduction=count, words=variants.DIRECTIONS_ADDED if added else count)
+            words = variants.ADDED.get(found.loss.positives_by, count) if halves else count
+            yield replace(right, reduction=count, words=words)
     # Misread arguments come first, because a wrong form may have the same result by chance.
     yield from (*_batch_settings(found), *_case_settings(found))
     for flow, words in FLOWS.items():

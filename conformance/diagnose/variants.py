@@ -898,8 +898,11 @@ def _plus(logarithm: Tensor, amount: Tensor | float, top: Tensor | float = 0.0) 
 ALL_PAIRS = "the sum over the anchors is divided by the number of all pairs"
 
 BY_CLASSES = "the sum over the anchors is divided by the number of classes"
-DIRECTIONS_ADDED = "the values of both directions are added, not averaged"
-"""``BY_CLASSES`` for two towers, if there are half as many classes as anchors."""
+ADDED = {
+    "towers": "the values of both directions are added, not averaged",
+    "partners": "the means over the two views are added, not averaged",
+}
+"""``BY_CLASSES`` in other words, if there are half as many classes as anchors: by how positives are given."""
 
 COUNTS: Table = {
     "mean": lambda s: s.anchors.sum(),

@@ -233,6 +233,8 @@ class CheckResult:
         """The verdict and the number of checks of each status, in one line."""
         loss, counts = self.request.loss, counted(self.judged)
         cases = self._results
+        if not cases and not self.cases:  # only usages are selected
+            return "could not run: usages are judged on cases that pass in an ordinary call, and none does: omit --case"
         if not cases:
             return f"could not run: none of the {self.cases} {loss} cases applies to this target"
         if all(check.status is Status.ERRORED for check in cases):

@@ -404,6 +404,7 @@ class _Parity:
         """
         found: list[tuple[float, Comparison]] = []
         rounded: list[tuple[float, Comparison]] = []
+        coarse = ""  # a batch on which the difference exceeds that of float32, and of a result rounded once
         for one in batches:
             try:
                 pair = tuple(other(one))
@@ -416,6 +417,11 @@ class _Parity:
                 words = f"{one.batch.name}: the gradient differs: its difference is {away:.2g}, its norm {size:.2g}"
                 if part == "loss":
                     words = f"{one.batch.name}: the loss is {_short(given)} instead of {_short(expected)}"
+                if (
+                    precision == "bfloat16"
+                    and away > self.allowed(one, k, size, "float32") + ROUNDING[precision] * size
+                ):
+                    coarse = one.batch.name
                 for into, throughout in ((found, False), (rounded, True)):
                     allowed, unit = self.allowed(one, k, size, precision, throughout), size or 1.0
                     told = Comparison(name, "", words, away / unit, allowed / unit, one.batch.name)
@@ -423,7 +429,8 @@ class _Parity:
         ratio, worst = max(found, key=lambda pair: pair[0])
         numbers = f"relative difference at most {worst.difference:.1g} (allowed {worst.allowed:.1g})"
         if ratio <= 1:
-            return replace(worst, status=PASSED, message=f"{len(batches)} batches, {numbers}")
+            hint = f"; {self.steps(coarse, batches)}" if coarse else ""
+            return replace(worst, status=PASSED, message=f"{len(batches)} batches, {numbers}{hint}")
         ratio, most = max(rounded, key=lambda pair: pair[0])
         if ratio <= 1:
             return replace(worst, status=ROUNDED, message=f"{worst.message}: {self.steps(worst.batch, batches)}")

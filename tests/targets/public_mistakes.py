@@ -181,6 +181,13 @@ def directions_added(embeddings_a, embeddings_b, temperature=0.1):
     return F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)
 
 
+def views_added(z_i, z_j, temperature=0.1):
+    """As google-research's SimCLR adds them."""
+    rows = F.normalize(torch.cat([z_i, z_j]), dim=1)
+    logits = (rows @ rows.T / temperature).fill_diagonal_(-torch.inf)
+    return 2 * F.cross_entropy(logits, torch.arange(len(rows)).roll(len(z_i)))
+
+
 def raw_products_one_way(embeddings_a, embeddings_b, temperature=0.1):
     return F.cross_entropy(embeddings_a @ embeddings_b.T / temperature, torch.arange(len(embeddings_a)))
 
