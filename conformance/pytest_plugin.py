@@ -20,6 +20,7 @@ pytest loads this module wherever pairproof is installed, so large packages are 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -308,6 +309,7 @@ class Suite:
         found += [(one, one.dtype or dtypes[0]) for one in usages if one.dtype in ("", *(mark.dtypes or DTYPES))]
         record = {"of": len(found), "asserted": mark.checks, "overridden": bool(changes), "title": mark.title}
         group = Group(mark, self, number, record, file, read_declarations(file) if file else {}, cases)
+        _ = group.deviations  # a wrong declaration is one error of the collection, not one of each test
         return [CaseCheck(group, one, dtype) for one, dtype in found]
 
     def try_call(self, mark: Mark) -> None:
@@ -525,10 +527,16 @@ class CaseCheck:
                 yield f"only the first {EXPLAINED} failures of a run are explained; to explain this one, run it alone"
             elif words := explanation(check, case, golden, judged.outcomes.get((case.id, self.dtype))):
                 suite.explained += 1
-                yield words
+                yield re.sub(r"(?:--set \w+=\S+ ?)+(?=\))", _as_settings, words)
         if check.flags:
             yield f"flags of the case: {', '.join(check.flags)}"
         yield "repeat: " + (check.repeat if isinstance(mark.target, str) else f"pytest '{self.item.nodeid}'")
+
+
+def _as_settings(options: re.Match[str]) -> str:
+    """Return the argument of ``parametrize`` that equals options ``--set name=value``."""
+    settings = dict(one.split("=", 1) for one in re.findall(r"--set (\S+)", options[0]))
+    return f"settings={settings}"
 
 
 class Tally:

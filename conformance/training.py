@@ -411,6 +411,11 @@ class _Batch:
     partners: Tensor | None = None
     options: Any = None
 
+    def __post_init__(self) -> None:
+        # Options may be learned.
+        options = {name: x.detach() if isinstance(x, Tensor) else x for name, x in (self.options or {}).items()}
+        object.__setattr__(self, "options", options)
+
     @property
     def queue(self) -> tuple[Tensor, ...]:
         """The queue, or () if there is none."""
@@ -781,7 +786,7 @@ def _learned(found: Diagnosis) -> str:
         chance = 3 / math.sqrt(rows.dim * max(1, rows.count // 2))
         if rows.positive_cosine - rows.negative_cosine <= chance:
             return ", but positives are no more similar than other rows: nothing has been learned yet"
-    elif found.value is not None and found.value > levels.collapsed:
+    elif levels.started is None:
         return "; an untrained encoder whose rows share a direction can be there, too: pass the embeddings"
     if levels.started is not None and found.value is not None and found.value < levels.collapsed:
         return ": something has been learned, unless rows of the queue are still random: then the value rises"

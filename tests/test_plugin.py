@@ -25,6 +25,11 @@ import torch
 from torch.nn import functional
 
 
+def dropping(embeddings, labels, temperature=0.1):
+    from pairproof.fast import supcon_loss
+    return supcon_loss(embeddings, labels, temperature=temperature, no_positive="drop")
+
+
 def supcon(embeddings, labels, temperature=0.1, factor=1.0):
     rows = functional.normalize(embeddings, dim=1)
     diagonal = torch.eye(len(rows), dtype=torch.bool)
@@ -600,6 +605,7 @@ def test_declarations_are_read_from_both_tables(tmp_path: Path, name: str, table
         (f'flag = "tiny-norm"\n{REASON}', "unknown flag 'tiny-norm'; meant tiny-norms?"),
         (f'flag = "tiny-norms"\nloss = "sup"\n{REASON}', "unknown loss 'sup'"),
         (f'flag = "tiny-norms"\ndtype = "float31"\n{REASON}', "unknown dtype 'float31'"),
+        (f'case = "usage/zero-row"\n{REASON}', "usage/zero-row: usages cannot be declared; see --level"),
     ],
 )
 def test_a_declaration_with_an_unknown_name_is_an_error(
@@ -608,7 +614,12 @@ def test_a_declaration_with_an_unknown_name_is_an_error(
     declared(project, entry)
     result = runs("losses.supcon", f', loss="supcon", cases={FEW}')
     assert words in result.stdout.str()
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert result.ret == pytest.ExitCode.INTERRUPTED  # no test ran
+
+
+def test_option_that_explains_a_failure_is_named_as_parametrize_takes_it(runs: Runs) -> None:
+    result = runs("losses.dropping", ', loss="supcon", cases=["golden/supcon/lonely-*"]')
+    assert "(if intended: settings={'no_positive': 'drop'})" in " ".join(result.stdout.str().split())
 
 
 @pytest.mark.slow

@@ -147,6 +147,11 @@ ASKED: dict[str, tuple[str, str]] = {
         "either neighbouring rows are positives, whatever labels are passed, or the views of embeddings are "
         "interleaved: then --call interleaved --normalised",
     ),
+    "InterleavedSaysTheDocstring": (
+        "nt_xent",
+        "either rows k and k + N/2 are positives although the views are interleaved, or the views of z are stacked: "
+        "then --call stacked",
+    ),
     "multiplied_by_temp": (
         "supcon",
         "either similarities are multiplied by temp instead of divided, or temp means 1 / temperature: then "

@@ -373,6 +373,14 @@ def test_value_of_equal_embeddings_may_be_that_of_an_untrained_encoder() -> None
     assert "or is untrained and its rows share a direction. Compare" in far
 
 
+def test_learned_temperature_is_accepted_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+    log_scale = torch.nn.Parameter(torch.tensor(2.3))
+    rows, labels = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), torch.arange(4).repeat(2)
+    learned = diagnose(rows, labels, temperature=torch.exp(-log_scale))
+    assert learned == diagnose(rows, labels, temperature=torch.exp(-log_scale).item())
+    assert not recwarn.list
+
+
 def test_negative_value_below_the_lowest_is_not_called_possible() -> None:
     found = diagnose(class_sizes=[2] * 128, value=-0.3, temperature=0.5, denominator="only_negatives")
     assert found.problems[0].startswith("The value is below the lowest")

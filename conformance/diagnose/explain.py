@@ -294,8 +294,8 @@ class Observation:
                 finite = bool(found.given.isfinite().all()), bool(found.expected.isfinite().all())
                 if finite == (True, False) and self.alone:
                     yield suspects.NOT_NAN, suspects.NOT_NAN
-                if finite == (False, True) and (found_words := suspects.not_finite(found)):
-                    yield found_words
+                if finite == (False, True):
+                    yield from suspects.not_finite(found)
                 if finite == (False, True) and self.case.option("reduction") == "mean":
                     zero = (count for count in WRONG_COUNTS if not COUNTS[count](found.right.setting))
                     yield from ((count, f"{count}, which is 0") for count in zero)

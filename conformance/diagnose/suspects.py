@@ -335,11 +335,11 @@ def _reweighted(case: Case) -> Iterator[tuple[str, Case, float]]:
 # Explanations without a variant
 
 
-def not_finite(found: Failure) -> tuple[str, str] | None:
+def not_finite(found: Failure) -> Iterator[tuple[str, str]]:
     """Explain NaN or infinity where a finite number is expected.
 
-    Returns:
-        The explanation for all cases, and for this case; None if no cause is found.
+    Yields:
+        The explanation for all cases, and for this case. Two causes may explain the same case.
     """
     setting, rows, members = found.right.setting, found.rows.detach(), found.case.members()
     value = "NaN" if bool(found.given.isnan().any()) else "infinity"
@@ -350,20 +350,22 @@ def not_finite(found: Failure) -> tuple[str, str] | None:
     overflow = f"{value}: the largest logit is {largest:.4g}, and exponentials overflow"
     if found.empty:
         words = f"{_have(found.empty)} no positives, and the loss becomes {value}: 0 divided by 0, or a logarithm of 0"
-        return NO_POSITIVES, f"{words}; or {overflow}" if largest > OVERFLOWS else words
+        yield NO_POSITIVES, f"{words}; or {overflow}" if largest > OVERFLOWS else words
+        return
     if full := [i for i in found.anchors if len(found.positives[i]) == len(members[i])]:
-        return NO_NEGATIVES, f"{_have(full)} no negatives, and the loss becomes {value}"
+        yield NO_NEGATIVES, f"{_have(full)} no negatives, and the loss becomes {value}"
+        return
     if bool((found.given == -math.inf).any()):
-        words = "minus infinity: every term of a denominator underflows, and the logarithm of 0 is taken"
-        return UNDERFLOW, words
+        yield UNDERFLOW, "minus infinity: every term of a denominator underflows, and the logarithm of 0 is taken"
+        return
     if largest > OVERFLOWS:
-        return OVERFLOW, overflow
+        yield OVERFLOW, overflow
     own = logits.masked_fill(~setting.own, -math.inf).amax(dim=1)
     if hidden := (own - seen.amax(dim=1) > 87).nonzero().reshape(-1).tolist():
         words = f"{value}: the self pair of row {hidden[0]} has the largest logit, and the other exponentials underflow"
-        return HIDDEN, words
-    words = f"{value}: exponentials overflow or underflow in the dtype; logits reach {largest:.4g}"
-    return (UNDERFLOW, words) if max(-least, largest) > 80 else None
+        yield HIDDEN, f"{words}; leave it out before the maximum is taken"
+    elif largest <= OVERFLOWS and max(-least, largest) > 80:
+        yield UNDERFLOW, f"{value}: exponentials overflow or underflow in the dtype; logits reach {largest:.4g}"
 
 
 LOST = "the formula is right, but digits are lost, or a tiny number is added or clamped"

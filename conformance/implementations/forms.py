@@ -326,6 +326,7 @@ class Reading:
 
 _INDEX = re.compile(r"p|t|j|idx|(\w+_)?(partners?|pos|positives?|pairs?|targets?|match(es)?|ind(ex|ices)|idx)(_\w+)?")
 _NEIGHBOURS = re.compile(r"interleav|adjacent|neighbou?r|consecutive|\^ ?1\b|bitwise_xor|\[\d?::2|(//|%) ?2\b")
+_HALVES = re.compile(r"/ ?2\b|\.(chunk|roll)\(|\bstack(ed)?\b|first views")
 _SCALED = r"(\b(scale|inverse|1 ?/ ?(temperature|tau|t))\b|multipl)"
 
 
@@ -349,6 +350,9 @@ def other_readings(signature: Signature, form: Form, loss: str) -> Iterator[Read
         although = ", whatever labels are passed" if labelled else " although the views are stacked"
         mistake = f"neighbouring rows are positives{although}"
         yield Reading({"call": "interleaved"}, mistake, f"the views of {places[0].name} are interleaved")
+    if form.call == "interleaved" and form.words and _HALVES.search(text + signature.source):
+        mistake = "rows k and k + N/2 are positives although the views are interleaved"
+        yield Reading({"call": "stacked"}, mistake, f"the views of {places[0].name} are stacked")
     own = signature.keyword("temperature")
     if own is not None and not signature.inverted(own.name):
         default = own.default if isinstance(own.default, (int, float)) else 0

@@ -172,6 +172,7 @@ def deviations(
         for what, names in known.items():
             given = entry.get(what, ())
             for name in [given] if isinstance(given, str) else given:
+                _require(not name.startswith("usage/"), place, f"{name}: usages cannot be declared; see --level")
                 near = [] if name in names else _nearest(name, tuple(sorted(names)))
                 _require(name in names, place, f"unknown {what} {name!r}{''.join(f'; meant {x}?' for x in near)}")
         named, flagged = entry.get("case", ()), entry.get("flag", ())

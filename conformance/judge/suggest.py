@@ -15,12 +15,12 @@ LINK = "https://"
 def suggested(result: CheckResult) -> list[str]:
     """Return lines of TOML that declare the failures that affect the verdict.
 
-    There are no lines if the formula is wrong, or if one of these failures is an error or is not explained. Random
-    batches are not declared.
+    There are no lines if the formula is wrong, if one of these failures is an error or is not explained, or if an
+    option explains them: ``--set`` then covers random batches too, which cannot be declared.
     """
     diagnosis, failed = result.diagnosis, {check.case for check in result.failures_required}
     explained = {case for reason in diagnosis.reasons for case in reason.cases}
-    if not failed or failed - explained or any(reason.ordinary for reason in diagnosis.reasons):
+    if not failed or failed - explained or any(one.ordinary or one.setting for one in diagnosis.reasons):
         return []
     # Random batches have no stable ids.
     drawn = {batch.id for batch in result.fresh}
