@@ -218,6 +218,16 @@ def test_temperature_that_is_read_as_a_number_is_not_judged() -> None:
     assert check.message == "not judged: it reads the temperature as a number (__float__), which has no gradient"
 
 
+def test_temperature_that_is_also_the_base_temperature_counts_as_unchanged() -> None:
+    def scaled(
+        embeddings: torch.Tensor, labels: torch.Tensor, temperature: float = 0.1, base_temperature: float = 0.1
+    ) -> torch.Tensor:
+        return fast.supcon_loss(embeddings, labels, temperature=temperature) * (temperature / base_temperature)
+
+    (check,) = check_loss(scaled, "supcon", cases="usage/temperature-tensor", dtypes="float64").checks
+    assert (check.status, check.message) == (Status.PASSED, "")
+
+
 def test_usages_of_a_loss_that_is_wrong_as_usual_are_not_judged() -> None:
     def wrong(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float) -> torch.Tensor:
         return 2 * fast.supcon_loss(embeddings, labels, temperature=temperature)

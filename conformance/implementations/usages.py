@@ -1190,7 +1190,8 @@ class Use:
             raise NotApplicable
         values = [*positional, *keywords.values()]
         values += [x for value in values if isinstance(value, dict) for x in value.values()]
-        given = [x for x in values if isinstance(x, (Tensor, np.ndarray))]
+        # A tensor may be given twice: the temperature is also the base temperature of None.
+        given = [*{id(x): x for x in values if isinstance(x, (Tensor, np.ndarray))}.values()]
         copies = list(map(_copy, given))
         device = next((x.device.type for x in given if isinstance(x, Tensor)), "cpu")
         differentiable = [isinstance(x, Tensor) and x.requires_grad for x in given]
