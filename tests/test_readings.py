@@ -17,8 +17,9 @@ import torch
 from pairproof.conformance import check_loss, cli, identify
 from pairproof.conformance.implementations import forms
 from pairproof.conformance.implementations.callable import External
-from pairproof.conformance.implementations.child import load_loss
+from pairproof.conformance.implementations.child import load_loss, load_target
 from pairproof.conformance.implementations.forms import trial_case
+from pairproof.conformance.implementations.gpu import ON_CPU
 from pairproof.conformance.implementations.sandbox import NoCallFits, TargetError, TargetMisused, find
 from pairproof.conformance.implementations.signatures import Signature
 from pairproof.conformance.judge.check import CheckResult
@@ -124,6 +125,8 @@ RIGHT: dict[str, tuple[str, str]] = {
     "Model.simclr_loss": ("nt_xent", "tau = temperature, z1 = first views [N, D], z2 = second views [N, D]"),
     "WithoutForward": ("supcon", "temperature = temperature, embeddings = embeddings [N, D], labels = class ids [N]"),
     "OfNestedSettings": ("nt_xent", "temperature = temperature, z_i = first views"),
+    "on_a_gpu": ("info_nce", "image = first tower [N, D], text = second tower [N, D], temperature = temperature"),
+    "OnAGPU": ("nt_xent", "temperature = temperature, z_i = first views [N, D], z_j = second views [N, D]"),
     "OfAPairInAMethod": (
         "supcon",
         "temperature = temperature, _ = None, z = embeddings [N, D], labels = class ids [N]",
@@ -398,9 +401,16 @@ def test_option_that_another_call_lacks_does_not_hide_the_error() -> None:
         check_loss(f"{READINGS}:of_similarities_on_a_gpu", "nt_xent")
 
 
-def test_device_of_a_tensor_on_the_cpu_is_told_as_a_missing_gpu() -> None:
-    with pytest.raises(CouldNotRun, match=r"Device index must not be negative\n(.*\n)*It needs a GPU"):
-        check_loss(f"{READINGS}:of_the_device", "nt_xent")
+def test_loss_that_moves_tensors_to_a_missing_gpu_is_judged_on_the_cpu() -> None:
+    name, current_device = f"{READINGS}:on_a_gpu", torch.cuda.current_device
+    found = check_loss(name, "info_nce", cases=("golden/info_nce/t[!ro]*", "usage/thread"), dtypes="float64")
+    assert found.exit_code == 0
+    assert "usage/thread" in {check.case for check in found.judged}
+    assert found.summary.startswith(f"conforms at level policies: {name} as info_nce, on the CPU instead of a GPU: ")
+    of_identify = load_target(name, None, None, None)
+    of_identify.close()
+    assert ON_CPU in {*found.notes} & {*of_identify.notes}
+    assert torch.cuda.current_device is current_device
 
 
 def test_other_errors_have_a_line_each() -> None:

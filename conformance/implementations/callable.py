@@ -40,6 +40,7 @@ from .base import (
     unusable,
 )
 from .forms import Form, Reading, cannot_be_called, other_readings, plausible_forms, reading, trial_case
+from .gpu import ON_CPU, OnCPU, lacks_gpu
 from .returned import choose, note, parts_of, take
 from .sandbox import (
     NoCallFits,
@@ -195,6 +196,7 @@ class Target:
         result: the name of the loss among several results; None if it returns one result, or was not called yet.
         strict: whether a torch target must return a tensor.
         grouped: whether a process group of this process alone was started for it.
+        on_cpu: whether it moves tensors to a GPU and runs on the CPU, because there is no GPU.
     """
 
     def __init__(
@@ -251,7 +253,8 @@ class Target:
         self.form: Form = self.forms[form]
         self.call, self.result, self.arrays = self.form.call, result or self._result, self.form.arrays
         self.strict = self._strict and self.arrays == "torch"
-        self._result_note, self._changed, self.grouped, self._failed, self.use = "", False, False, "", Use()
+        self._result_note, self._failed, self.use = "", "", Use()
+        self._changed = self.grouped = self.on_cpu = False
         self.probed_as = PROBED_AS.get(self.call, self.call)
         if self.call == "similarities":
             labelled = len(self.signature.places) > 1 and self.form.labels != "transposed"
@@ -275,7 +278,8 @@ class Target:
         changed = "arguments: the target changes them in place; it gets copies" if self._changed else ""
         packed = [f"arguments: passed as one {it.kind} with {', '.join(it.keys)}" for it in self.signature.packs]
         group = "process group: one of a single process, because the target requires one" if self.grouped else ""
-        return tuple(filter(None, (*self.form.notes, *packed, self._failed, self._result_note, changed, group)))
+        device = ON_CPU if self.on_cpu else ""
+        return tuple(filter(None, (*self.form.notes, *packed, self._failed, self._result_note, changed, group, device)))
 
     @property
     def choice(self) -> tuple[int, str | None]:
@@ -395,12 +399,13 @@ class Target:
         def call(*arrays: Any) -> Any:
             options = dict(zip(keywords, arrays[places:], strict=True))
             constructor, given, others = self.signature.bind(arrays[:places], options, batch.facts)
-            called = self.thing(**constructor) if self.constructs else self.thing
-            if is_module(called) and any(x.device != batch.embeddings.device for x in _state_of(called)):
-                called.to(batch.embeddings.device)
-            if not callable(called):
-                called = getattr(called, method_of(type(called)))
-            return self._taken(self.use.call(called, given, others))
+            with OnCPU() if self.on_cpu else nullcontext():
+                called = self.thing(**constructor) if self.constructs else self.thing
+                if is_module(called) and any(x.device != batch.embeddings.device for x in _state_of(called)):
+                    called.to(batch.embeddings.device)
+                if not callable(called):
+                    called = getattr(called, method_of(type(called)))
+                return self._taken(self.use.call(called, given, others))
 
         if self.arrays == "jax":
             found: Any = _Jax.apply(call, *given)  # type: ignore[no-untyped-call]
@@ -408,11 +413,14 @@ class Target:
             given = [*map(_numpy, given)] if self.arrays == "numpy" else given
             try:
                 found = call(*given)
-            except (RuntimeError, ValueError) as error:
-                if "process group has not been initialized" not in str(error):
+            except (AssertionError, RuntimeError, ValueError) as error:
+                if "process group has not been initialized" in str(error):
+                    _start_group()
+                    self.grouped = True
+                elif self.on_cpu or not lacks_gpu(str(error)):
                     raise
-                _start_group()
-                self.grouped = True
+                else:
+                    self.on_cpu = True
                 found = call(*given)
             self._changed |= "changed-input" in self.use.seen
         loss: Tensor = found if isinstance(found, Tensor) else self._values(found)

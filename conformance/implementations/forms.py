@@ -18,6 +18,7 @@ import torch
 
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
+from .gpu import OF_GPU, lacks_gpu
 from .sandbox import TargetMisused, describe
 from .signatures import ARRAYS, CALLS, OF_VIEWS, PARTNERS, SCALARS, VARIED, Signature, is_ignored, method_of, snake_case
 
@@ -484,7 +485,7 @@ def cannot_be_called(spec: object, signature: Signature, failures: Sequence[tupl
         f"called with {form.call} on a small batch, it fails: {error}",
         *(f"    {name}: {words}" for name, words in others.items()),
     ]
-    if _OF_GPU.search(error) and not torch.cuda.is_available():
+    if lacks_gpu(error):
         return [*first, "It needs a GPU, and there is none here: where there is one, pass --device cuda."]
     lines = wrapper(spec, signature, replace(form, labels=""))
     unknown = " ".join(f"--init {name}=VALUE" for name in re.findall(r"(\w+)=\.\.\.", lines[-1]))
@@ -497,8 +498,7 @@ def cannot_be_called(spec: object, signature: Signature, failures: Sequence[tupl
     ]
 
 
-_OF_GPU = re.compile(r"cuda|nvidia|\bgpu\b|Device index must not be negative", re.IGNORECASE)
-_OF_MACHINE = re.compile(rf"{_OF_GPU.pattern}|No module named", re.IGNORECASE)
+_OF_MACHINE = re.compile(rf"{OF_GPU.pattern}|No module named", re.IGNORECASE)
 
 
 def _line(error: str) -> str:

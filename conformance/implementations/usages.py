@@ -23,7 +23,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, cast
@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from ..suite.cases import MATRICES, Case, row_norms
 from ..suite.levels import Level
@@ -424,10 +424,14 @@ def _can_use_threads(process: int) -> bool:
 def _in_a_thread(called: Callable[..., Any], positional: list[Any], keywords: dict[str, Any]) -> Any:
     found: list[Any] = []
     errors: list[BaseException] = []
+    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
 
     def run() -> None:
         try:
-            found.append(called(*positional, **keywords))
+            with ExitStack() as stack:
+                for mode in modes:  # a new thread has none
+                    stack.enter_context(mode)
+                found.append(called(*positional, **keywords))
         except BaseException as error:
             errors.append(error)
 

@@ -33,6 +33,7 @@ from ..implementations import child
 from ..implementations.base import Deviation, one_thread
 from ..implementations.callable import External
 from ..implementations.forms import READING
+from ..implementations.gpu import ON_CPU
 from ..implementations.sandbox import NoCallFits, TargetError, TargetMisused
 from ..implementations.signatures import NO_TEMPERATURE, Claim
 from ..suite.cases import Case
@@ -243,6 +244,7 @@ class CheckResult:
             least = min(level_of(check.flags) for check in cases if check.status is not Status.ERRORED)
             return f"could not run: no check of the level {self.level} or below has a result: pass --level {least}"
         values, above = "" if self.gradients_judged else ", values only", self.failures_above
+        values += ", on the CPU instead of a GPU" if ON_CPU in self.notes else ""
         counts -= counted(above)
         ends = [phrase(status, counts[status]) for status in Status if counts[status]]
         ends += [f"{len(above)} failed above this level"] if above else []
