@@ -327,6 +327,13 @@ class Observation:
                 if choice != self.case.option(option):
                     words = OPTION_WORDS.get((option, choice), f"{option}={choice} is computed")
                     yield f"{words}\0{option}={choice}", partial(self.has_option, words, option, choice)
+        own, choices = self.case.option("reduction"), self.case.entry.choices["reduction"]
+        for choice in choices if own == "none" and len(self.failure.given) < len(self.failure.expected) else ():
+            words = f"with reduction={own}, the value is that of reduction={choice}"
+            yield (
+                f"{words} (to judge the mean alone: --set reduction=mean)",
+                partial(self.has_option, words, "reduction", choice),
+            )
 
     def has_option(self, words: str, option: str, choice: str) -> str | None:
         """Return ``words`` if the target computes another choice of an option."""
