@@ -22,7 +22,7 @@ from pairproof.conformance.implementations.forms import trial_case
 from pairproof.conformance.implementations.gpu import ON_CPU
 from pairproof.conformance.implementations.sandbox import NoCallFits, TargetError, TargetMisused, find
 from pairproof.conformance.implementations.signatures import Signature
-from pairproof.conformance.judge.check import CheckResult
+from pairproof.conformance.judge.check import CheckResult, check
 from pairproof.conformance.judge.levels import ROUNDS_WEIGHTS
 from pairproof.conformance.judge.options import CouldNotRun, UsageError
 from pairproof.conformance.judge.parity import parity
@@ -125,6 +125,23 @@ RIGHT: dict[str, tuple[str, str]] = {
     "Model.simclr_loss": ("nt_xent", "tau = temperature, z1 = first views [N, D], z2 = second views [N, D]"),
     "WithoutForward": ("supcon", "temperature = temperature, embeddings = embeddings [N, D], labels = class ids [N]"),
     "OfNestedSettings": ("nt_xent", "temperature = temperature, z_i = first views"),
+    "OfAnInitialTemperature": (
+        "sigmoid",
+        "init_bias = bias, init_temperature = temperature, image_features = first to",
+    ),
+    "OfAnInitialLogarithm": (
+        "info_nce",
+        "scale_init_value = log(1 / temperature), image_features = first tower [N, D]",
+    ),
+    "of_tao": ("nt_xent", "z_i = first views [N, D], z_j = second views [N, D], tao = temperature"),
+    "of_a_tuple": ("supcon", "zs_1 = first views [N, D], zs_2 = second views [N, D], lbls = class ids [items], temp"),
+    "of_a_list": ("info_nce", "features_1 = first tower [N, D], features_2 = second tower [N, D], temperature = temp"),
+    "of_chunks": ("nt_xent", "sim_matrix = similarities [N, N], temperature = temperature"),
+    "of_negatives_of_each_anchor": (
+        "info_nce",
+        "user_vector = first tower [N, D], pos_vector = second tower [N, D], neg_vectors = negatives, temperature = te",
+    ),
+    "OfRowsInTheConstructor": ("nt_xent", "outputs1 = first views [N, D], outputs2 = second views [N, D], t = tempera"),
     "on_a_gpu": ("info_nce", "image = first tower [N, D], text = second tower [N, D], temperature = temperature"),
     "OnAGPU": ("nt_xent", "temperature = temperature, z_i = first views [N, D], z_j = second views [N, D]"),
     "OfAPairInAMethod": (
@@ -193,10 +210,11 @@ def test_signature_is_read_as_it_is_meant(name: str) -> None:
     found.settle()
     reading = found.notes[-1]
     assert reading.startswith(f"reading: {words}"), found.notes
-    case = trial_case(loss, {"temperature": 0.5})
+    one_way = {"direction": "a_to_b"} if found.claim.required else {}
+    case = trial_case(loss, {"temperature": 0.5, **one_way}, found.claim.required)
     if name == "supcon_of_views":
         case = replace(case, arguments={"labels": [2, 0, 2, 3, 3, 1, 1, 0]})
-    if name in ("of_required_labels", "two_views_and_labels"):
+    if name in ("of_required_labels", "two_views_and_labels", "of_a_tuple"):
         case = replace(case, arguments={"labels": [2, 0, 2, 0, 0, 1, 1, 0]})
     for dtype in ("float64", "float32"):
         assert ratio(found, case, dtype) <= 1
@@ -539,6 +557,13 @@ def test_weights_of_the_directions_can_be_claimed(weights: object) -> None:
     assert wrong.exit_code == 1
 
 
+def test_weights_of_the_directions_are_read_from_a_value_of_the_user() -> None:
+    found = External(f"{READINGS}:Weighted", loss="info_nce", init={"lamda": 0.75})
+    found.settle()
+    assert "direction_weights: 0.75,0.25 is claimed, because --init sets lamda" in found.notes
+    assert ratio(found, trial_case("info_nce", {"temperature": 0.5, "direction_weights": (0.75, 0.25)})) <= 1
+
+
 def test_random_batches_have_the_claimed_weights_of_the_directions() -> None:
     settings = {"direction_weights": "0.75,0.25"}
     name, chosen = f"{READINGS}:weighted_directions", [f"fresh-3-{k}" for k in range(6)]
@@ -647,6 +672,15 @@ def test_only_what_is_true_is_told_of_a_wrong_loss(name: str, loss: str, reasons
     found = check_loss(f"{READINGS}:{name}", loss, cases=("golden/*/[a-d]*",), dtypes="float64", seed=0)
     assert found.exit_code == 1
     assert [reason.words for reason in found.diagnosis.reasons] == reasons
+
+
+@pytest.mark.slow
+def test_reduction_that_a_loss_does_not_have_is_a_reason() -> None:
+    found = check_loss(f"{READINGS}:without_single_values", "supcon", cases="golden/supcon/[nr]*", dtypes="float64")
+    (reason,) = found.diagnosis.reasons
+    assert reason.words.startswith("with reduction=none, the value is that of reduction=sum (to judge the mean alone: ")
+    kept = replace(found.request, settings={"reduction": "mean"})
+    assert check(kept).exit_code == 0
 
 
 @pytest.mark.slow

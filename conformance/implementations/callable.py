@@ -437,7 +437,7 @@ class Target:
             # One class per item means the same as no labels.
             batch = replace(batch, labels=range(batch.first or len(batch.embeddings) // batch.n_views))
         positional, keywords = self.use.arguments(*batch.arguments(self.call))
-        shaped = partial(self.form.shaped, dtype=batch.embeddings.dtype)
+        shaped = partial(self.form.shaped, rows=positional[0])
         if self.call == "similarities":
             if self.signature.keyword("temperature") is None and "temperature" in keywords:
                 positional[0] = positional[0] / keywords.pop("temperature")

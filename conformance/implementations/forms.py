@@ -27,7 +27,7 @@ Tensor = torch.Tensor
 _PARTNERS = "|".join(PARTNERS)
 _MASKS = r"(?:\w+_)?masks?"
 _ONE_HOT = r"(?:\w+_)?(?:one_?hot|multi_?hot)(?:_\w+)?"
-_LABELS = f"labels?|classes|class_labels|y_true|y|ids|targets?|{_ONE_HOT}"
+_LABELS = f"labels?|lbls|classes|class_labels|y_true|y|ids|targets?|{_ONE_HOT}"
 _MATRICES = "sim|sims|similarity|similarities|similarity_matrix|sim_matrix|cos_sim|cosine_similarity|logits|scores?"
 _OF_TOWERS = r"logits_(per_)?\w+|(sim|sims|similarity|scores)_\w+"
 _ROWS = "embeddings?|z|reps|representations?|projections?|outputs?|hidden|embs?|x"
@@ -42,6 +42,7 @@ _WORDS = (
     ("labels", rf"(\S+ ({_LABELS})|({_LABELS}) (?!({_LABELS})\b)\S+)( .*)?"),
     ("pairs", r"\S+ (positive_pairs|pos_pairs|pairs|pos_indices|positive_indices)( .*)?"),
     ("views", r"(query|queries) (positive_)?keys?( .*)?|q k( .*)?|anchors? positives?( .*)?|embeddings ref_emb( .*)?"),
+    ("views", r"(user|query|question|anchor)s?_\S+ (item|doc|document|passage|pos|positive|key)s?_\S+( .*)?"),
     ("views", r"(image|images|img|imgs|vision|visual)(_\S+)? (text|texts|txt|caption|captions|language)(_\S+)?( .*)?"),
     # Names that differ in one character: z_i and z_j, view_a and view_b.
     ("views", r"(\S*)(\S)(\S*) \1(?!\2)\S\3( .*)?"),
@@ -89,7 +90,7 @@ class Form:
             positives, "signs" and "pairs" for a matrix of all pairs of two towers, and "transposed" for the transposed
             similarities instead. How a mask is passed: "" for bool,
             "float" for numbers.
-        transposed: whether the queue is passed as [D, K].
+        queue: how the queue is passed: "" for [K, D], or "[D, K]", or "[N, K, D]" with the same rows for each anchor.
         arrays: the arrays that are passed, one of ``ARRAYS``.
         guess: what the arrays were guessed from; "" if the user gave them.
     """
@@ -97,7 +98,7 @@ class Form:
     call: str
     words: str = ""
     labels: str = ""
-    transposed: bool = False
+    queue: str = ""
     arrays: str = "torch"
     guess: str = ""
 
@@ -110,8 +111,8 @@ class Form:
             yield "mask: passed as numbers, because a mask of bool raises an error"
         elif self.labels in ("column", "one-hot"):
             yield f"labels: passed as a {self.labels} matrix, because a vector does not fit"
-        if self.transposed:
-            yield "negatives: passed as [D, K], because [K, D] raises an error"
+        if self.queue:
+            yield f"negatives: passed as {self.queue}, because [K, D] raises an error"
         if self.guess:
             yield f"arrays: {self.arrays}, {self.guess}; override with --arrays"
 
@@ -131,19 +132,21 @@ class Form:
             given["labels"] = _INSTEAD[self.labels]
         return given
 
-    def shaped(self, name: str, value: Any, dtype: torch.dtype) -> Any:
-        """Return an argument in the shape of this form; ``dtype`` is that of the rows."""
+    def shaped(self, name: str, value: Any, rows: Tensor) -> Any:
+        """Return an argument in the shape of this form; ``rows`` are those of the anchors."""
         if name == "labels" and self.labels in ("column", "one-hot") and isinstance(value, Tensor):
             classes = torch.searchsorted(torch.tensor(sorted({*value.tolist()}), device=value.device), value)
             return value[:, None] if self.labels == "column" else torch.nn.functional.one_hot(classes)
         if name == "labels" and self.labels in ("signs", "pairs"):
-            same = (value[:, None] == value).to(dtype)
+            same = (value[:, None] == value).to(rows.dtype)
             return 2 * same - 1 if self.labels == "signs" else same
         if name == "labels" and self.labels == "mask":
             return (value[:, None] == value).fill_diagonal_(False).float()
         if name == "mask" and self.labels == "float" and isinstance(value, Tensor):
             return value.float()
-        return value.T if name == "negatives" and self.transposed and isinstance(value, Tensor) else value
+        if name == "negatives" and self.queue and isinstance(value, Tensor):
+            return value.T if self.queue == "[D, K]" else value.repeat(len(rows), 1, 1)
+        return value
 
 
 def plausible_forms(
@@ -165,7 +168,7 @@ def plausible_forms(
     if call == "labels" and any(snake_case(p.name) in PARTNERS for p in signature.places[:2]):
         call = "partners" if "partners" in (LOSSES[loss].calls if loss in LOSSES else CALLS) else call
     calls = [(call, "")] if call else _guessed(signature, loss)
-    queue = (False, True) if signature.keyword("negatives") is not None else (False,)
+    queues = ("", "[D, K]", "[N, K, D]") if signature.keyword("negatives") is not None else ("",)
     several = re.search(r"multi[-_ ]?(label|hot)|one[-_ ]?hot", signature.source.lower())
     of_labels = ("", "one-hot", "column") if several else ("", "column", "one-hot")
     shapes: dict[str, tuple[str, ...]] = dict.fromkeys(("labels", "features", "similarities"), of_labels)
@@ -179,15 +182,15 @@ def plausible_forms(
         if re.fullmatch(names, second):
             shapes["similarities"] = (shape,)
     forms = [
-        Form(call, words, labels, transposed, kind, guess)
-        for kind, (call, words), transposed in product(arrays, calls, queue)
+        Form(call, words, labels, queue, kind, guess)
+        for kind, (call, words), queue in product(arrays, calls, queues)
         for labels in shapes.get(call, ("",))
     ]
     # Try all calls before reshaping labels or the queue, and all of these before other arrays.
     plain = {call: shapes.get(call, ("",))[0] for call, _ in calls}
     return sorted(
         forms,
-        key=lambda form: (arrays.index(form.arrays), form.labels not in (plain[form.call], "float"), form.transposed),
+        key=lambda form: (arrays.index(form.arrays), form.labels not in (plain[form.call], "float"), form.queue),
     )
 
 
@@ -432,11 +435,12 @@ def wrapper(spec: object, signature: Signature, form: Form) -> list[str]:
     start = f"from {module} import {root}" if importable else "target = ...  # a local function has no name to import"
     thing = (f"{root}.{rest}" if rest else root) if importable else "target"
     own = f"adapted_{re.sub(chr(92) + 'W', '_', attribute) if importable else 'target'}"
-    if signature.constructs:
-        thing = f"{thing}({', '.join(_code(signature, signature.constructor, constructor))})"
-        method = method_of(signature.thing)
-        thing += "" if method == "__call__" else f".{method}"
     given = ", ".join(_code(signature, signature.call, call))
+    if signature.constructs:
+        made = ", ".join(_code(signature, signature.constructor, constructor))
+        made, given = (given, "") if signature.of_constructor else (made, given)
+        method = method_of(signature.thing)
+        thing = f"{thing}({made})" + ("" if method == "__call__" else f".{method}")
     imports = [f"import {it}" for it in ("types", "torch") if f"{it}." in thing + given]
     imports += [""] * bool(imports)
     lines = [*imports, start, "", "", f"def {own}({', '.join((*names, *options))}):"]

@@ -41,7 +41,7 @@ ARRAYS = ("torch", "numpy", "jax")
 EVERY = "*"
 """The claimed value of an option that the target takes by keyword."""
 
-TEMPERATURES = ("temperature", "tau", "temp", "T", "t")
+TEMPERATURES = ("temperature", "tau", "tao", "temp", "T", "t")
 INVERSES = ("logit_scale", "scale", "inv_temperature", "inverse_temperature", "inv_temp", "inv_tau")
 """Names of 1 / temperature."""
 LOGARITHMS = (
@@ -73,7 +73,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "temperature": (*TEMPERATURES, *INVERSES, *LOGARITHMS),
     "base_temperature": ("base_temperature", "base_temp"),
     "bias": ("bias", "logit_bias", "b"),
-    "labels": ("labels", "label", "targets", "target", "y", "classes", "class_labels", "y_true", "ids"),
+    "labels": ("labels", "label", "targets", "target", "y", "classes", "class_labels", "y_true", "ids", "lbls"),
     "hard_negatives": (
         *("hard_negatives", "hard_negs", "hard_negative_embeddings", "hard_negatives_embeddings"),
         *("hard_neg_embeddings", "embeddings_hard"),
@@ -85,8 +85,12 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
 }
 """Names of parameters for arguments of the catalogue; other arguments have only their own name."""
 
-_LABELS = re.compile(r"(?!one_?hot|multi_?hot)[a-z]+_(ids|labels|classes)")
-"""Other names of parameters for labels."""
+_OTHERS = {
+    "labels": re.compile(r"(?!one_?hot|multi_?hot)[a-z]+_(ids|labels|classes)"),
+    "negatives": re.compile(r"neg(ative)?s?_(vec|emb|feat|rep|item|doc|passage|candidate)\w*"),
+    "temperature": re.compile(r"logit_scale_\w+"),
+}
+"""Other names of parameters for arguments of the catalogue."""
 
 FACTS: Mapping[str, tuple[str, ...]] = {
     "batch_size": ("batch_size", "batchsize", "bs", "bsz"),
@@ -111,7 +115,18 @@ _MARKS = {"torch": ("torch", "Tensor"), "jax": ("jax", "jnp"), "numpy": ("numpy"
 """Words in annotations that show which arrays a target takes."""
 
 
-METHODS = ("__call__", "forward", "loss", "compute_loss", "calculate_loss", "calc_loss", "compute", "calc", "cal")
+METHODS = (
+    "__call__",
+    "forward",
+    "loss",
+    "get_loss",
+    "compute_loss",
+    "calculate_loss",
+    "calc_loss",
+    "compute",
+    "calc",
+    "cal",
+)
 """Names of methods that compute a loss; the first one that a class has is called."""
 
 _SETTINGS = ("args", "cfg", "config", "conf", "opt", "opts", "options", "hparams", "params", "self")
@@ -184,6 +199,7 @@ class Signature:
         thing: the callable.
         init: the values that the user gives to parameters, by name.
         constructs: whether it is a class.
+        of_constructor: whether its constructor takes the arrays.
         call: the parameters of the call, without self; empty if they cannot be read.
         constructor: the parameters of the constructor; empty unless it is a class.
         named: the parameters of the call, without ``*args`` and ``**keywords``.
@@ -207,6 +223,9 @@ class Signature:
         self.constructor = _parameters(thing) if self.constructs else {}
         if self.constructs:
             self.call.pop(next(iter(self.call), ""), None)
+        self.of_constructor = self.constructs and not self.call
+        if self.of_constructor:  # the constructor takes the rows
+            self.call, self.constructor = self.constructor, {}
         self.packs = [*self._read_packs()]
         self.named = [p for p in self.call.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
         self.takes_anything = _takes_anything(self.call) or _takes_anything(self.constructor)
@@ -236,7 +255,9 @@ class Signature:
                 if first and not keys:
                     whole = f"{source}\n{self.source}"  # another method may take the pair apart
                     pair = re.search(rf"^\s*\(?(\w+), *(\w+)\)? *= *{name}\s*(?:#.*)?$", whole, re.MULTILINE)
-                    keys, kind = [*pair.groups()] if pair else [], "pair"
+                    both = re.search(rf"\b{name}\[0\].*\b{name}\[1\]", source, re.DOTALL) and f"{name}." not in source
+                    if pair or both or re.search(r"(?i)(tuple|list|sequence)\[.*tensor", str(p.annotation)):
+                        keys, kind = [*pair.groups()] if pair else [f"{name}_1", f"{name}_2"], "pair"
                 if keys:
                     paths = {path.rpartition(".")[2]: path for path in keys}
                     made = {key: inspect.Parameter(key, inspect.Parameter.POSITIONAL_OR_KEYWORD) for key in paths}
@@ -247,12 +268,11 @@ class Signature:
 
     def keyword(self, name: str) -> inspect.Parameter | None:
         """Return the parameter for an option of the catalogue; None if there is none or the user gives its value."""
-        words, own = ALIASES.get(name, (name,)), [*map(snake_case, (*self.constructor, *self.call))]
-        if name == "labels":
-            words = (*words, *filter(_LABELS.fullmatch, own))
-        if name == "temperature":
-            scales = [word for word in own if word.startswith("logit_scale_")]
-            words = (snake_case(self.scale),) if self.scale else (*words, *scales)
+        words = ALIASES.get(name, (name,))
+        if name in _OTHERS:
+            words = (*words, *filter(_OTHERS[name].fullmatch, map(plain_name, (*self.constructor, *self.call))))
+        if name == "temperature" and self.scale:
+            words = (plain_name(self.scale),)
         found = self._named(*words)
         usable = (p for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
         return next((p for p in usable if p.name not in self.init and not self._doubtful(p)), None)
@@ -260,7 +280,7 @@ class Signature:
     def _named(self, *words: str) -> Iterator[inspect.Parameter]:
         """Yield the parameters of the constructor, then those of the call, in the order of their names in ``words``."""
         for own, word in product((self.constructor, self.call), words):
-            yield from (p for p in own.values() if snake_case(p.name) == word)
+            yield from (p for p in own.values() if plain_name(p.name) == word)
 
     def _doubtful(self, parameter: inspect.Parameter) -> bool:
         """Whether a parameter with the name of an option may be an array: it is required, and first or second."""
@@ -272,11 +292,12 @@ class Signature:
     @cached_property
     def places(self) -> list[inspect.Parameter]:
         """The parameters for embeddings, labels and the like: those that are no option and no fact."""
-        taken = [self.keyword(name) for name in ("temperature", *SCALARS)]
+        taken = [self.keyword(name) for name in ("temperature", "negatives", *SCALARS)]
         facts = chain(*FACTS.values(), ALIASES["negatives"], ALIASES["hard_negatives"])
         names = {*self.init, *(p.name for p in (*taken, *self._named(*facts)) if p)}
         names |= {key for pack in self.packs if pack.name.lower() in _SETTINGS for key in pack.keys}
-        return [p for p in self.named if p.name not in names and not is_ignored(p)]
+        arrays = (p for p in self.named if not isinstance(p.default, (int, float, str)))
+        return [p for p in arrays if p.name not in names and not is_ignored(p)]
 
     @property
     def labels_first(self) -> bool:
@@ -334,6 +355,8 @@ class Signature:
                 constructor = pack.pack(constructor)
             else:
                 call = pack.pack(call)
+        if self.of_constructor:
+            return {**{p.name: value for p, value in zip(self.named, given, strict=False)}, **call}, [], {}
         return constructor, given, call
 
     def _bind(self, positional: Sequence[Any], keywords: Mapping[str, Any], facts: Mapping[str, Any]) -> Bound:
@@ -399,7 +422,7 @@ class Signature:
     @property
     def fixed_temperature(self) -> float | None:
         """The temperature that the user gives in ``init``, or None."""
-        word = next((word for word in self.init if snake_case(word) in ALIASES["temperature"]), "")
+        word = next((word for word in self.init if plain_name(word) in ALIASES["temperature"]), "")
         return self._as_temperature(word, self.init.get(word))
 
     @property
@@ -417,7 +440,7 @@ class Signature:
 
     def inverted(self, word: str) -> bool:
         """Whether a parameter is 1 / temperature or log(1 / temperature)."""
-        plain = snake_case(word)
+        plain = plain_name(word)
         if plain in ("log_t", "logt") or (plain in TEMPERATURES and self.is_logarithm(word)):
             below = rf"(/ *\(?[\w.]*exp\(?|exp\( *-) *(self\.)?{word}\b|/ *\(?(self\.)?{word}\.exp\("
             return re.search(below, self.source) is None
@@ -433,7 +456,7 @@ class Signature:
         return self._logarithms[word]
 
     def _read_as_logarithm(self, word: str) -> bool:
-        plain = snake_case(word)
+        plain = plain_name(word)
         if plain in LOGARITHMS:
             return True
         if plain not in (*INVERSES, *TEMPERATURES) and word != self.scale and not plain.startswith("logit_scale_"):
@@ -460,6 +483,12 @@ def snake_case(name: str) -> str:
     return name if len(name) == 1 else re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
+@cache
+def plain_name(name: str) -> str:
+    """Return the name of a parameter as ``snake_case`` does, "temperature" also for "init_temperature" and the like."""
+    return re.sub(r"^init(ial)?_|_init(ial)?(_value)?$", "", snake_case(name))
+
+
 def is_module(thing: Any) -> bool:
     """Return whether something is a torch module or a subclass of ``torch.nn.Module``."""
     return issubclass(thing if isinstance(thing, type) else type(thing), torch.nn.Module)
@@ -472,7 +501,7 @@ def kind_of(value: object) -> str:
 
 
 _LIMITS = {"clamp", "clamp_max", "clamp_min", "clip", "minimum", "maximum", "min", "max"}
-_COPIES = {"float", "double", "to", "type_as", "squeeze", "view", "reshape", "item"}
+_COPIES = {"float", "double", "to", "type_as", "squeeze", "view", "reshape", "item", "tensor", "as_tensor", "Parameter"}
 """Functions and methods whose result is still a logarithm if their first operand is one."""
 
 
@@ -501,6 +530,8 @@ def _is_exponentiated(word: str, source: str, known: Mapping[str, Any], depth: i
             return is_one(node.operand)
         if isinstance(node, ast.Call):
             return _name(node.func) in _LIMITS | _COPIES and any(map(is_one, operands(node)))
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+            return "ones(" in ast.unparse(node) and (is_one(node.left) or is_one(node.right))
         return _name(node) in names
 
     def in_helper(call: ast.Call) -> bool:
@@ -819,6 +850,12 @@ def _from_init(claim: Claim, signature: Signature, settings: dict[str, object], 
             with suppress(TargetMisused):
                 settings[name] = _checked_value(name, value, entry.choices.get(name))
                 notes.append(f"{name}: {settings[name]} is claimed, because --init sets it")
+    for name, value in signature.init.items():
+        mixed = re.search(rf"\b{name}\)? *\*[^\n]*\( *1(\.0?)? *- *(self\.)?{name}\b", signature.source)
+        if "direction_weights" in entry.keywords and "direction_weights" not in settings and mixed:
+            with suppress(TypeError, ValueError):
+                settings["direction_weights"] = ((float(value), 1 - float(value)),)
+                notes.append(f"direction_weights: {value},{1 - float(value):g} is claimed, because --init sets {name}")
 
 
 def _keywords(claim: Claim, claimed: set[str], signature: Signature, notes: list[str]) -> set[str]:
@@ -879,7 +916,8 @@ def _temperature(claim: Claim, signature: Signature, notes: list[str]) -> float 
     if isinstance(found, torch.Tensor) and found.numel() == 1:
         found = found.item()
     if isinstance(found, bool) or not isinstance(found, (int, float)):
-        known = [p.name for p in (*signature.constructor.values(), *signature.named) if isinstance(p.default, float)]
+        floats = (p for p in (*signature.constructor.values(), *signature.named) if isinstance(p.default, float))
+        known = [p.name for p in floats if p.default > 1]
         scale = f", or name the parameter that is 1/temperature with --scale {'|'.join(known)}" if known else ""
         raise TargetMisused(
             f"{NO_TEMPERATURE}: pass the temperature that is built in with --temperature (1 if none is){scale}"

@@ -377,6 +377,70 @@ class OnAGPU(torch.nn.Module):
         return (logits.masked_fill(own, -torch.inf).logsumexp(dim=1) - positives).mean()
 
 
+class OfAnInitialTemperature(torch.nn.Module):
+    def __init__(self, init_temperature=0.07, init_bias=-10.0):
+        super().__init__()
+        self.logit_scale = torch.nn.Parameter(torch.tensor(1 / init_temperature, dtype=torch.float64).log())
+        self.logit_bias = torch.nn.Parameter(torch.tensor(init_bias))
+
+    def forward(self, image_features, text_features):
+        return sigmoid(image_features, text_features, self.logit_scale, self.logit_bias)
+
+
+class OfAnInitialLogarithm(torch.nn.Module):
+    def __init__(self, scale_init_value=2.0):
+        super().__init__()
+        self.log_of_scale = torch.nn.Parameter(torch.ones([], dtype=torch.float64) * scale_init_value)
+
+    def forward(self, image_features, text_features):
+        return _clip(image_features, text_features, self.log_of_scale.exp())
+
+
+def of_tao(z_i, z_j, tao=0.05):
+    return supcon_of_views(z_i, z_j, tao)
+
+
+def of_a_tuple(zs: tuple[torch.Tensor, ...], lbls, temperature):
+    return two_views_and_labels(*zs, lbls, temperature)
+
+
+def of_a_list(features, temperature):
+    query, key = features[0], features[1]
+    return _clip(query, key, 1 / temperature)
+
+
+def of_chunks(sim_matrix, temperature, chunk=2, eps=0.0):
+    n = len(sim_matrix) // chunk
+    logits = (sim_matrix / temperature).fill_diagonal_(-torch.inf)
+    return F.cross_entropy(logits, (torch.arange(2 * n) + n) % (2 * n)) + eps
+
+
+def of_negatives_of_each_anchor(user_vector, pos_vector, neg_vectors, temperature=0.1, in_batch=False):
+    user, item = F.normalize(user_vector, dim=1), F.normalize(pos_vector, dim=1)
+    others = torch.einsum("nd,nkd->nk", user, F.normalize(neg_vectors, dim=2))
+    logits = torch.cat([(user * item).sum(dim=1, keepdim=True), others], dim=1) / temperature
+    return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.int64))
+
+
+class OfRowsInTheConstructor:
+    def __init__(self, outputs1, outputs2, t=0.07):
+        self.outputs, self.t = (outputs1, outputs2), t
+
+    def get_loss(self):
+        return supcon_of_views(*self.outputs, self.t)
+
+
+class Weighted(torch.nn.Module):
+    def __init__(self, temperature, lamda):
+        super().__init__()
+        self.temperature, self.lamda = temperature, lamda
+
+    def forward(self, image, text):
+        logits = F.normalize(image, dim=1) @ F.normalize(text, dim=1).T / self.temperature
+        rows, columns = (torch.diagonal(-F.log_softmax(one, dim=1)) for one in (logits, logits.T))
+        return (self.lamda * rows + (1 - self.lamda) * columns).mean()
+
+
 # Wrong as called, and right in another reading
 
 
@@ -517,6 +581,11 @@ def with_wrong_counts(embeddings, labels, temperature=0.1):
     mask = ((labels[:, None] == labels) & ~own).bfloat16()
     weights = (mask / mask.sum(dim=1, keepdim=True).clamp(min=1)).double()
     return -(weights * F.log_softmax(logits.masked_fill(own, -torch.inf), dim=1).where(~own, 0)).sum(dim=1).mean()
+
+
+def without_single_values(embeddings, labels, temperature=0.1, reduction="mean"):
+    loss = supcon_of_several_labels(embeddings, F.one_hot(labels), temperature)
+    return loss if reduction == "mean" else loss * len(labels)
 
 
 # Targets that cannot be called, some with names that a wrapper may use
