@@ -337,21 +337,14 @@ def _figures(report: Report) -> Iterator[Part]:
     rows = [(one.document, one.figure.id, *(value(name, one) for name in COLUMNS)) for one in losses]
     found = [row for row in rows if any(row[2:])]
     yield from _table("Printed losses by implementation", ("document", "figure", *COLUMNS.values()), found)
-    notes = [
-        (one.case, note)
-        for one in report.judgements
-        for note, holds in (
-            (
-                f"prints {one.figure.printed}: {one.finding}",
-                one.passed and (one.verdict == "artefact" or one.figure.length),
-            ),
-            (f"{one.figure.place}: {one.figure.cut}", one.figure.cut),
-        )
-        if holds
-    ]
-    yield from _table(
-        "Artefacts, figures printed with all digits, and outputs that are cut off", ("figure", "note"), notes
-    )
+    notes: list[tuple[str, str]] = []
+    for one in report.judgements:
+        if one.passed and (one.verdict == "artefact" or one.figure.length):
+            notes.append((one.case, f"prints {one.figure.printed}: {one.finding}"))
+        if one.figure.cut:
+            notes.append((one.case, f"{one.figure.place}: {one.figure.cut}"))
+    title = "Artefacts, figures printed with all digits, and outputs that are cut off"
+    yield from _table(title, ("figure", "note"), notes)
     if report.judgements:
         yield f"entries of all figures: {show_counts(report.entries())}"
 
@@ -520,11 +513,7 @@ def _target(result: CheckResult) -> Iterator[Part]:
     if request.temperature is not None:
         proved = "the cases are proved again with it" + ("" if request.thorough else ", except slow ones (--thorough)")
         yield f"  temperature: {request.temperature:g} built in; {proved}"
-    yield (
-        "  rows: "
-        + ("normalised in cosine cases" if result.claim.normalised else "not normalised")
-        + " before the call"
-    )
+    yield f"  rows: {'normalised in cosine cases' if result.claim.normalised else 'not normalised'} before the call"
     yield from (f"  declared: {one.name}: {one.reason} ({one.link})" for one in result.declared)
     yield from (Text(f"  declared for another target, {one.target}: {one.name}", "dim") for one in result.aside)
 
@@ -581,9 +570,7 @@ def as_json(found: Report | CheckResult) -> dict[str, Any]:
         "format": FORMAT,
         "passed": found.exit_code == 0,
         "header": report.header(),
-        "versions": report.versions,
-        "absent": report.absent,
-        "problems": report.problems,
+        **{name: getattr(report, name) for name in ("versions", "absent", "problems")},
         "counts": tally(report.checks),
         "cases": {"run": report.cases_chosen, "in all": report.cases_in_all},
         "checks": [
@@ -608,18 +595,12 @@ def as_json(found: Report | CheckResult) -> dict[str, Any]:
             "claim": {
                 **vars(found.claim),
                 "settings": dict(found.claim.settings),
-                "passed": sorted(found.claim.passed),
-                "required": sorted(found.claim.required),
-                "unused": sorted(found.claim.unused),
+                **{name: sorted(getattr(found.claim, name)) for name in ("passed", "required", "unused")},
             },
-            "notes": found.notes,
+            **{name: getattr(found, name) for name in ("notes", "question", "advice", "unused", "gradients_judged")},
             "diagnosis": found.diagnosis.as_data(),
             "reading": found.reading.removeprefix(READING),
-            "question": found.question,
-            "advice": found.advice,
             "declared": [{"place": one.name, "reason": one.reason, "link": one.link} for one in found.declared],
-            "unused": found.unused,
-            "gradients_judged": found.gradients_judged,
             "seed": found.request.seed,
             "random_batches": [batch.id for batch in found.fresh],
             "shrunk": found.shrunk and found.shrunk.as_json(),

@@ -16,17 +16,8 @@ SHOWN = 5
 
 
 def _plain(text: str) -> str:
-    for old, new in (
-        ("&", "&amp;"),
-        ("<", "&lt;"),
-        ("|", "\\|"),
-        ("*", "\\*"),
-        ("_", "\\_"),
-        ("`", "\\`"),
-        ("\n", " "),
-    ):
-        text = text.replace(old, new)
-    return text
+    special: dict[str, str | int | None] = {"&": "&amp;", "<": "&lt;", "\n": " ", **{one: f"\\{one}" for one in "|*_`"}}
+    return text.translate(str.maketrans(special))
 
 
 def _code(text: str) -> str:

@@ -386,10 +386,7 @@ def diagnose(
     return replace(found, problems=tuple(_problems(found, batch)), hints=tuple(_hints(found, batch)))
 
 
-REJECTED = (
-    *(*REFERENCES, *IGNORED, *WEIGHTS, *TOWER_TARGETS),
-    *("anchors", "hard_negatives", "direction_weights"),
-)
+REJECTED = (*(*REFERENCES, *IGNORED, *WEIGHTS, *TOWER_TARGETS), *("anchors", "hard_negatives", "direction_weights"))
 """Keywords that ``diagnose`` rejects, because the levels would depend on more than the classes."""
 
 

@@ -247,12 +247,7 @@ def dclw_negative_weights_clamped(given: parts.Decoupled) -> Tensor:
     return given.against(given.weights.clamp(min=0))
 
 
-@fault(
-    "supcon",
-    github("lightly-ai/lightly", "pull/1827"),
-    build=parts.features,
-    denominator="only_negatives",
-)
+@fault("supcon", github("lightly-ai/lightly", "pull/1827"), build=parts.features, denominator="only_negatives")
 def supcon_negatives_of_each_view_apart(given: parts.Features) -> Tensor:
     """The negatives are summed per view, and the logarithms of these sums are added: the loss is too large."""
     rows, same = parts.unit(given.rows), given.same

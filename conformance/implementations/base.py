@@ -86,16 +86,8 @@ def deviation(name: str, link: str, **facts: Any) -> Callable[[Callable[[Case, s
 
 
 ARRAY_OPTIONS = (
-    "anchors",
-    "positives",
-    "ref_embeddings",
-    "ref_labels",
-    "self_rows",
-    "negatives",
-    "hard_negatives",
-    *IGNORED,
-    *WEIGHTS,
-    "direction_weights",
+    *("anchors", "positives", "ref_embeddings", "ref_labels", "self_rows", "negatives", "hard_negatives"),
+    *(*IGNORED, *WEIGHTS, "direction_weights"),
 )
 """The keywords of the catalogue whose values are arrays or lists."""
 

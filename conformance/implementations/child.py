@@ -151,6 +151,12 @@ class Child:
             raise NoCallFits("\n".join(map(_line, answer["failed"])))
         return {**self.facts, **(answer or {})}
 
+    def refuse_jax(self, arrays: str) -> None:
+        """End the worker and raise ``CannotFork`` if the target takes arrays of jax, which this process uses."""
+        if arrays == "jax" and "jax" in sys.modules:
+            self.close()
+            raise CannotFork("jax is in use and does not survive a fork")
+
     def close(self) -> None:
         """End the worker and the spawner."""
         if self._owner == os.getpid():
@@ -438,9 +444,7 @@ class IsolatedLoss(External):
             settings["direction_weights"] = (tuple(weights[0]),)
         more = {"settings": settings, **{name: frozenset(given[name]) for name in ("passed", "required", "unused")}}
         self.claim = Claim(options["loss"], normalised=bool(options.get("normalised")), **given | more)
-        if self.claim.arrays == "jax" and "jax" in sys.modules:
-            self.child.close()
-            raise CannotFork("jax is in use and does not survive a fork")
+        self.child.refuse_jax(self.claim.arrays)
         vars(self).update({name: options[name] for name in ("dtypes", "deviations") if name in options})
         self.spec, self.target, self.command, self.support = spec, None, None, self.claim.support
         self.notes, self._version = tuple(map(_line, facts["notes"])), _line(facts["version"])
@@ -511,17 +515,8 @@ class IsolatedTarget(Target):
 
         def load() -> Served:
             target = _loaded(thing, call, arrays, **options)
-            names = (
-                "__name__",
-                "call",
-                "probed_as",
-                "arrays",
-                "notes",
-                "constructs",
-                "takes_temperature",
-                "temperature_by",
-                "trial_keywords",
-            )
+            names = ["__name__", "call", "probed_as", "arrays", "notes", "constructs", "takes_temperature"]
+            names += ["temperature_by", "trial_keywords"]
 
             def facts() -> dict[str, Any]:
                 return {name: getattr(target, name) for name in names} | {"_choice": target.choice}
@@ -541,9 +536,7 @@ class IsolatedTarget(Target):
         facts = self.child.settle()
         vars(self).update({name: value for name, value in facts.items() if name != "changed"})
         self.thing, self.notes, self.strict = thing, tuple(map(_line, self.notes)), False
-        if self.arrays == "jax" and "jax" in sys.modules:
-            self.child.close()
-            raise CannotFork("jax is in use and does not survive a fork")
+        self.child.refuse_jax(self.arrays)
 
     @property
     def last_death(self) -> str:

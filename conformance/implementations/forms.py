@@ -189,8 +189,7 @@ def plausible_forms(
     # Try all calls before reshaping labels or the queue, and all of these before other arrays.
     plain = {call: shapes.get(call, ("",))[0] for call, _ in calls}
     return sorted(
-        forms,
-        key=lambda form: (arrays.index(form.arrays), form.labels not in (plain[form.call], "float"), form.queue),
+        forms, key=lambda form: (arrays.index(form.arrays), form.labels not in (plain[form.call], "float"), form.queue)
     )
 
 

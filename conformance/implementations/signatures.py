@@ -44,15 +44,7 @@ EVERY = "*"
 TEMPERATURES = ("temperature", "tau", "tao", "temp", "T", "t")
 INVERSES = ("logit_scale", "scale", "inv_temperature", "inverse_temperature", "inv_temp", "inv_tau")
 """Names of 1 / temperature."""
-LOGARITHMS = (
-    "log_temperature",
-    "log_temp",
-    "log_tau",
-    "t_prime",
-    *(f"log_{name}" for name in INVERSES),
-    "log_t",
-    "logt",
-)
+LOGARITHMS = (*(f"log_{name}" for name in ("temperature", "temp", "tau", "t", *INVERSES)), "t_prime", "logt")
 """Names of log(temperature) or, for ``log_scale``, ``t_prime`` and the like, of log(1 / temperature).
 
 The source shows which of them ``log_t`` and ``logt`` are."""
@@ -116,16 +108,8 @@ _MARKS = {"torch": ("torch", "Tensor"), "jax": ("jax", "jnp"), "numpy": ("numpy"
 
 
 METHODS = (
-    "__call__",
-    "forward",
-    "loss",
-    "get_loss",
-    "compute_loss",
-    "calculate_loss",
-    "calc_loss",
-    "compute",
-    "calc",
-    "cal",
+    *("__call__", "forward", "loss", "get_loss", "compute_loss", "calculate_loss"),
+    *("calc_loss", "compute", "calc", "cal"),
 )
 """Names of methods that compute a loss; the first one that a class has is called."""
 
@@ -955,13 +939,7 @@ def _checked_settings(claim: Claim) -> dict[str, object]:
 
 def _checked_weights(value: object) -> tuple[float, ...]:
     """Return the weights of the two directions from a text such as "0.75,0.25", or from two numbers."""
-    parts = (
-        value.strip("()[] ").split(",")
-        if isinstance(value, str)
-        else [*value]
-        if isinstance(value, (tuple, list))
-        else []
-    )
+    parts: Any = value.strip("()[] ").split(",") if isinstance(value, str) else value
     with suppress(TypeError, ValueError):
         found = tuple(map(float, parts))
         if len(found) == 2 and all(0 <= weight < math.inf for weight in found):

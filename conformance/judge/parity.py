@@ -392,11 +392,7 @@ class _Parity:
         return worst[0], worst[1]
 
     def compare(
-        self,
-        name: str,
-        batches: Sequence[_Drawn],
-        other: Callable[[_Drawn], Iterable[Answer]],
-        precision: str = "",
+        self, name: str, batches: Sequence[_Drawn], other: Callable[[_Drawn], Iterable[Answer]], precision: str = ""
     ) -> Comparison:
         """Compare two evaluations of each batch. ``other`` returns the expected and the given result.
 

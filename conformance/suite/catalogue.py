@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Container, Iterator, Mapping, 
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import combinations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -30,15 +31,10 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
     "reduction": REDUCTIONS,
     "direction": ("both", "a_to_b", "b_to_a"),
     "hard_negatives_scope": ("batch", "own", "own_only"),
-    "directions": (
-        "query_to_doc",
-        "query_to_doc+query_to_query",
-        "query_to_doc+doc_to_query",
-        "query_to_doc+doc_to_doc",
-        "query_to_doc+query_to_query+doc_to_query",
-        "query_to_doc+query_to_query+doc_to_doc",
-        "query_to_doc+doc_to_query+doc_to_doc",
-        "query_to_doc+query_to_query+doc_to_query+doc_to_doc",
+    "directions": tuple(
+        "+".join(("query_to_doc", *others))
+        for count in range(4)
+        for others in combinations(("query_to_query", "doc_to_query", "doc_to_doc"), count)
     ),
     "partition": ("joint", "per_direction"),
     "hardness_mode": ("none", "in_batch_negatives", "hard_negatives", "all_negatives"),

@@ -54,15 +54,8 @@ TARGETS = ("labels", "positives", "partners", "positive_pairs")
 """The arguments that give the positives. A case has exactly one of them; with two towers, at most one."""
 
 ARGUMENTS = (
-    *TARGETS,
-    "embeddings_b",
-    "negatives",
-    "hard_negatives",
-    "ref_embeddings",
-    "ref_labels",
-    "self_rows",
-    *IGNORED,
-    *WEIGHTS,
+    *(*TARGETS, "embeddings_b", "negatives", "hard_negatives", "ref_embeddings", "ref_labels", "self_rows"),
+    *(*IGNORED, *WEIGHTS),
 )
 """The fields of ``arguments`` in the file, in order."""
 
@@ -74,18 +67,12 @@ COMPUTED_FIELDS = ("dtypes", "expected", "rounding")
 
 SHAPES: Mapping[str, str] = {
     **dict.fromkeys(("embeddings", "embeddings_a"), "ND"),
-    "embeddings_b": "MD",
-    **dict.fromkeys(("labels", "partners", "self_rows", "anchors"), "N"),
-    "positives": "NM",
-    "positive_pairs": "P2",
-    "ref_embeddings": "MD",
-    "ref_labels": "M",
+    **dict.fromkeys(("embeddings_b", "ref_embeddings"), "MD"),
     **dict.fromkeys(("negatives", "hard_negatives"), "KD"),
-    "ignored": "NM",
-    "ignored_ids": "N",
-    "ref_ignored_ids": "M",
-    **dict.fromkeys(("positive_weights", "negative_weights"), "NM"),
-    "anchor_weights": "N",
+    **dict.fromkeys(("positives", "ignored", "positive_weights", "negative_weights"), "NM"),
+    **dict.fromkeys(("labels", "partners", "self_rows", "anchors", "ignored_ids", "anchor_weights"), "N"),
+    **dict.fromkeys(("ref_labels", "ref_ignored_ids"), "M"),
+    "positive_pairs": "P2",
 }
 """The shape of every array of a case, one character per axis.
 

@@ -17,11 +17,7 @@ from .matrices import Enclosures, Rows, dot, normalised, pull_back, row_divisors
 
 
 def enclosures(
-    case: Case,
-    bits: int = PRECISION,
-    *,
-    gradient: bool = True,
-    upstream: Sequence[float] | None = None,
+    case: Case, bits: int = PRECISION, *, gradient: bool = True, upstream: Sequence[float] | None = None
 ) -> Enclosures:
     """Evaluate a case in ball arithmetic.
 
