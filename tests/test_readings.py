@@ -419,6 +419,7 @@ def test_option_that_another_call_lacks_does_not_hide_the_error() -> None:
         check_loss(f"{READINGS}:of_similarities_on_a_gpu", "nt_xent")
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_loss_that_moves_tensors_to_a_missing_gpu_is_judged_on_the_cpu() -> None:
     name, current_device = f"{READINGS}:on_a_gpu", torch.cuda.current_device
     found = check_loss(name, "info_nce", cases=("golden/info_nce/t[!ro]*", "usage/thread"), dtypes="float64")

@@ -834,9 +834,9 @@ def _from_init(claim: Claim, signature: Signature, settings: dict[str, object], 
             with suppress(TargetMisused):
                 settings[name] = _checked_value(name, value, entry.choices.get(name))
                 notes.append(f"{name}: {settings[name]} is claimed, because --init sets it")
-    for name, value in signature.init.items():
-        mixed = re.search(rf"\b{name}\)? *\*[^\n]*\( *1(\.0?)? *- *(self\.)?{name}\b", signature.source)
-        if "direction_weights" in entry.keywords and "direction_weights" not in settings and mixed:
+    weights = {name: value for name, value in signature.init.items() if re.search(r"(?i)lam|alpha|weight", name)}
+    for name, value in weights.items() if "direction_weights" in {*entry.keywords} - {*settings} else ():
+        if re.search(rf"\b{name}\)? *\*[^\n]*\( *1(\.0?)? *- *(self\.)?{name}\b", signature.source):
             with suppress(TypeError, ValueError):
                 settings["direction_weights"] = ((float(value), 1 - float(value)),)
                 notes.append(f"direction_weights: {value},{1 - float(value):g} is claimed, because --init sets {name}")

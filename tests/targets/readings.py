@@ -360,19 +360,21 @@ class OfAPairInAMethod(torch.nn.Module):
 def on_a_gpu(image, text, temperature):
     image.cuda().mul_(0)  # what is moved is a copy
     text.to("cuda").mul_(0)
-    return _clip(image.cuda(torch.cuda.current_device()), text.to(0), 1 / temperature).to(device="cuda")
+    first, second = F.normalize(image.cuda(torch.cuda.current_device()), dim=1), F.normalize(text.to(0), dim=1)
+    logits, target = first @ second.T / temperature, torch.arange(len(first), device="cuda")
+    return (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
 
 
 class OnAGPU(torch.nn.Module):
     def __init__(self, temperature):
         super().__init__()
-        self.scale = torch.nn.Parameter(torch.tensor(1 / temperature, dtype=torch.float64)).to(0)
-        self.layer = torch.nn.Identity().cuda()
+        self.scale = torch.nn.Parameter(torch.tensor(1 / temperature, dtype=torch.float64))
+        self.cuda()
 
     def forward(self, z_i, z_j):
-        z = self.layer(F.normalize(torch.cat((z_i, z_j)), dim=1))
+        z = F.normalize(torch.cat((z_i, z_j)), dim=1).to(device=torch.device("cuda", 0))
         logits = z @ z.T * self.scale
-        own = torch.eye(len(z), dtype=torch.bool, device=torch.get_device(z_i))
+        own = torch.eye(len(z), dtype=torch.bool, device=torch.get_device(z))
         positives = torch.cat((torch.diagonal(logits, len(z_i)), torch.diagonal(logits, -len(z_i))))
         return (logits.masked_fill(own, -torch.inf).logsumexp(dim=1) - positives).mean()
 
