@@ -397,8 +397,8 @@ def check(
         bool,
         typer.Option(
             "--all",
-            help="Show and explain all failing cases, also those above the required level, instead of the first three. "
-            "Also show the counts for each flag and all reasons for skipped cases.",
+            help="Show all failing cases instead of the first three, the counts for each flag, and all reasons for "
+            "skipped cases.",
             rich_help_panel=tables.WRITTEN,
         ),
     ] = False,
@@ -408,19 +408,12 @@ def check(
 
     The loss is compared with the proved value and gradient of every case that it supports.
 
-    A loss with a parameter for an option, such as no_positive, must support all values of this option. Without such a
-    parameter, it must compute the default, or the value that --set names; cases with other values are skipped. The
-    report counts skipped cases by reason.
+    A loss with a parameter for an option, such as no_positive, must support all its values. Without such a parameter,
+    it must compute the default, or the value that --set names; cases with other values are skipped and counted.
 
     Exit codes: 0 it conforms, 1 it does not, 2 invalid command line, 3 could not run.
 
-    On Linux, the loss runs in a child process. If it crashes, exits or exceeds --limit, the check counts as errored,
-    and the next check runs normally. After three time-outs of one kind, the remaining checks of this kind are not run.
-    The kinds are batches of up to 40 rows, larger batches, and usages (other ways to call the loss, such as under
-    autocast). What the loss prints is written to standard error.
-
-    A declared deviation is a known, intended difference. Every declaration must match at least one check, and every
-    check that it matches must differ. python -m pydoc pairproof.conformance.judge.deviations describes the format.
+    docs/judging.md explains how the loss is called, levels, declared deviations, and programs in other languages.
 
     Examples:
         pairproof check mylib.losses:SupConLoss --loss supcon
@@ -428,9 +421,6 @@ def check(
         pairproof check losses.py:my_loss --loss supcon --set no_positive=drop
         pairproof check losses.py:nt_xent --loss nt_xent --call views --normalised
         pairproof check './loss --stdin' --call command --loss supcon --limit 5
-
-    With --call command, the loss is a shell command that reads and writes JSON lines. For the format, see
-    python -m pydoc pairproof.conformance.implementations.subprocess.
     """
     from .judge import check as checking
 

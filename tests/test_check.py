@@ -614,7 +614,9 @@ def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert "pairproof check mylib.losses:SupConLoss --loss supcon" in text
     text = text[text.index("─ Options ") :]
     order = ["Options", "--loss", "--level", "How the target is called", "--call", "What is judged", "--case"]
-    places = [text.index(f"{one} ") for one in (*order, "What is printed and written", "--html", "--all")]
+    places = [
+        text.index(f"{one} ") for one in (*order, "--deviations", "What is printed and written", "--html", "--all")
+    ]
     assert places == sorted(places)
     assert call("--help") == 0
     assert "check" in capsys.readouterr().out

@@ -210,9 +210,14 @@ def test_explain_describes_rows_columns_and_pairs(capsys: pytest.CaptureFixture[
 HEAVY = ("torch", "numpy", "scipy", "flint", "jsonschema", "jax", "pytorch_metric_learning")
 
 COMMANDS = (
-    *((), ("verify",), ("check",), ("identify",), ("parity",), ("list",), ("new-loss",), ("explain",), ("fixtures",)),
+    *((), ("verify",), ("report",), ("check",), ("identify",), ("parity",), ("diagnose",), ("list",), ("new-loss",)),
+    *(("explain",), ("fixtures",)),
     *(("fixtures", name) for name in ("rebuild", "check", "add", "show")),
 )
+
+
+LONGEST = 140
+"""Maximum number of lines of a help text; what does not fit belongs in the documents."""
 
 
 def test_help_of_every_command_imports_no_heavy_module_and_fits_80_columns() -> None:
@@ -227,6 +232,7 @@ for command in {COMMANDS!r}:
             cli.main([*command, flag])
         assert "Usage: " in out.getvalue(), command
         assert max(map(len, out.getvalue().splitlines())) <= 80, command
+        assert len(out.getvalue().splitlines()) <= {LONGEST}, command
 print([name for name in {HEAVY!r} if name in sys.modules])
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=PLAIN, check=True)

@@ -329,8 +329,8 @@ class Printing:
         quiet: Print only the failures and the verdict.
         json: Also write the report as JSON to this file.
         junit: Also write the report as JUnit XML to this file.
-        summary: Also write a summary as Markdown to this file, for example for GitHub's step summary.
-        badge: Also write the verdict as JSON to this file, for an endpoint badge of shields.io.
+        summary: Also write a summary as Markdown to this file.
+        badge: Also write the verdict to this file, as JSON for a badge of shields.io.
     """
 
     quiet: bool = option(False, "--quiet", "-q", panel=WRITTEN)
@@ -345,9 +345,8 @@ class CheckPrinting(Printing):
     """What ``pairproof check`` prints and writes.
 
     Attributes:
-        save: If only random batches fail, write the arrays of the smallest failing one to this folder. pairproof
-            fixtures add can read them.
-        html: Also write the verdict, the diagnosis and the failing cases as one HTML page to this file.
+        save: If only random batches fail, write the smallest failing one to this folder, for pairproof fixtures add.
+        html: Also write the report as one HTML page, with figures, to this file.
     """
 
     html: Path | None = option(None, "--html", metavar="FILE", panel=WRITTEN)  # noqa: RUF009 - it makes a field
@@ -386,48 +385,38 @@ class Request(_Targeted):
     """The target of ``pairproof check``, the loss that it claims to compute, and the cases to run.
 
     Attributes:
-        target: package.module:attribute or file.py:attribute. The attribute is a function, an instance, or a class,
-            which is constructed with the options that its constructor takes. With --call command, a shell command line.
+        target: package.module:attribute or file.py:attribute: a function, an instance, or a class, which is constructed
+            with the options that its constructor takes. With --call command, a shell command line.
         loss: The loss that the target should compute; see: pairproof list.
-        call: The arguments of the target: labels, partners, mask, features, views, one_way, towers, stacked,
-            interleaved, similarities or pairs (docs/judging.md describes them). By default, they are inferred from the
-            parameter names, tried on a small batch, and reported. With --call command, the target is a program that
-            reads and writes JSON lines.
-        arrays: Kind of arrays passed to the target: torch, numpy or jax. By default the first kind that raises no
-            error, and reported.
-        temperature: The temperature that is built into the target, if no parameter takes it. Parameters named
-            temperature, tau, temp and T get the temperature. scale and logit_scale get 1/temperature, or
-            log(1/temperature) if the target applies exp to it. log_scale gets log(1/temperature).
-        scale: The parameter that gets 1/temperature, or log(1/temperature) if the target applies exp to it, although
-            its name does not show that.
+        level: The highest level at which the target must pass: formula, policies (the default; also batches without
+            positives or negatives, and duplicates), range (also extreme inputs) or digits (also rounding errors).
+            Failures above it do not change the verdict.
+        temperature: The temperature that is built into the target, if no parameter takes it.
+        settings: An option of the loss that is built into the target, such as no_positive=drop (repeatable). KEY=*: the
+            target takes it as a keyword, for example through **kwargs.
         normalised: In cases with cosine similarity, pass rows of norm 1, for a target that does not normalise. Default:
             raw.
-        settings: An option of the loss that is built into the target, such as no_positive=drop (repeatable). KEY=*
-            means that the target takes the option as a keyword, for example through **kwargs.
-        init: Pass VALUE to the parameter KEY of the function, or of the constructor of the class (repeatable). The
-            value is read as a Python literal if possible. Batch size, number of views, device, world size and rank are
-            passed automatically.
-        result: The name or position of the loss, if the target returns several results. Default: the result with the
-            name loss, total_loss or similar, or else the only plausible one, such as a single number. The choice is
+        call: The arguments of the target: labels, partners, mask, features, views, one_way, towers, stacked,
+            interleaved, similarities or pairs; see docs/judging.md. By default inferred, and reported. With --call
+            command, a program that reads and writes JSON lines.
+        arrays: Kind of arrays passed to the target: torch, numpy or jax. By default inferred, and reported.
+        scale: The parameter that gets 1/temperature, or its logarithm if the target applies exp to it, if its name does
+            not show that.
+        init: Pass VALUE, read as a Python literal if possible, to the parameter KEY of the function or the constructor
+            (repeatable). Facts such as the batch size are passed automatically.
+        result: The name or position of the loss, if the target returns several results. By default inferred, and
             reported.
-        device: The torch device on which the target runs.
-        flush_denormal: Flush subnormal numbers to zero in every process, as torch.set_flush_denormal(True) does.
+        device: The torch device of the target.
+        flush_denormal: Flush subnormal numbers to zero in every process.
         limit: Maximum time of one evaluation, in seconds.
-        deviations: TOML file of declared deviations: known, intended differences with their reasons. A check that
-            differs as declared does not fail. Default: tool.pairproof in the nearest pyproject.toml.
-        cases: Only this case, random batch (fresh-SEED-NUMBER or training-SEED-NUMBER) or usage (usage/NAME); *
-            and ? are wildcards (repeatable).
+        deviations: TOML file of declared deviations: known, intended differences, which do not fail. Default:
+            tool.pairproof in the nearest pyproject.toml.
+        cases: Only this case, random batch (fresh-SEED-NUMBER or training-SEED-NUMBER) or usage (usage/NAME); * and ?
+            are wildcards (repeatable).
         dtypes: float64, float32, bfloat16 or float16 (repeatable or comma-separated). Default: float64 and float32.
-        fuzz: Number of small random batches, in addition to the stored cases. Six further batches have the size of
-            training batches; with 0 there are none.
+        fuzz: Number of small random batches. Unless it is 0, there are also six of the size of training batches.
         seed: The seed of the random batches. By default random, and reported; in pytest 0.
-        thorough: Also run two random batches of up to 2048 rows of 1024 numbers. For a target with a built-in
-            temperature or option, which needs new proofs, also run the stored cases that take long to prove. These
-            proofs are stored for the next run.
-        level: The highest level at which the target must pass: formula (ordinary batches), policies (also batches
-            without positives or negatives, duplicates and the like; the default), range (also extreme temperatures,
-            norms and logits) or digits (also rounding errors). Failures above it are reported, but do not change the
-            verdict.
+        thorough: Also run two random batches of up to 2048 rows, and the stored cases whose new proofs take long.
 
     In Python, the target may be the function, class or instance itself, and a setting with several values is a tuple.
     """
@@ -447,12 +436,12 @@ class Request(_Targeted):
     device: str = option("cpu", "--device", metavar="DEVICE", panel=CALLED)
     flush_denormal: bool = option(False, "--flush-denormal", panel=CALLED)
     limit: float = option(60.0, "--limit", metavar="SECONDS", panel=CALLED)
-    deviations: Path | None = option(None, "--deviations", metavar="FILE", panel=JUDGED)  # noqa: RUF009 - it makes a field
     cases: Sequence[str] = option((), "--case", "-c", metavar="CASE", read=tuple, panel=JUDGED)
     dtypes: Sequence[str] = option((), "--dtype", "-d", metavar="DTYPE", read=read_commas, panel=JUDGED)
     fuzz: int = option(RANDOM_BATCHES, "--fuzz", metavar="N", panel=JUDGED)
     seed: int | None = option(None, "--seed", metavar="S", panel=JUDGED)
     thorough: bool = option(False, "--thorough", panel=JUDGED)
+    deviations: Path | None = option(None, "--deviations", metavar="FILE", panel=JUDGED)  # noqa: RUF009 - it makes a field
 
     def __post_init__(self) -> None:
         for name in ("cases", "dtypes"):
