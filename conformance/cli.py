@@ -254,13 +254,11 @@ def _judge(judge: Callable[[Progress], Report | CheckResult], printing: tables.P
         "summary": summaries.write_summary,
         "badge": summaries.write_badge,
     }
-    files = {name: path for name in writers if (path := getattr(printing, name, None)) is not None}
+    files = _files(printing, writers)
     details = printing.show if isinstance(printing, tables.RunPrinting) else ()
     for name in details:
         if name not in (*tables.DETAILS, "all"):
             raise tables.unknown("value of --show", name, (*tables.DETAILS, "all"))
-    for name, path in files.items():
-        _check_path(f"--{name}", path)
     start = time.perf_counter()
     with _bar() as bar:
         found = judge(bar)
@@ -276,13 +274,29 @@ def _judge(judge: Callable[[Progress], Report | CheckResult], printing: tables.P
     raise typer.Exit(found.exit_code)
 
 
-def _finish(found: ParityResult | Diagnosis, lines: Iterable[str], path: Path | None) -> NoReturn:
-    """Print the lines of a result, write it as JSON if a path is given, and exit."""
+def _finish(found: ParityResult | Diagnosis, lines: Iterable[str], files: Mapping[str, Path]) -> NoReturn:
+    """Print the lines of a result, write the files, and exit."""
     _print(lines)
-    if path is not None:
+    if "json" in files:
         text = json.dumps(found.as_json(), indent=1, allow_nan=False)
-        _write(lambda path: path.write_text(text + "\n", encoding="utf-8"), path)
+        _write(lambda path: path.write_text(text + "\n", encoding="utf-8"), files["json"])
+    if "html" in files:
+        from .page.write import write_figures
+
+        _write(functools.partial(write_figures, found), files["html"])
     raise typer.Exit(found.exit_code)
+
+
+def _files(options: object, names: Iterable[str] = ("json", "html")) -> dict[str, Path]:
+    """Return the files to write, by the name of their option.
+
+    Raises:
+        UsageError: a file cannot be written.
+    """
+    files = {name: path for name in names if (path := getattr(options, name, None)) is not None}
+    for name, path in files.items():
+        _check_path(f"--{name}", path)
+    return files
 
 
 def _check_path(option: str, path: Path) -> None:
@@ -488,16 +502,15 @@ def parity(**options: Any) -> None:
         pairproof parity losses.py:chunked --vary chunk_size=0,4,7
         pairproof parity losses.py:my_loss --only memory --linear-memory
         pairproof parity losses.py:NTXentLoss --world-size 1,2,4 \
-            --init gather_distributed=True
+            --init gather_distributed=True --html ranks.html
     """
     from .judge import parity as comparing
 
     request = tables.ParityRequest(**options)
-    if request.json is not None:
-        _check_path("--json", request.json)
+    files = _files(request)
     with _bar("comparing"):
         found = comparing.compare_with_itself(request)
-    _finish(found, found.lines(), request.json)
+    _finish(found, found.lines(), files)
 
 
 @_command(app)
@@ -519,12 +532,13 @@ def diagnose(
     Files are npy, csv, or FILE.safetensors:TENSOR (a tensor in a file).
 
     Exit codes: 0 no problem found, 1 a problem, such as a value that only a collapsed encoder has, a gradient of 0 or a
-    value below the lowest, 2 invalid command line, 3 the file of --json cannot be written.
+    value below the lowest, 2 invalid command line, 3 a file cannot be written.
 
     Examples:
         pairproof diagnose --class-sizes 256x2 --value 8.909 \
             --temperature 0.1 --set base_temperature=0.07
         pairproof diagnose --embeddings z.npy --labels y.npy --temperature 0.1
+        pairproof diagnose --class-sizes 256x2 --values losses.csv --html run.html
         pairproof diagnose --loss info_nce --embeddings a.npy \
             --embeddings-b b.npy --value 3.2
     """
@@ -535,8 +549,7 @@ def diagnose(
     if temperature is not None:
         options["settings"]["temperature"] = temperature
     batch = tables.TrainingBatch(**options)
-    if batch.json is not None:
-        _check_path("--json", batch.json)
+    files = _files(batch)
     if bool(batch.embeddings) == bool(batch.class_sizes):
         got = "both" if batch.embeddings else "neither"
         raise UsageError(f"expected exactly one of --embeddings and --class-sizes, got {got}")
@@ -545,7 +558,7 @@ def diagnose(
     except (TypeError, ValueError) as error:
         raise UsageError(str(error)) from error
     batch_line, *more = found.lines()
-    _finish(found, [batch_line, f"  on {described(machine())}", *more], batch.json)
+    _finish(found, [batch_line, f"  on {described(machine())}", *more], files)
 
 
 @_command(app, "list")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -126,7 +127,8 @@ class Diagnosis:
 
     Attributes:
         loss: short name of the loss.
-        value: the given value; by default ``computed``.
+        value: the given value, or the last one of ``values``; by default ``computed``.
+        values: the value of every step; () if they were not given.
         computed: the loss of the embeddings; None without embeddings, or if their loss is undefined.
         classes: number of classes; None for a loss of partners or of two towers.
         positives: mean number of positives per anchor.
@@ -142,6 +144,7 @@ class Diagnosis:
 
     loss: str
     value: float | None
+    values: tuple[float, ...]
     computed: float | None
     classes: int | None
     positives: float
@@ -157,6 +160,12 @@ class Diagnosis:
     def exit_code(self) -> int:
         """1 if there are problems, otherwise 0."""
         return int(bool(self.problems))
+
+    @property
+    def crossings(self) -> tuple[int, ...]:
+        """The steps, counted from 1, at which the values pass from above "chance" to below it, or back."""
+        steps = [(k, x < self.levels.chance) for k, x in enumerate(self.values, 1) if not math.isnan(x)]
+        return tuple(step for (_, before), (step, below) in pairwise(steps) if below != before)
 
     def as_json(self) -> dict[str, Any]:
         """Return the diagnosis as a JSON value, with null for numbers that are not finite."""
@@ -176,7 +185,11 @@ class Diagnosis:
         kinds = "" if self.classes is None else f"{self.classes} classes, "
         yield f"{self.loss}: {kinds}positives per anchor {self.positives:.4g}, anchors without positives {self.lonely}"
         if self.value is not None:
-            yield f"  value       {self.value:.6g}{f', near {_listed(self.near)}' if self.near else ''}"
+            of_step = ", that of the last step" if self.values else ""
+            yield f"  value       {self.value:.6g}{of_step}{f', near {_listed(self.near)}' if self.near else ''}"
+        if self.values:
+            ends = f"{self.values[0]:.6g} to {self.values[-1]:.6g}"
+            yield f"  curve       {len(self.values)} steps from {ends}; {self._path()}"
         if self.computed is not None and not _close(self.value, self.computed, relative=LEAST):
             yield f"  computed    {self.computed:.6g}, the loss of these embeddings"
         if levels.lowest is not None:
@@ -206,6 +219,17 @@ class Diagnosis:
             )
         yield from (f"  problem: {text}" for text in self.problems)
         yield from (f"  hint: {text}" for text in self.hints)
+
+    def _path(self) -> str:
+        """Say on which side of "chance" the values are, and where they crossed it."""
+        finite = [x for x in self.values if not math.isnan(x)]
+        if not finite:
+            return "all are NaN"
+        side = "below" if finite[-1] < self.levels.chance else "above"
+        if not self.crossings:
+            return f"always {side} chance"
+        times = f"{len(self.crossings)} times, last " if len(self.crossings) > 1 else ""
+        return f"crossed chance {times}at step {self.crossings[-1]}, and {side} it since"
 
 
 def lowest_value(
@@ -303,6 +327,7 @@ def diagnose(
     *,
     loss: str = "supcon",
     value: float | None = None,
+    values: npt.ArrayLike | Tensor | None = None,
     class_sizes: Sequence[int] | None = None,
     embeddings_b: npt.ArrayLike | Tensor | None = None,
     partners: npt.ArrayLike | Tensor | None = None,
@@ -329,6 +354,7 @@ def diagnose(
         labels: [N] integers, for losses that take labels, and for nt_bxent, where all pairs of a class are positives.
         loss: short name of a loss, as ``pairproof list`` prints it.
         value: the value that the training loop prints; by default the loss of the embeddings.
+        values: [T], the value of every step of a run, in place of ``value``, which is the last one.
         class_sizes: without embeddings, the number of rows of every class. For a loss of partners or of two towers, a 2
             for each positive pair.
         embeddings_b: [N, D], the second tower.
@@ -343,8 +369,8 @@ def diagnose(
 
     Raises:
         TypeError: an argument has the wrong type or dtype, or the loss has no such option.
-        ValueError: an argument has the wrong shape or value, the loss is unknown, or both or neither of embeddings and
-            class_sizes are given.
+        ValueError: an argument has the wrong shape or value, the loss is unknown, both or neither of embeddings and
+            class_sizes are given, or both value and values.
     """
     entry = find_loss(loss)
     unknown = [name for name in options if name not in entry.keywords or name in REJECTED]
@@ -355,6 +381,10 @@ def diagnose(
     if (embeddings is None) == (class_sizes is None):
         got = "neither" if embeddings is None else "both"
         raise ValueError(f"embeddings: expected exactly one of embeddings and class_sizes, got {got}")
+    steps = () if values is None else _steps(values)
+    if steps and value is not None:
+        raise ValueError("value: expected at most one of value and values, got both")
+    value = steps[-1] if steps else value
     batch = _of_sizes(entry, class_sizes, dim) if embeddings is None else None
     if batch is None:
         batch = _of_embeddings(entry, embeddings, labels, embeddings_b, partners)
@@ -372,6 +402,7 @@ def diagnose(
     found = Diagnosis(
         loss=entry.name,
         value=value,
+        values=steps,
         computed=computed,
         classes=None if batch.labels is None else len(torch.unique(batch.labels)),
         positives=sum(P * count for P, _, count in kinds) / anchors,
@@ -484,6 +515,14 @@ def _queued(batch: _Batch, negatives: Any, *, of_sizes: bool) -> _Batch:
     dim = batch.matrices[0].shape[1]
     queue = torch.zeros(negatives, dim, dtype=torch.float64) if of_sizes else _matrix("negatives", negatives)
     return replace(batch, matrices=(*batch.matrices, queue))
+
+
+def _steps(values: Any) -> tuple[float, ...]:
+    """Return the values of all steps."""
+    found = torch.as_tensor(values).detach().to("cpu", torch.float64)
+    if found.ndim != 1 or not len(found):
+        raise ValueError(f"values: expected shape [T] with a value for every step, got shape {list(found.shape)}")
+    return tuple(found.tolist())
 
 
 def _matrix(name: str, given: Any) -> Tensor:

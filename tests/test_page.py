@@ -6,9 +6,10 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,16 @@ from pairproof.conformance.implementations.fast import Fast
 from pairproof.conformance.judge import ranges
 from pairproof.conformance.judge.check import Failing, check_loss
 from pairproof.conformance.judge.options import CouldNotRun, Selection
+from pairproof.conformance.judge.parity import parity
 from pairproof.conformance.judge.results import Check, Status
 from pairproof.conformance.judge.verify import run
 from pairproof.conformance.page import differences, findings
 from pairproof.conformance.page import write as pages
-from pairproof.conformance.page.plots import HEIGHT, LEFT, TOP, WIDTH, Chart, Line, bars, range_bar
+from pairproof.conformance.page.plots import BOTTOM, HEIGHT, LEFT, NAME_ROW, TOP, WIDTH, Chart, Line, bars, range_bar
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.golden import load_golden
 from pairproof.conformance.suite.records import Outcome
+from pairproof.conformance.training import diagnose
 from pairproof.fast import supcon_loss as fast_supcon
 from pairproof.reference import nt_xent_pairwise_loss, supcon_loss
 
@@ -70,6 +73,17 @@ def check_path(failing_data: dict[str, Any], path: Path) -> Path:
     file = path.with_name("check.html")
     file.write_text(pages.page_of(failing_data), encoding="utf-8")
     return file
+
+
+@pytest.fixture(scope="module")
+def figure_paths(path: Path) -> Sequence[Path]:
+    """The pages of a run, of a right loss in several processes, and of one without gradients through the gather."""
+    targets = Path(__file__).parent / "targets" / "distributed.py"
+    run, *ranks = [path.with_name(f"{name}.html") for name in ("run", "right", "no_gradient")]
+    pages.write_figures(diagnose(class_sizes=[2] * 4, temperature=0.5, values=[2.5, 2.2, math.nan, 0.9]), run)
+    for file in ranks:
+        pages.write_figures(parity(f"{targets}:{file.stem}", world_size=3, only="gradient", html=file), file)
+    return run, *ranks
 
 
 def test_the_page_contains_its_data_and_loads_nothing(path: Path, data: dict[str, Any]) -> None:
@@ -369,6 +383,36 @@ def test_places_in_a_chart_are_proportional_to_the_numbers() -> None:
     (cross,) = re.findall(r'<path class="cross c0" d="M([0-9.]+) ', text)
     assert float(cross) + 4 == pytest.approx((ax + cx) / 2, abs=0.2)
     assert Chart.from_data(json.loads(json.dumps(chart.data()))).svg() == text
+
+
+def test_a_curve_is_drawn_among_the_levels_of_its_run(tmp_path: Path) -> None:
+    levels = diagnose(class_sizes=[2] * 4, temperature=0.5).levels
+    assert levels.lowest is not None
+    values = [levels.chance, *([levels.collapsed, 1e9, math.nan, -1e9] * 500), levels.lowest]
+    found = diagnose(class_sizes=[2] * 4, temperature=0.5, values=values)
+    pages.write_figures(found, tmp_path / "run.html")
+    (text,) = re.findall("<svg.*</svg>", (tmp_path / "run.html").read_text(encoding="utf-8"))
+    rules = [float(y) for y in re.findall(r'class="rule" d="M[0-9.]+ ([0-9.]+)H', text)]
+    scale = (rules[0] - rules[1]) / (levels.chance - levels.lowest)
+    assert (rules[0] - rules[2]) / (levels.collapsed - levels.lowest) == pytest.approx(scale, rel=0.01)
+    ((top, bottom),) = re.findall(r'class="band" d="M[0-9.]+ ([0-9.]+)H[0-9.]+V([0-9.]+)H', text)
+    assert float(bottom) - float(top) == pytest.approx(6 * levels.spread * scale, abs=0.2)
+    # The first and the last point lie on their levels, and the others that cannot be drawn are crosses on the edges.
+    (path,) = re.findall(r'class="line c0" d="M([^"]+)"', text)
+    points = [[float(x) for x in point.split()] for point in re.split("[ML]", path)]
+    assert (points[0][1], points[-1][1]) == (rules[1], rules[0])
+    crosses = {round(float(y)) for y in re.findall(r'class="cross c0" d="M[0-9.]+ ([0-9.]+)', text)}
+    assert crosses == {TOP - 4, HEIGHT - BOTTOM - 4}
+    assert len(points) < 1000
+    # The names are those of the levels and of the last value, and do not overlap.
+    names = re.findall(r'y="([0-9.]+)"( class="strong")?>((?:lowest|chance|collapsed|value)[^<]+)<', text)
+    assert [name.split()[0] for _, _, name in names] == ["chance", "collapsed", "lowest", "value"]
+    assert [name for _, strong, name in names if strong] == [f"value {levels.lowest:.4g}"]
+    places = [float(y) for y, _, _ in names]
+    assert all(after - before >= NAME_ROW - 0.1 for before, after in pairwise(places))
+    undefined = diagnose(class_sizes=[1, 2], no_positive="nan", value=1.0)
+    pages.write_figures(undefined, tmp_path / "run.html")
+    assert "<svg" not in (tmp_path / "run.html").read_text(encoding="utf-8")
 
 
 def test_a_logarithmic_chart_draws_zeros_at_its_lowest_value() -> None:
@@ -704,12 +748,15 @@ def test_pages_do_not_scroll_sideways(browser: Any, path: Path, check_path: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_pages_violate_no_rule_of_axe(browser: Any, path: Path, check_path: Path, scheme: str) -> None:
+def test_pages_violate_no_rule_of_axe(
+    browser: Any, path: Path, check_path: Path, figure_paths: Sequence[Path], scheme: str
+) -> None:
     axe = pytest.importorskip(
         "axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed"
     ).Axe()
-    for file in (path, check_path):
+    for file in (path, check_path, *figure_paths):
         page = browser.new_page(viewport={"width": 390, "height": 900}, color_scheme=scheme)
         page.goto(file.as_uri())
+        assert not page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
         violations = axe.run(page, options={"resultTypes": ["violations"]}).response["violations"]
         assert [(one["id"], one["nodes"][0]["html"]) for one in violations] == []

@@ -21,6 +21,7 @@ from pairproof.conformance.judge.comparisons import DIFFERS, ERRORED, NOT_APPLIC
 from pairproof.conformance.judge.options import CouldNotRun, UsageError
 from pairproof.conformance.judge.parity import parity
 from pairproof.conformance.judge.processes import MASK, Naming, joined
+from pairproof.conformance.page.write import write_figures
 from pairproof.conformance.suite.catalogue import LOSSES
 
 FILE = Path(__file__).parent / "targets" / "distributed.py"
@@ -39,8 +40,14 @@ def statuses(result: ParityResult) -> dict[str, str]:
     return {one.name: one.status for one in result.comparisons}
 
 
-def test_right_loss_passes_also_with_uneven_rows() -> None:
-    result = of("right_global", 2)
+def page_of(result: ParityResult, folder: Path) -> str:
+    """The page of a result."""
+    write_figures(result, folder / "ranks.html")
+    return (folder / "ranks.html").read_text(encoding="utf-8")
+
+
+def test_right_loss_passes_also_with_uneven_rows(tmp_path: Path) -> None:
+    result = of("right_global", 2, html=tmp_path / "right.html")
     assert statuses(result) == {
         "world size 2: loss": PASSED,
         "world size 2: gradient": PASSED,
@@ -49,15 +56,26 @@ def test_right_loss_passes_also_with_uneven_rows() -> None:
     }
     assert result.exit_code == 0
     assert all(0 < one.allowed < 1e-12 for one in result.comparisons if one.allowed is not None)
+    # Every rank returns the loss of all rows, so each gradient comes from both ranks in equal parts.
+    assert result.arrivals[2].shares == [[pytest.approx(0.5)] * 2] * 2
+    assert result.arrivals[2].cosines == [pytest.approx(1)] * 2
+    text = page_of(result, tmp_path)
+    assert (text.count('class="mark c0"'), text.count('class="missing"'), text.count("middle strong")) == (4, 0, 0)
 
 
-def test_missing_gradient_of_gathered_rows_is_named() -> None:
-    result = of("no_gradient", 2, only=("loss", "gradient"))
+def test_missing_gradient_of_gathered_rows_is_named(tmp_path: Path) -> None:
+    result = of("no_gradient", 2, only=("loss", "gradient"), html=tmp_path / "wrong.html")
     assert statuses(result)["world size 2: loss"] == PASSED
     found = named(result, "world size 2: gradient")
     assert (found.status, found.mistake) == (DIFFERS, "no gradient through the gather")
     assert result.mistakes == {"no gradient through the gather": ["world size 2"]}
     assert result.exit_code == 1
+    assert [[share is None for share in row] for row in result.arrivals[2].shares] == [[False, True], [True, False]]
+    assert max(result.arrivals[2].cosines) < 0.99
+    text = page_of(result, tmp_path)
+    assert re.findall(r'class="middle strong">([^<]+)<', text)[:2] == ["none", "none"]
+    assert (text.count('class="mark c0"'), text.count('class="missing"')) == (2, 2)
+    assert "<b>no gradient through the gather: world size 2</b>" in text
 
 
 RIGHT = (
@@ -243,6 +261,7 @@ def test_rows_of_ranks_are_joined_view_by_view() -> None:
         ({"world_size": 0}, "expected numbers from 1 to 64, got 0"),
         ({"device": "meta"}, "the ranks are processes on the CPU"),
         ({"arrays": "numpy"}, "several processes need a torch target, not numpy"),
+        ({"html": Path("page.html"), "world_size": (1, 9)}, "--html: needs a --world-size from 2 to 8"),
         ({"init": {"scale": 1}}, "--init scale: the target has no such parameter"),
     ],
 )

@@ -344,6 +344,8 @@ def test_saturation_is_a_problem_and_a_solved_batch_is_not() -> None:
         ({"class_sizes": [2], "anchor_weights": [0.0]}, TypeError, "anchor_weights: supcon_loss has no such option"),
         ({"class_sizes": [2], "loss": "supkon"}, ValueError, "unknown loss 'supkon'"),
         ({"class_sizes": [2], "dim": 0}, ValueError, "dim: expected at least 1"),
+        ({"class_sizes": [2], "values": []}, ValueError, r"values: expected shape \[T\] .*, got shape \[0\]"),
+        ({"class_sizes": [2], "values": [1.0], "value": 1.0}, ValueError, "expected at most one of value and values"),
         ({"embeddings": np.ones((4, 2))}, ValueError, "labels: required by supcon_loss"),
         ({"embeddings": np.ones(4), "labels": [0, 1, 0, 1]}, ValueError, r"embeddings: expected shape \[N, D\]"),
         ({"embeddings": np.ones((4, 2)), "labels": [0, 1]}, ValueError, "labels: expected 4 integers"),
@@ -358,6 +360,25 @@ def test_saturation_is_a_problem_and_a_solved_batch_is_not() -> None:
 def test_bad_input_raises_an_error(given: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         diagnose(**given)
+
+
+@pytest.mark.parametrize(
+    ("factors", "words"),
+    [
+        ((1.2, 1.1, 0.5, 0.4), "crossed chance at step 3, and below it since"),
+        ((1.2, math.nan, 0.5), "crossed chance at step 3, and below it since"),
+        ((0.9, 1.1, 0.5, 1.3), "crossed chance 3 times, last at step 4, and above it since"),
+        ((0.9, 0.8), "always below chance"),
+        ((math.nan,), "all are NaN"),
+    ],
+)
+def test_curve_names_the_step_at_which_it_crossed_chance(factors: tuple[float, ...], words: str) -> None:
+    given: dict[str, Any] = {"class_sizes": [2] * 4, "temperature": 0.5}
+    values = [factor * diagnose(**given).levels.chance for factor in factors]
+    found, last = diagnose(**given, values=np.array(values)), diagnose(**given, value=values[-1])
+    assert (found.near, found.problems, found.hints) == (last.near, last.problems, last.hints)
+    (line,) = (line for line in found.lines() if line.startswith("  curve "))
+    assert line == f"  curve       {len(values)} steps from {values[0]:.6g} to {values[-1]:.6g}; {words}"
 
 
 def run(*arguments: str) -> int:
@@ -404,7 +425,19 @@ def test_command_prints_and_writes_the_diagnosis(tmp_path: Path, capsys: pytest.
     assert run("--loss", "nt-xent", "--embeddings", f"{tmp_path}/z.npy", "--partners", "interleaved") == 0
     value = float(fast.nt_xent_loss(z, fast.interleaved_partners(24)))
     assert f"  value       {value:.6g}" in capsys.readouterr().out
+    (tmp_path / "run.csv").write_text("2.5\n2.1\n0.9\n")
+    (tmp_path / "bad.csv").write_text("step,loss\n1,2.5\n")
+    (tmp_path / "two.csv").write_text("1,2.5\n2,2.1\n")
+    sizes = ["--class-sizes", "4x2", "--temperature", "0.5"]
+    assert run(*sizes, "--values", f"{tmp_path}/run.csv", "--html", f"{tmp_path}/d.html") == 0
+    assert "crossed chance at step 3, and below it since" in " ".join(capsys.readouterr().out.split())
+    assert ">value 0.9</text>" in (tmp_path / "d.html").read_text(encoding="utf-8")
     for arguments, words in (
+        ([*sizes, "--values", f"{tmp_path}/bad.csv"], "bad.csv: line 1: expected a number, got 'step'"),
+        ([*sizes, "--values", f"{tmp_path}/two.csv"], "expected one line, or one entry per line, got shape (2, 2)"),
+        ([*sizes, "--values", "losses.txt"], "--values losses.txt: there is no file losses.txt"),
+        ([*sizes, "--value", "2", "--values", f"{tmp_path}/run.csv"], "expected at most one of value and values"),
+        ([*sizes, "--html", f"{tmp_path}/none/d.html"], "--html: cannot write"),
         (["--class-sizes", "2y3"], "--class-sizes: expected sizes such as 10,10,12 or 256x2, got '2y3'"),
         (["--class-sizes", "2", "--set", "beta=1"], "--set beta: supcon_loss has no such option"),
         (["--embeddings", "none.npy"], "there is no file none.npy"),

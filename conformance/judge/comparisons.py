@@ -54,6 +54,9 @@ With several processes, one term replaces the last two: ``UNITS`` unit roundoffs
 is larger.
 """
 
+MOST_DRAWN = 8
+"""Largest number of processes whose gradients are drawn."""
+
 LEAST = 1e-300
 """Added to every allowed difference, so that none is 0."""
 
@@ -84,6 +87,21 @@ class Comparison:
     mistake: str = ""
 
 
+@dataclass(frozen=True)
+class Arrivals:
+    """The gradients that reach the rows of each rank, compared with those of one process (the needed ones).
+
+    Attributes:
+        shares: [rank][other]: the component of the gradient that the loss of ``rank`` sends to the rows of ``other``
+            along the needed gradient, divided by the norm of the latter; None if the gradient is 0. The sum over
+            ``rank`` must be 1.
+        cosines: [other]: the cosine of the sum of all gradients that reach the rows of ``other`` and the needed one.
+    """
+
+    shares: list[list[float | None]]
+    cosines: list[float]
+
+
 @dataclass
 class ParityResult:
     """The comparisons of a target with itself.
@@ -95,6 +113,7 @@ class ParityResult:
         version: the file of the target and the version of its package.
         comparisons: the comparisons.
         memory: [rows, bytes kept for the backward pass, bytes at the peak] for each size.
+        arrivals: with ``html``, the gradients that reach the rows of each rank, by number of processes.
         seconds: duration.
     """
 
@@ -104,6 +123,7 @@ class ParityResult:
     version: str = ""
     comparisons: list[Comparison] = field(default_factory=list)
     memory: list[tuple[int, int, int]] = field(default_factory=list)
+    arrivals: dict[int, Arrivals] = field(default_factory=dict)
     seconds: float = 0.0
     machine: dict[str, str] = field(default_factory=machine)
 

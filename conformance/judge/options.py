@@ -533,6 +533,8 @@ class ParityRequest(_Targeted):
         device: The torch device on which the target runs.
         limit: Maximum time of one evaluation, in seconds. Ranks wait for each other up to this time.
         json: Also write the result as JSON to this file.
+        html: With --world-size: also write the result as an HTML page to this file. It draws which gradients reach the
+            rows of each of 2 to 8 processes.
 
     In Python, the target may be the function, class or instance itself.
     """
@@ -555,6 +557,7 @@ class ParityRequest(_Targeted):
     device: str = option("cpu", "--device", metavar="DEVICE")
     limit: float = option(60.0, "--limit", metavar="SECONDS")
     json: Path | None = option(None, "--json", metavar="FILE")  # noqa: RUF009 - it makes a field
+    html: Path | None = option(None, "--html", metavar="FILE")  # noqa: RUF009 - it makes a field
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "only", (self.only,) if isinstance(self.only, str) else tuple(self.only))
@@ -649,8 +652,11 @@ class TrainingBatch:
             classes of 2 rows, or for 256 positive pairs.
         dim: With --class-sizes: the number of columns of the random embeddings. Default: 128.
         value: The value that the training loop prints. Default: the loss of the embeddings.
+        values: File with [T] numbers, the value of every step of a run, instead of --value, which is the last one.
         settings: A non-default option of the loss (repeatable).
         json: Also write the diagnosis as JSON to this file.
+        html: Also write the diagnosis as an HTML page to this file. It draws the value or the curve of --values among
+            the levels.
     """
 
     loss: str = option("supcon", "--loss", "-l", metavar="LOSS")
@@ -662,8 +668,10 @@ class TrainingBatch:
     class_sizes: tuple[int, ...] = option((), "--class-sizes", metavar="SIZES", read=read_sizes)
     dim: int | None = option(None, "--dim", metavar="D")
     value: float | None = option(None, "--value", metavar="NUMBER")
+    values: str | None = option(None, "--values")
     settings: Mapping[str, str] = option({}, "--set", metavar=KEY_VALUE, read=read_choices)
     json: Path | None = option(None, "--json", metavar="FILE")  # noqa: RUF009 - it makes a field
+    html: Path | None = option(None, "--html", metavar="FILE")  # noqa: RUF009 - it makes a field
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "loss", loss_named(self.loss))

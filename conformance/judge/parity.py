@@ -44,6 +44,7 @@ from .comparisons import (
     LEAST,
     LOWER,
     MEASURED,
+    MOST_DRAWN,
     NOISE,
     NOT_APPLICABLE,
     PARTS,
@@ -665,6 +666,8 @@ def compare_with_itself(request: ParityRequest) -> ParityResult:
         raise UsageError(f"--temperature: expected a positive number, got {request.temperature:g}")
     if request.call == "command":
         raise UsageError("--call command: parity needs a Python target")
+    if request.html is not None and not any(1 < world <= MOST_DRAWN for world in request.world_size):
+        raise UsageError(f"--html: needs a --world-size from 2 to {MOST_DRAWN}, whose gradients it draws")
     if reason := unusable(request.device):
         raise CouldNotRun(reason)
     result = ParityResult(request)

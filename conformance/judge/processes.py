@@ -33,6 +33,7 @@ from .comparisons import (
     ERRORED,
     FACTOR,
     LEAST,
+    MOST_DRAWN,
     NOISE,
     NOT_APPLICABLE,
     PARTS,
@@ -42,6 +43,7 @@ from .comparisons import (
     TRIALS,
     UNITS,
     WIDTH,
+    Arrivals,
     Comparison,
     ParityResult,
     signs,
@@ -164,6 +166,7 @@ class Processes:
         # ``columns_of_all``: the second row number of a pair is an index into the rows of all ranks.
         self.single = self.columns_of_all = False
         self.notes: list[str] = [*facts["notes"], _note_on_ranks(facts)]
+        self.arrivals: dict[int, Arrivals] = {}
 
     # Batches
 
@@ -272,6 +275,39 @@ class Processes:
         parts = zip(shared.parts, weights, strict=True)
         return self.ranks.together([(p, shared.projection, self.learned, w, quiet) for p, w in parts])
 
+    def one_by_one(self, shared: _Shared) -> list[list[Tensor]]:
+        """Propagate the loss of one rank at a time, and return the gradients of all rows for each rank.
+
+        The list is empty if the batch cannot be evaluated, or if a gradient is not finite.
+        """
+        rows, ranks = [], range(len(shared.parts))
+        try:
+            for rank in ranks:
+                answers = self.together(shared, [float(rank == other) for other in ranks])
+                rows.append([torch.tensor(one["rows"], dtype=torch.float64) for one in answers])
+        except TargetError:
+            return []
+        return rows if all(bool(g.isfinite().all()) for row in rows for g in row) else []
+
+    def arrive(self, shared: _Shared) -> None:
+        """Store which gradients reach the rows of each rank, unless the batch cannot be evaluated."""
+        world = len(shared.parts)
+        with suppress(TargetError):
+            self.ranks.join(world)
+            if not (rows := self.one_by_one(shared)):
+                return
+            alone = torch.tensor(self.answer_alone(shared.whole, shared.projection)["rows"], dtype=torch.float64)
+            # The loss of one process is the mean over ranks, so the sum over ranks is this many times its gradient.
+            needed = [world * alone[[place[0] == rank for place in shared.places]] for rank in range(world)]
+            shares = [
+                [float((g * n).sum() / n.square().sum()) if g.norm() > READ * n.norm() else None for g, n in pairs]
+                for pairs in (list(zip(row, needed, strict=True)) for row in rows)
+            ]
+            sums = [torch.stack(column).sum(0) for column in zip(*rows, strict=True)]
+            both = ((g.flatten(), n.flatten()) for g, n in zip(sums, needed, strict=True))
+            cosines = [float(torch.cosine_similarity(*pair, dim=0)) for pair in both]
+            self.arrivals[world] = Arrivals(shares, cosines)
+
     # Comparisons
 
     def comparisons(self) -> Iterator[Comparison]:
@@ -338,6 +374,8 @@ class Processes:
             for part, one in parts.items():
                 if ("loss" if part == "loss" else "gradient") in only:
                     yield _comparison(f"{name}: {_title(part)}", one, len(batches), mistakes.get(part, ""))
+        if self.request.html is not None and 1 < world <= MOST_DRAWN:
+            self.arrive(batches[0])
         if "uneven" in only and world > 1:
             yield self.uneven(world, f"{name}, uneven rows", wrong)
 
@@ -449,7 +487,7 @@ class Naming:
                 return dict.fromkeys(self.parts, words)
             return dict.fromkeys(self.parts, where)
         reading = self.processes.draw([EVEN[0]] * self.world, "reading", reading=True)
-        rows = self.one_by_one(reading)
+        rows = self.processes.one_by_one(reading)
         # An evaluation in one process ends the group, so the evaluations in the group come first.
         if self.world > 1 and self.ungathered():
             gathers = ", ".join(self.processes.facts["gathers"])
@@ -464,21 +502,6 @@ class Naming:
     def parts(self) -> list[str]:
         """The loss and the parameters."""
         return ["loss", *self.true.gradients]
-
-    def one_by_one(self, shared: _Shared) -> list[list[Tensor]]:
-        """Propagate the loss of one rank at a time, and return the gradients of all rows for each rank.
-
-        The list is empty if the batch cannot be evaluated, or if a gradient is not finite.
-        """
-        try:
-            rows = []
-            for rank in range(self.world):
-                weights = [float(rank == other) for other in range(self.world)]
-                answers = self.processes.together(shared, weights)
-                rows.append([torch.tensor(one["rows"], dtype=torch.float64) for one in answers])
-        except TargetError:
-            return []
-        return rows if all(bool(g.isfinite().all()) for row in rows for g in row) else []
 
     def ungathered(self) -> bool:
         """Return whether every rank's loss is that of its own rows in one process."""
@@ -723,6 +746,6 @@ def compare_processes(result: ParityResult) -> None:
             raise CouldNotRun(f"several processes are not possible: {reason}") from None
         result.call, result.version = facts["call"], facts["version"]
         processes = Processes(request, facts, ranks)
-        result.notes = processes.notes
+        result.notes, result.arrivals = processes.notes, processes.arrivals
         processes.prepare()
         result.comparisons += processes.comparisons()

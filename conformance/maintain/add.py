@@ -108,7 +108,7 @@ def _read_csv(path: Path, where: str, name: str) -> Array:
             wanted = f"expected {len(rows[0])} entries, as in the first line"
             _require(len(row) == len(rows[0]), f"{where}: line {k}: {wanted}, got {len(row)}")
     array = np.array(rows, dtype=dtype).reshape(len(rows), len(rows[0]) if rows else 2)
-    if len(SHAPES[name]) == 2:
+    if len(SHAPES.get(name, "N")) == 2:
         return array
     wanted = "expected one line, or one entry per line"
     _require(not rows or 1 in array.shape, f"{where}: {wanted}, got shape {array.shape}")
@@ -120,12 +120,13 @@ _BOOLEAN = (np.bool_, lambda text: _BOOLEANS[text.lower()], "true or false")
 _CELLS: dict[str, tuple[type[np.generic], Callable[[str], Any], str]] = {
     "embeddings": (np.float64, float, "a number"),
     "labels": (np.int64, int, "a 64-bit integer"),
+    "values": (np.float64, float, "a number"),
     **dict.fromkeys(WEIGHTS, (np.float64, float, "a number")),
     **dict.fromkeys(MASKS, _BOOLEAN),
 }
 """How csv cells are read: the dtype, the parser, and the expected content.
 
-"embeddings" is for all matrices of embeddings, "labels" for all integers."""
+"embeddings" is for all matrices of embeddings, "labels" for all integers, "values" for the losses of a run."""
 
 
 def _read_safetensors(path: Path, where: str, tensor: str) -> Array:
@@ -218,7 +219,7 @@ def read_training(batch: TrainingBatch) -> dict[str, Any]:
         **read_settings(LOSSES[batch.loss], batch.settings),
     }
     given |= {"class_sizes": batch.class_sizes or None} | ({} if batch.dim is None else {"dim": batch.dim})
-    sources = {name: getattr(batch, name) for name in ("embeddings", "labels", "partners", "embeddings_b")}
+    sources = {name: getattr(batch, name) for name in ("embeddings", "labels", "partners", "embeddings_b", "values")}
     for name, source in sources.items():
         if source is not None and not (name == "partners" and source in _LAYOUTS):
             given[name] = read_array(source, _option(name), name)

@@ -1,1 +1,1 @@
-"""The HTML page of ``pairproof report`` and ``pairproof check --html``."""
+"""The HTML pages of ``pairproof report`` and of ``--html``."""

@@ -29,7 +29,7 @@ from ..suite.golden import GoldenCase
 from ..suite.levels import Level
 from ..suite.records import Expected, Outcome
 from ..truth.evaluate import truth
-from .plots import Chart, Line
+from .plots import Chart, Line, Rule
 
 TEMPERATURES = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.014, 0.01, 0.005, 0.002, 0.001, 0.0005)
 """The temperatures of the sweeps."""
@@ -149,7 +149,8 @@ def _clamp(figure: Judgement) -> Finding:
         f"The exact loss is {figure.value}. The loss of a negative pair is 100 for logits of {clamped[0]:.2f} or"
         f" more in float32, and of {clamped[1]:.2f} or more in float64."
     )
-    chart = Chart("The loss of a negative pair against its logit", "logit s", "loss of the pair", lines, rules=(100,))
+    title = "The loss of a negative pair against its logit"
+    chart = Chart(title, "logit s", "loss of the pair", lines, rules=[Rule(100)])
     return Finding("clamp", "A logarithm that is clamped at -100", _because(figure), proof, "", (chart,))
 
 
@@ -213,7 +214,7 @@ def _saturation(pml: Implementation, reason: Deviation) -> Finding:
     share = Chart(
         "The size of the gradient relative to the exact gradient, against the exact loss",
         *("exact loss", "gradient / exact gradient", [Line(name, _points(exact, slopes))]),
-        rules=(1.0,),
+        rules=[Rule(1)],
     )
     proof = (
         f"At an exact loss of {exact[-1]:.2f}, {found[-1]:.2f} is returned, and the largest entry of the gradient is"
@@ -294,7 +295,8 @@ def _sweep(loss: str, found: Mapping[str, Sequence[tuple[float, float]]]) -> dic
         name = f"largest error of the {several(len(right), 'implementation')} without a break"
         lines.append(Line(name, _points(TEMPERATURES[::-1], worst[::-1]), faint=True))
     title = f"{loss}: relative error of value and gradient against the temperature, in {DTYPE}"
-    chart = Chart(title, "temperature", "larger relative error", lines, True, True, BOTTOM, (ranges.WIDE, 1.0))
+    rules = Rule(ranges.WIDE), Rule(1)
+    chart = Chart(title, "temperature", "larger relative error", lines, True, True, BOTTOM, rules)
     return {"loss": loss, "chart": chart.data(), "breaks": rows, "right": right, "different": different}
 
 

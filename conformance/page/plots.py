@@ -1,20 +1,24 @@
 """Line charts as SVG, in the colours of the page's light or dark theme.
 
 Lines also differ in marker and dashes, for readers who cannot tell the colours apart. A number that cannot be drawn
-(NaN, infinite, or not positive on a logarithmic axis) becomes a cross on the upper edge.
+(NaN, infinite, or not positive on a logarithmic axis) becomes a cross on the upper edge; -inf, on the lower edge.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
+
+from ..judge.comparisons import Arrivals
 
 WIDTH, HEIGHT = 440, 270
 LEFT, RIGHT, TOP, BOTTOM = 62, 12, 12, 46
 LEGEND_ROW = 17
+NAMES, NAME_ROW = 122, 14
+"""Width of the names beside a chart, and height of a name."""
 MOST_BARS = 12
 """Maximum number of terms whose bars are drawn."""
 COLOURS = 7
@@ -45,6 +49,20 @@ class Line:
     faint: bool = False
 
 
+class Rule(NamedTuple):
+    """A horizontal line of a chart.
+
+    Attributes:
+        y: its value.
+        name: its name, written beside the chart.
+        spread: half the height of a band around it.
+    """
+
+    y: float
+    name: str = ""
+    spread: float = 0.0
+
+
 @dataclass(frozen=True)
 class Chart:
     """A line chart.
@@ -57,7 +75,7 @@ class Chart:
         log_x: whether the x axis is logarithmic.
         log_y: whether the y axis is logarithmic.
         lowest: on a logarithmic y axis, smaller values are drawn at this value.
-        rules: horizontal lines at these values.
+        rules: horizontal lines. If they have names, the other lines are named beside the chart too, without a legend.
         ticks: the ticks of the x axis; None to choose them.
     """
 
@@ -68,7 +86,7 @@ class Chart:
     log_x: bool = False
     log_y: bool = False
     lowest: float = 0.0
-    rules: Sequence[float] = ()
+    rules: Sequence[Rule] = ()
     ticks: Sequence[float] | None = None
 
     def data(self) -> dict[str, Any]:
@@ -85,32 +103,36 @@ class Chart:
         lines = [
             Line(one["name"], [(float(x), float(y)) for x, y in one["points"]], one["faint"]) for one in data["lines"]
         ]
-        return cls(**{**data, "lines": lines})
+        return cls(**{**data, "lines": lines, "rules": [Rule(*rule) for rule in data["rules"]]})
 
     def svg(self) -> str:
         """The chart as an SVG element."""
-        ys = [y for line in self.lines for _, y in line.points if math.isfinite(y)] + list(self.rules)
+        ys = [y for line in self.lines for _, y in line.points if math.isfinite(y)]
+        ys += [end for rule in self.rules for end in (rule.y - rule.spread, rule.y + rule.spread)]
         ys = [max(y, self.lowest) for y in ys] if self.log_y else ys
         if self.log_y:
             ys = [y for y in ys if y > 0]
-        across = _axis([x for line in self.lines for x, _ in line.points], LEFT, WIDTH - RIGHT, log=self.log_x)
+        named = any(rule.name for rule in self.rules)
+        right = WIDTH - (NAMES if named else RIGHT)
+        xs = [x for line in self.lines for x, _ in line.points]
+        across = _axis(xs or [0.0], LEFT, right, log=self.log_x)
         upward = _axis(ys, HEIGHT - BOTTOM, TOP, log=self.log_y, margin=0.06)
-        height = HEIGHT + LEGEND_ROW * len(self.lines)
-        parts = [
-            f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(self.title, quote=True)}"'
-            ' class="chart" xmlns="http://www.w3.org/2000/svg">'
-        ]
+        height = HEIGHT + LEGEND_ROW * len(self.lines) * (not named)
+        parts = list[str]()
         for tick in across.ticks if self.ticks is None else self.ticks:
             x = across.place(tick)
             parts.append(f'<path class="grid" d="M{x:.1f} {TOP}V{HEIGHT - BOTTOM}"/>')
             parts.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 15}" class="middle">{_short(tick)}</text>')
         for tick in upward.ticks:
             y = upward.place(tick)
-            parts.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
+            parts.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{right}"/>')
             parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" class="end">{_short(tick)}</text>')
         for rule in self.rules:
-            parts.append(f'<path class="rule" d="M{LEFT} {upward.place(rule):.1f}H{WIDTH - RIGHT}"/>')
-        middle = (LEFT + WIDTH - RIGHT) / 2
+            if rule.spread:
+                ends = [upward.place(rule.y + side * rule.spread) for side in (1, -1)]
+                parts.append(f'<path class="band" d="M{LEFT} {ends[0]:.1f}H{right}V{ends[1]:.1f}H{LEFT}z"/>')
+            parts.append(f'<path class="rule" d="M{LEFT} {upward.place(rule.y):.1f}H{right}"/>')
+        middle = (LEFT + right) / 2
         parts.append(f'<text x="{middle:.0f}" y="{HEIGHT - 12}" class="middle">{escape(self.x)}</text>')
         turned = f'transform="rotate(-90 13 {(TOP + HEIGHT - BOTTOM) / 2:.0f})"'
         parts.append(
@@ -123,12 +145,28 @@ class Chart:
             marker = None if line.faint else colour
             colour += not line.faint
             parts += self._line(line, style, dash, marker, across, upward)
+            if named:
+                continue
             y = HEIGHT + LEGEND_ROW * k + 6
             parts.append(f'<path class="line {style}" {_dashed(dash)}d="M{LEFT} {y - 4}H{LEFT + 34}"/>')
             if marker is not None:
                 parts.append(_marker(marker, LEFT + 17, y - 4, style))
             parts.append(f'<text x="{LEFT + 42}" y="{y}">{escape(line.name)}</text>')
-        return "".join([*parts, "</svg>"])
+        return _svg(height, self.title, [*parts, *(self._names(upward, right) if named else ())])
+
+    def _names(self, upward: _Axis, left: float) -> list[str]:
+        """The names of rules and of lines, each at the height of its rule or of its last point, without overlaps."""
+        names = [(upward.place(rule.y), rule.name, "") for rule in self.rules]
+        for line in self.lines:
+            last = line.points[-1][1]
+            edge = HEIGHT - BOTTOM if last == -math.inf else TOP
+            names.append((upward.place(last) if math.isfinite(last) else edge, line.name, ' class="strong"'))
+        parts, y = list[str](), -math.inf
+        for k, (place, name, style) in enumerate(sorted(names), 1):
+            y = max(y + NAME_ROW, min(place, HEIGHT - BOTTOM - NAME_ROW * (len(names) - k)))
+            parts.append(f'<path class="grid" d="M{left} {place:.1f}L{left + 10} {y:.1f}"/>')
+            parts.append(f'<text x="{left + 13}" y="{y + 4:.1f}"{style}>{escape(name)}</text>')
+        return parts
 
     def _line(self, line: Line, style: str, dash: str, marker: int | None, across: _Axis, upward: _Axis) -> list[str]:
         parts, path, down = list[str](), list[str](), False
@@ -136,12 +174,12 @@ class Chart:
             value = max(y, self.lowest) if self.log_y and not math.isnan(y) else y
             if not math.isfinite(value) or (self.log_y and value <= 0):
                 down = False
-                parts.append(_cross(across.place(x), TOP, style))
+                parts.append(_cross(across.place(x), HEIGHT - BOTTOM if value == -math.inf else TOP, style))
                 continue
             place = f"{across.place(x):.1f} {upward.place(value):.1f}"
             path.append(f"{'L' if down else 'M'}{place}")
             down = True
-            if marker is not None and len(line.points) <= 40:
+            if marker is not None and (len(line.points) <= 40 or x == line.points[-1][0]):
                 parts.append(_marker(marker, across.place(x), upward.place(value), style))
         return [f'<path class="line {style}" {_dashed(dash)}d="{"".join(path)}"/>', *parts]
 
@@ -186,6 +224,11 @@ def _short(value: float) -> str:
     return f"{value:g}"
 
 
+def _svg(height: int, title: str, parts: Iterable[str]) -> str:
+    size = f'viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title, quote=True)}"'
+    return f'<svg {size} class="chart" xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
+
+
 def _dashed(dash: str) -> str:
     return f'stroke-dasharray="{dash}" ' if dash else ""
 
@@ -221,8 +264,42 @@ def bars(table: Mapping[str, Any]) -> str:
             parts.append(f'<path class="mark {style}" d="M{place(0):.1f} {top}H{end:.1f}v10H{place(0):.1f}z"/>')
             parts.append(f'<text x="{max(place(0), end) + 4:.1f}" y="{top + 9}">{value}</text>')
     title = f"{table['title']}: {table['columns'][-1]}, filled as expected, outlined {table['found']}"
-    size = f'viewBox="0 0 {WIDTH} {30 * len(rows)}" role="img" aria-label="{title}"'
-    return f'<svg {size} class="chart" xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
+    return _svg(30 * len(rows), title, parts)
+
+
+def arrivals(found: Arrivals, title: str) -> str:
+    """A square for each gradient that the loss of a rank sends to the rows of a rank; dashed and empty if it is 0.
+
+    Its area is the share of the needed gradient; it is outlined if negative. Sums and cosines other than 1 are bold.
+    """
+    ranks = range(len(found.cosines))
+    left, top = 116, 36
+    size = min(64, (WIDTH - left) // len(ranks))
+    parts = [f'<text x="{left}" y="12">reaches the rows of</text>']
+
+    def row(name: str, name_y: float, words: Sequence[str], y: float, bold: Callable[[str], bool]) -> None:
+        parts.append(f'<text x="{left - 8}" y="{name_y}" class="end">{name}</text>')
+        for k, word in enumerate(words):
+            style = "middle" + " strong" * bold(word)
+            parts.append(f'<text x="{left + size * (k + 0.5)}" y="{y}" class="{style}">{word}</text>')
+
+    row("", top, [f"rank {rank}" for rank in ranks], top - 6, lambda _: False)
+    for rank, shares in enumerate(found.shares):
+        middle = top + (size + 16) * rank + size / 2
+        for k, share in enumerate(shares):
+            side = 0.9 * size * math.sqrt(1.0 if share is None else min(1.0, abs(share)))
+            x, style = left + size * (k + 0.5) - side / 2, "mark c0" + " hollow" * ((share or 0) < 0)
+            square = f'd="M{x:.1f} {middle - side / 2:.1f}h{side:.1f}v{side:.1f}h-{side:.1f}z"'
+            parts.append(f'<path class="{"missing" if share is None else style}" {square}/>')
+        words = ["none" if share is None else f"{share:.2f}" for share in shares]
+        row(f"loss of rank {rank}", middle + 4, words, middle + size / 2 + 10, lambda word: word == "none")
+    below = top + (size + 16) * len(ranks)
+    sums = [sum(share or 0.0 for share in column) for column in zip(*found.shares, strict=True)]
+    parts.append(f'<path class="rule" d="M{left} {below}H{left + size * len(ranks)}"/>')
+    for name, numbers in (("sum", sums), ("cosine", found.cosines)):
+        below += 18
+        row(f"{name}, needed: 1", below, [f"{x:.2f}" for x in numbers], below, lambda word: word != "1.00")
+    return _svg(below + 8, title, parts)
 
 
 def range_bar(low: float, middle: float, high: float) -> str:

@@ -1,12 +1,14 @@
-"""The results of ``verify`` or of ``check`` as one HTML page that loads no other file."""
+"""The results of ``verify``, ``check``, ``diagnose`` or ``parity`` as one HTML page that loads no other file."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from pairproof import install_command
 from ..documents.load import WorkedFixture, load_worked, worked_cases
 from ..implementations import ALL
 from ..judge.check import CONFORMS, CheckResult
+from ..judge.comparisons import ParityResult
 from ..judge.deviations import DECLARED
 from ..judge.options import CouldNotRun
 from ..judge.results import Check, Status, counted, grouped
@@ -24,10 +27,12 @@ from ..judge.verify import Report, load_cases, matrix
 from ..suite.catalogue import LOSSES
 from ..suite.golden import load_flags
 from ..suite.levels import Level
+from ..suite.machine import machine
+from ..training import Diagnosis
 from .differences import failing_cases, failures
 from .examples import document
 from .findings import findings, judged, public_losses, sweeps
-from .plots import Chart, Line, bars, number, range_bar
+from .plots import Chart, Line, Rule, arrivals, bars, number, range_bar
 
 FORMAT = "pairproof-page/1"
 LARGEST = 3_000_000
@@ -52,6 +57,8 @@ OF_REPORT = ("documents", "deviations", "public", "findings", "sweeps", "speed")
 """Parts of the page of a report that the page of a check lacks."""
 VALUES = "values only: the target returns no gradient"
 """What the page of a check says if no gradient was judged."""
+MOST_PARTS = 200
+"""A longer curve has this many parts; the first, the lowest, the highest and the last point of each are drawn."""
 ORDER = (Status.ERRORED, Status.FAILED, Status.DEVIATES, Status.PASSED)
 """Statuses by importance. If the dtypes of a case differ, the most important status is shown."""
 
@@ -171,7 +178,7 @@ def _speed() -> Iterator[dict[str, Any]]:
             ]
             title = f"{loss}, {words}: time of plain torch / time of pairproof.fast"
             chart = Chart(title, "rows", "ratio of the times", [line for line in lines if line.points], True, True)
-            charts.append(replace(chart, rules=(1.0,), ticks=(32, 128, 512, 2048, 8192)).data())
+            charts.append(replace(chart, rules=[Rule(1)], ticks=(32, 128, 512, 2048, 8192)).data())
         yield {"loss": loss, "charts": charts}
 
 
@@ -245,6 +252,14 @@ def page_of(data: Mapping[str, Any]) -> str:
     Raises:
         CouldNotRun: jinja2 is not installed.
     """
+    embedded = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    views = [view["id"] for one in data["documents"] for view in one["views"]]
+    opened = next((name for name in views if name == OPENED), views[0] if views else "")
+    return _rendered("page.html", {**data, "embedded": embedded, "opened": opened})
+
+
+def _rendered(template: str, data: Mapping[str, Any]) -> str:
+    """Return a page. Raise CouldNotRun if jinja2 is not installed."""
     if find_spec("jinja2") is None:
         raise CouldNotRun(f"jinja2 is not installed: {install_command('verify')}")
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -254,13 +269,75 @@ def page_of(data: Mapping[str, Any]) -> str:
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    embedded = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     environment.filters["svg"] = lambda chart: Markup(Chart.from_data(chart).svg())
     environment.globals["bars"] = lambda table: Markup(bars(table))
     environment.globals["range_bar"] = lambda *values: Markup(range_bar(*map(float, values)))
-    views = [view["id"] for one in data["documents"] for view in one["views"]]
-    opened = next((name for name in views if name == OPENED), views[0] if views else "")
-    return environment.get_template("page.html").render(data, embedded=Markup(embedded), opened=opened)
+    return environment.get_template(template).render(data)
+
+
+def _scale(found: Diagnosis) -> Chart:
+    """The value, or the values of all steps, among the levels. A value far outside the levels becomes a cross."""
+    levels = found.levels
+    known = {
+        "lowest": (levels.lowest, 0.0),
+        "chance": (levels.chance, 3 * levels.spread),
+        "collapsed": (levels.collapsed, 0.0),
+        "started": (levels.started, 3 * levels.started_spread),
+    }
+    rules = [
+        Rule(y, f"{name} {y:.4g}", spread) for name, (y, spread) in known.items() if y is not None and math.isfinite(y)
+    ]
+    low, high = min(rules).y, max(rules).y
+    far = 2 * max(high - low, abs(high))
+
+    def drawn(y: float) -> float:
+        return y if low - far <= y <= high + far else -math.inf if y < low else math.inf
+
+    values = found.values or [y for y in [found.value] if y is not None]
+    points = [(float(step), drawn(y)) for step, y in enumerate(values, 1)]
+    size = -(-len(points) // MOST_PARTS) or 1
+    parts = [points[k : k + size] for k in range(0, len(points), size)]
+    height: Callable[[tuple[float, float]], float] = itemgetter(1)
+    kept = {point for part in parts for point in (part[0], min(part, key=height), max(part, key=height), part[-1])}
+    lines = [Line(f"value {y:.4g}", sorted(kept)) for y in values[-1:]]
+    title = f"{found.loss}: {', '.join([line.name for line in lines] + [rule.name for rule in rules])}"
+    x, ticks = ("step", None) if found.values else ("", ())
+    return Chart(title, x, "loss", lines, rules=rules, ticks=ticks)
+
+
+def write_figures(found: Diagnosis | ParityResult, path: Path) -> None:
+    """Write a result with its figures as one HTML page.
+
+    Args:
+        found: the result of ``diagnose``, or of ``parity`` with ``html``.
+        path: the file that is written.
+
+    Raises:
+        CouldNotRun: jinja2 is not installed.
+    """
+    data: dict[str, Any] = {"good": not found.exit_code, "header": machine(), "notes": (), "lines": found.lines()}
+    if isinstance(found, Diagnosis):
+        words = "Dashed lines: levels; grey: where the values of random batches are. ×: NaN, or far outside the levels."
+        data |= {
+            "title": f"The value of {found.loss}",
+            "verdict": "a problem" if found.problems else "no problem found",
+            "reasons": found.problems,
+            "notes": found.hints,
+            "figures": [(_scale(found).svg(), words)] if math.isfinite(found.levels.chance) else [],
+        }
+    else:
+        words = (
+            "{} ranks: the gradient that the loss of each rank (left) sends to the rows of each rank (top), as a share"
+            " of the gradient in one process. Dashed: none arrives."
+        )
+        named = {words.format(world): one for world, one in found.arrivals.items()}
+        data |= {
+            "title": f"{found.request.name} in several processes",
+            "verdict": found.summary.partition(": ")[0],
+            "reasons": [f"{name}: {', '.join(where)}" for name, where in found.mistakes.items()],
+            "figures": [(arrivals(one, text), text) for text, one in named.items()],
+        }
+    path.write_text(_rendered("figures.html", data), encoding="utf-8")
 
 
 def write_page(found: Report | CheckResult, path: Path) -> None:
