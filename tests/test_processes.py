@@ -278,9 +278,9 @@ def test_random_loss_is_not_compared(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_command_prints_the_mistakes_and_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "ranks.json"
-    words = ["--world-size", "1,3", "--seed", "4", "--json", str(path)]
+def test_command_prints_the_mistakes_and_writes_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, page = tmp_path / "ranks.json", tmp_path / "ranks.html"
+    words = ["--world-size", "1,3", "--seed", "4", "--json", str(path), "--html", str(page)]
     with pytest.raises(SystemExit) as ended:
         cli.main(["parity", f"{FILE}:one_over_world", *words])
     printed = capsys.readouterr().out
@@ -290,6 +290,9 @@ def test_command_prints_the_mistakes_and_writes_json(tmp_path: Path, capsys: pyt
     assert data["passed"] is False
     assert data["options"]["world_size"] == [1, 3]
     assert data["mistakes"] == {"gradient / world size": ["world size 3"]}
+    # Each rank gets a third of the gradient, from its own loss alone.
+    text = page.read_text(encoding="utf-8")
+    assert (text.count(">0.33</text>"), text.count('class="missing"')) == (6, 6)
     assert [one["mistake"] for one in data["comparisons"] if one["name"] == "world size 3: gradient"] == [
         "gradient / world size"
     ]
