@@ -132,8 +132,49 @@ def test_clip_in_two_processes_has_the_loss_of_one_process() -> None:
     assert two[1] < two[0] - 1
 
 
+@pytest.fixture(scope="module")
+def exactness(example: ModuleType) -> ModuleType:
+    loaded("moco")  # exactness.py imports it, and train_digits
+    return loaded("exactness")
+
+
+@pytest.mark.parametrize("classes", [3, 12])
+def test_the_losses_compared_for_exactness_differ_only_in_bfloat16(exactness: ModuleType, classes: int) -> None:
+    rows = torch.randn(24, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    labels = (torch.arange(12) % classes).repeat(2)
+    losses = exactness.plain_loss, exactness.supcon_loss
+
+    def differences(given: torch.Tensor) -> float:
+        a, b = (torch.autograd.grad(loss(given, labels, temperature=0.02), rows)[0] for loss in losses)
+        return float((a - b).norm() / b.norm())
+
+    assert differences(rows) < 1e-13
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert differences(rows) < 1e-13
+        assert 1e-3 < differences(rows.float()) < 0.2
+
+
+@pytest.mark.slow
+def test_exactness_prints_a_table_and_writes_a_figure(
+    exactness: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exactness.main(["--steps", "30", "--seeds", "2"])
+    printed = capsys.readouterr().out
+    assert len(re.findall(r"^    value ", printed, re.MULTILINE)) == 4
+    rows = re.findall(r"^\w+ +(bfloat16|pairproof) +(\S+) ± \S+ +(\S+) +(\S+) +(\S+)$", printed, re.MULTILINE)
+    assert [name for name, *_ in rows] == ["bfloat16", "pairproof"] * 2
+    for name, accuracy, *thirds in rows:
+        assert 60 < float(accuracy) < 100
+        assert all(1e-5 < float(one) < 1e-2 if name == "bfloat16" else 0 <= float(one) < 1e-10 for one in thirds)
+    differences = [float(one) for one in re.findall(r"difference +(\S+) ±", printed)]
+    accuracies = [float(accuracy) for _, accuracy, *_ in rows]
+    assert differences == pytest.approx([accuracies[1] - accuracies[0], accuracies[3] - accuracies[2]], abs=0.011)
+    assert "pairproof" in Path("exactness.svg").read_text(encoding="utf-8")
+
+
 def test_examples_are_short() -> None:
-    for name in ("moco", "clip", "simclr_lightning", "sentences"):
+    for name in ("moco", "clip", "simclr_lightning", "sentences", "exactness"):
         assert len((FOLDER / f"{name}.py").read_text().splitlines()) < 80
 
 

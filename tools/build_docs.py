@@ -154,8 +154,9 @@ def write_pages(root: Path, folder: Path) -> None:
     for document, page in names.items():
         text = (root / document).read_text(encoding="utf-8")
         (folder / page).write_text(relinked(text, document, names), encoding="utf-8")
-    for path in (*(root / "bench/results").glob("*.svg"), *(root / "docs").glob("*.png")):
-        shutil.copy(path, folder)
+    for pattern in ("bench/results/*.svg", "docs/*.png", "docs/*.svg"):
+        for path in root.glob(pattern):
+            shutil.copy(path, folder)
     generated = {"every_loss.md": loss_page(), "documents.md": findings_page(), "every_speed.md": speed_page(root)}
     for page, lines in generated.items():
         (folder / page).write_text("\n".join(lines) + "\n", encoding="utf-8")
