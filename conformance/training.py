@@ -822,7 +822,7 @@ def _learned(found: Diagnosis) -> str:
         chance = 3 / math.sqrt(rows.dim * max(1, rows.count // 2))
         if rows.positive_cosine - rows.negative_cosine <= chance:
             return ", but positives are no more similar than other rows: nothing has been learned yet"
-    elif levels.started is None:
+    elif levels.started is None and 2 * (found.value or 0.0) > levels.collapsed + (levels.lowest or 0.0):
         return "; an untrained encoder whose rows share a direction can be there, too: pass the embeddings"
     if levels.started is not None and found.value is not None and found.value < levels.collapsed:
         return ": something has been learned, unless rows of the queue are still random: then the value rises"

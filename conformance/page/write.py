@@ -27,7 +27,7 @@ from ..judge.verify import Report, load_cases, matrix
 from ..suite.catalogue import LOSSES
 from ..suite.golden import load_flags
 from ..suite.levels import Level
-from ..suite.machine import machine
+from ..suite.machine import described, machine
 from ..training import Diagnosis
 from .differences import failing_cases, failures
 from .examples import document
@@ -315,7 +315,12 @@ def write_figures(found: Diagnosis | ParityResult, path: Path) -> None:
     Raises:
         CouldNotRun: jinja2 is not installed.
     """
-    data: dict[str, Any] = {"good": not found.exit_code, "header": machine(), "notes": (), "lines": found.lines()}
+    data: dict[str, Any] = {
+        "good": not found.exit_code,
+        "header": {"on": described(machine())},
+        "notes": (),
+        "lines": found.lines(),
+    }
     if isinstance(found, Diagnosis):
         words = "Dashed lines: levels; grey: where the values of random batches are. ×: NaN, or far outside the levels."
         data |= {
