@@ -763,7 +763,8 @@ def _hints(found: Diagnosis, batch: _Batch) -> Iterator[str]:
     levels, rows, value = found.levels, found.rows, found.value
     factor = float(batch.option("temperature")) / PUBLISHED_BASE
     unscaled: tuple[str, ...] = ()
-    if value is not None and not found.near and levels.factor == 1 and abs(factor - 1) > 2 * NEAR:
+    computed = found.computed is not None and _close(value, found.computed)
+    if value is not None and not (computed or found.near) and levels.factor == 1 and abs(factor - 1) > 2 * NEAR:
         unscaled = _near(value / factor, levels)
     if unscaled:
         yield (
@@ -787,7 +788,8 @@ def _hints(found: Diagnosis, batch: _Batch) -> Iterator[str]:
             f" {levels.collapsed:.4g} if the embeddings stay nearly equal."
         )
     if _solved(found):
-        yield "The batch is solved: the loss cannot become lower."
+        assert value is not None and levels.lowest is not None
+        yield f"The batch is solved: the loss can fall by at most {max(value - levels.lowest, 0.0):.2g}."
     elif len(found.near) > 1:
         yield f"The value alone does not tell {_listed(found.near)} apart: pass the embeddings."
     if found.lonely:
@@ -826,6 +828,8 @@ def _learned(found: Diagnosis) -> str:
         return "; an untrained encoder whose rows share a direction can be there, too: pass the embeddings"
     if levels.started is not None and found.value is not None and found.value < levels.collapsed:
         return ": something has been learned, unless rows of the queue are still random: then the value rises"
+    if rows is not None:
+        return ": something has been learned, if the value was higher before the first step"
     return ": something has been learned"
 
 
