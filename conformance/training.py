@@ -788,7 +788,8 @@ def _hints(found: Diagnosis, batch: _Batch) -> Iterator[str]:
             f" {levels.collapsed:.4g} if the embeddings stay nearly equal."
         )
     if _solved(found):
-        assert value is not None and levels.lowest is not None
+        assert value is not None
+        assert levels.lowest is not None
         yield f"The batch is solved: the loss can fall by at most {max(value - levels.lowest, 0.0):.2g}."
     elif len(found.near) > 1:
         yield f"The value alone does not tell {_listed(found.near)} apart: pass the embeddings."

@@ -478,7 +478,11 @@ def test_value_between_levels_is_put_into_words(given: dict[str, Any], words: st
 
 
 @pytest.mark.parametrize(
-    ("apart", "words"), [(1.0, "nothing has been learned yet"), (0.2, "something has been learned")]
+    ("apart", "words"),
+    [
+        (1.0, "nothing has been learned yet"),
+        (0.2, "something has been learned, if the value was higher before the first step"),
+    ],
 )
 def test_rows_that_share_a_direction_have_learned_only_if_positives_are_alike(apart: float, words: str) -> None:
     draw = torch.Generator().manual_seed(0)
