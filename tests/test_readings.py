@@ -623,6 +623,7 @@ def test_labels_that_are_numbers_of_rows_are_only_those_of_pairs() -> None:
         assert any("labels" in check.flags or "label" in check.case for check in found.judged) == labelled
 
 
+@pytest.mark.slow  # test_products_that_are_exact_are_not_said_to_be_rounded is similar
 def test_dot_products_in_one_direction_are_named_together() -> None:
     found = judged("inner_products_one_way", "info_nce", temperature=1.0)
     (reason,) = found.diagnosis.reasons

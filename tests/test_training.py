@@ -80,8 +80,9 @@ def test_levels_that_a_value_does_not_tell_apart_are_all_named(
     assert hint == f"The value alone does not tell {', '.join(names)} and {last} apart: pass the embeddings."
 
 
-def test_random_embeddings_have_not_collapsed_at_any_temperature() -> None:
-    for seed in range(40):
+@pytest.mark.parametrize("seeds", [12, pytest.param(40, marks=pytest.mark.slow)])
+def test_random_embeddings_have_not_collapsed_at_any_temperature(seeds: int) -> None:
+    for seed in range(seeds):
         rows = torch.randn(64, 512, generator=torch.Generator().manual_seed(seed))
         found = diagnose(rows, loss="nt_xent", temperature=30.0 if seed % 4 == 3 else 1.0)
         assert found.near == ("chance",)
