@@ -10,6 +10,7 @@ from . import kernels
 from .caching import cached_backward
 from .dclw import dclw_loss
 from .distributed import Ring, gather_rows
+from .engine.jit import warm_up
 from .engine.spec import register
 from .hard_negative import hard_negative_loss
 from .info_nce import info_nce_loss
@@ -67,4 +68,5 @@ __all__ = [
     "supcon_epsilon_loss",
     "supcon_in_loss",
     "supcon_loss",
+    "warm_up",
 ]

@@ -40,6 +40,14 @@ def _simulated_machine(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def torch_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluate small batches in torch operations, as without Numba."""
+    from pairproof.fast.engine import jit
+
+    monkeypatch.setattr(jit.State, "failure", "turned off by a test")
+
+
 def _end_at_once(process: int) -> None:
     if os.getpid() == process:  # not in a fork
         sys.stdout.flush()

@@ -740,6 +740,7 @@ def test_unshifted_form_is_right_at_its_bound(dtype: torch.dtype) -> None:
             )
 
 
+@pytest.mark.usefixtures("torch_operations")
 @pytest.mark.parametrize(("backend", "reduction"), [("auto", "mean"), ("dense", "sum"), ("tiled", "none")])
 @pytest.mark.parametrize("underflows", [False, True])
 def test_one_shift_is_replaced_if_a_sum_would_lose_digits(

@@ -215,6 +215,7 @@ def test_rows_that_were_changed_after_the_forward_pass_are_refused(
         found.backward()
 
 
+@pytest.mark.usefixtures("torch_operations")
 @pytest.mark.parametrize("temperature", [0.001, 0.01, 0.02])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("noise", [0.0, 0.1, 10.0], ids=["solved", "trained", "random"])

@@ -20,7 +20,7 @@ from torch import Tensor
 from pairproof.conformance.implementations.base import Implementation, one_thread
 from pairproof.conformance.implementations.fast import Fast, FastFrozen
 from pairproof.conformance.suite.golden import GoldenCase, load_golden
-from pairproof.fast.engine import AnchorValues, Odds, autograd
+from pairproof.fast.engine import AnchorValues, Odds, autograd, jit
 
 LEAST = 20
 """Smallest number of golden cases that enter each part of a form."""
@@ -32,6 +32,7 @@ FORMS: Mapping[str, tuple[str, str]] = {
     "blocks": ("_value", "_differentiate"),
     "pair_values": ("_logits", "_gradients"),
     "exact": ("anchor_values", "_pull"),
+    **({} if jit.refusal() else {"compiled": USUAL}),
 }
 """For each module of the engine that evaluates batches of one process: its functions for the value and the gradient."""
 

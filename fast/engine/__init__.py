@@ -15,7 +15,9 @@ Terms:
 
 A *form* is one way to evaluate a batch. With "auto", some batches are evaluated in a faster form on a CPU:
 
-- `small`: the plain mean or sum of a small batch, with partners or with logits that `unshifted` supports.
+- `compiled`: the plain mean or sum of a small batch of float32 rows, in functions that Numba compiles (`jit`,
+  `rows_numba`), if it is installed.
+- `small`: the plain mean or sum of another small batch, with partners or with logits that `unshifted` supports.
 - `odds`, `blocks`: a small batch of a loss that combines several sums of exponentials; moderate logits.
 - `direct`: the plain mean or sum of a large batch of two towers in one direction.
 
@@ -54,7 +56,7 @@ dL_i/ds_ij that underflows in the computing dtype counts as zero; only "exact" k
 
 from __future__ import annotations
 
-from . import blocks, ring, shared
+from . import blocks, jit, ring, shared
 from .autograd import anchor_values, hardened_loss, loss_of
 from .direct import Hardened
 from .formulas import reduced
@@ -101,6 +103,7 @@ __all__ = [
     "blocks",
     "combined",
     "hardened_loss",
+    "jit",
     "loss_of",
     "measure",
     "pair_logits",

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import anchored, device, exact, formulas, frozen, pairs, rowwise, small, symmetric, unshifted
+from . import anchored, compiled, device, exact, formulas, frozen, jit, pairs, rowwise, small, symmetric, unshifted
 from .device import dtypes_of
 from .direct import Hardened
 from .plan import LEAST_ROWS, PANEL_ELEMENTS, choose, panel_rows, precision
@@ -31,7 +31,9 @@ def loss_of(batch: Batch, policy: Policy, backend: Backend, hardened: Hardened |
     """Evaluate a batch and reduce its values to the loss; for ``hardened``, see `hardened_loss`."""
     if policy.ranks is not None:
         return formulas.reduced(policy.ranks.anchor_values(batch, backend), batch, policy)
-    if hardened is None and (backend != "auto" or not small.suits(batch, policy, large=True)):
+    usual = hardened is None and backend == "auto"
+    fused = usual and jit.State.failure is None and compiled.suits(batch, policy)
+    if not (fused or hardened is not None or (usual and small.suits(batch, policy, large=True))):
         return formulas.reduced(anchor_values(batch, backend), batch, policy)
     rows, others, temperature = batch.embeddings, batch.references.embeddings, batch.rule.temperature
     learned = temperature if isinstance(temperature, Tensor) else None
@@ -40,8 +42,10 @@ def loss_of(batch: Batch, policy: Policy, backend: Backend, hardened: Hardened |
     wanted = wanted or (bias is not None and bias.requires_grad)
     if torch.is_grad_enabled() and (wanted or (others is not None and others.requires_grad)):
         inputs = (rows,) if others is None and learned is None else (rows, others, learned, bias)
-        result: Tensor = _Loss.apply((batch, policy, hardened), *inputs)  # type: ignore[no-untyped-call]
+        result: Tensor = _Loss.apply((batch, policy, hardened, fused), *inputs)  # type: ignore[no-untyped-call]
         return result
+    if fused:
+        return compiled.evaluate(batch, policy, backward=False)[0]
     return formulas.reduced(small.evaluate(batch, backward=False, hardened=hardened)[0], batch, policy)
 
 
@@ -296,21 +300,24 @@ def _placed(gradients: Sequence[Tensor | None], tensors: Sequence[Tensor | None]
 
 
 class _Loss(Reverse):
-    """The loss of a batch that `small` evaluates, in eager execution."""
+    """The loss of a batch that `compiled` or `small` evaluates, in eager execution."""
 
     @staticmethod
-    def forward(ctx: Any, described: tuple[Batch, Policy, Hardened | None], *inputs: Tensor | None) -> Tensor:
-        batch, policy, hardened = described
-        found, saved = small.evaluate(batch, backward=True, hardened=hardened)
+    def forward(ctx: Any, described: tuple[Batch, Policy, Hardened | None, bool], *inputs: Tensor | None) -> Tensor:
+        batch, policy, hardened, fused = described
         ctx.save_for_backward(*inputs, batch.targets.given, batch.targets.columns, batch.references.own)
-        ctx.described, ctx.saved, ctx.count = described, saved, found.values.shape[0]
+        ctx.described = described
+        if fused:
+            result, ctx.saved = compiled.evaluate(batch, policy, backward=True)
+            return result
+        found, ctx.saved = small.evaluate(batch, backward=True, hardened=hardened)
+        ctx.count = found.values.shape[0]
         return formulas.reduced(found, batch, policy)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad, (batch, policy, hardened), needed = grads[0], ctx.described, ctx.needs_input_grad[1:]
+        grad, (batch, policy, hardened, fused), needed = grads[0], ctx.described, ctx.needs_input_grad[1:]
         inputs = ctx.saved_tensors[: len(needed)]  # raises if a saved tensor was changed in place
-        saved, ctx.saved = ctx.saved, None
         gradients: Sequence[Tensor | None]
         again = torch.is_grad_enabled()
         if again or not device.may_read(grad):
@@ -330,7 +337,10 @@ class _Loss(Reverse):
             wanted = [tensor for tensor, needs in zip(views, needed, strict=True) if needs]
             found = iter(torch.autograd.grad(loss, cast(list[Tensor], wanted), grad, create_graph=again))
             gradients = [next(found) if needs else None for needs in needed]
+        elif fused:
+            gradients = compiled.differentiate(grad.item(), batch, ctx.saved)
         else:
+            saved, ctx.saved = ctx.saved, None
             size, each = small.of_each(grad, policy, ctx.count)
             if saved is None:  # overwritten by the first backward pass
                 saved = small.evaluate(batch, backward=True, hardened=hardened)[1]

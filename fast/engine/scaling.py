@@ -7,11 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.linalg import vector_norm
 
+from . import jit
 from .device import dtypes_of, traced, without_autocast
 from .spec import LN2, SHIFTED, UNSHIFTED, Batch, Gradients, Rule, Sizes
 from .transforms import Reverse
@@ -73,6 +75,10 @@ def measure(embeddings: Tensor) -> Sizes:
     computing, wide = dtypes_of(rows)
     # Squares of float32 numbers neither overflow nor underflow in float64.
     narrow = wide != computing
+    may_compile = jit.State.failure is None and rows.dtype == torch.float32
+    if may_compile and jit.readable(rows) and jit.function("measure"):
+        norms = np.empty((len(rows), 1))
+        return Sizes(torch.from_numpy(norms), *jit.function("measure")(jit.array(rows), norms))
     if not narrow:
         each = rows.abs().amax(1, keepdim=True)
     elif rows.numel() <= CONVERTED or not rows.is_cpu:
