@@ -36,10 +36,10 @@ help: ## list the targets
 # The version is read from src/pairproof/__init__.py when the package is built.
 $(VENV_STAMP): pyproject.toml constraints.txt src/pairproof/__init__.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pairproof needs Python 3.11 or later, not " + sys.version.split()[0] + ": make PYTHON=...")'
-	@echo "venv: installing pairproof and its extras into $(VENV), with the versions of constraints.txt (once; two to three minutes)"
+	@echo "venv: installing pairproof and its extras into $(VENV), with the versions of constraints.txt (once; two to three minutes; numba of the extra cpu takes 208 MB)"
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@$(INSTALL) setuptools wheel
-	@for extras in verify pml,bench,examples safetensors,triton,mutants dev; do \
+	@for extras in verify cpu,pml,bench,examples safetensors,triton,mutants dev; do \
 		echo "venv: pairproof[$$extras]"; \
 		$(INSTALL) --no-build-isolation --editable ".[$$extras]" || exit 1; \
 	done

@@ -56,7 +56,7 @@ def test_every_requirement_is_pinned_within_its_bounds() -> None:
 def test_oldest_versions_are_the_lower_bounds() -> None:
     pins = pins_of("constraints-oldest.txt")
     extras = PROJECT["project"]["optional-dependencies"]
-    tested = [line for name in ("verify", "pml", "bench", "examples", "safetensors") for line in extras[name]]
+    tested = [line for name in ("verify", "cpu", "pml", "bench", "examples", "safetensors") for line in extras[name]]
     tested += [line for line in extras["dev"] if Requirement(line).name in ("pytest-xdist", "pyyaml")]
     for requirement in map(Requirement, [*PROJECT["project"]["dependencies"], *tested]):
         pin = Version(pins[canonicalize_name(requirement.name)])
