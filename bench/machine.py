@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from pairproof import __version__
+from pairproof.fast import warm_up
 
 PEERS = ("pytorch-metric-learning", "info-nce-pytorch", "bioencoder", "lightly", "inf-cl")
 
@@ -46,9 +47,10 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python, pairproof and the installed packages."""
+    """Return the versions of Python, pairproof and the installed packages, and why Numba is not used if it is not."""
     found = {"python": platform.python_version(), "pairproof": __version__}
     for package in ("torch", "numpy", "triton", *PEERS):
         with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
-    return found
+    refusal = warm_up()
+    return found | {"numba": f"not used ({refusal})" if refusal else metadata.version("numba")}

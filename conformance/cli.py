@@ -580,6 +580,8 @@ def list_everything(
         pairproof list cases --loss nt_xent
         pairproof list figures
     """
+    from pairproof.fast.engine import jit
+
     from .documents.load import load_worked
     from .implementations import ALL
     from .judge.results import several
@@ -588,6 +590,8 @@ def list_everything(
 
     chosen, fixtures = Selection(losses), load_worked()
     check_names(chosen)
+    refusal = jit.refusal()
+    compiled = f"; {refusal}" if refusal else f", numba {jit.version()}"
     if what not in (None, *LISTS):
         raise tables.unknown("list", str(what), LISTS)
     entries = {name: entry for name, entry in LOSSES.items() if chosen.takes_loss(name)}
@@ -598,7 +602,7 @@ def list_everything(
     claims = [(f"{fixture.document.id}/{it.id}", it) for fixture in fixtures for it in fixture.claims]
     lists = {
         "losses": [f"{name}: {it.function}({takes[name]}); {it.source}" for name, it in entries.items()],
-        "implementations": [f"{kind.name}: {kind.title}" for kind in ALL],
+        "implementations": [f"{kind.name}: {kind.title}{compiled if kind.name == 'fast' else ''}" for kind in ALL],
         "documents": [
             *(
                 f"{it.document.id}: {several(len(it.figures), 'figure')}, {several(len(it.claims), 'claim')}"

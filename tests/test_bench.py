@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from bench import __main__ as command
 from bench import accuracy, cuda, forms, goals, jobs, measure, peers, plain, report, truth, worker
-from bench.machine import machine
+from bench.machine import machine, versions
 from pairproof import fast, reference
 from pairproof.conformance.suite import catalogue
 from tests.each import each
@@ -1120,3 +1120,8 @@ def test_forms_are_selected_by_a_part_of_their_name() -> None:
     plan = command._plan(False, None, "cpu", 3, form=[], size=["64,16384"], columns=[], dtype=[])
     assert {tuple(job["sizes"]) for job in plan.timings()} == {(64, 16384), (64,)}
     assert plan.memories() == plan.accuracies() == plan.larges() == []
+
+
+@pytest.mark.usefixtures("torch_operations")
+def test_the_header_says_why_numba_is_not_used() -> None:
+    assert versions()["numba"] == "not used (turned off by a test)"

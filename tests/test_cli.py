@@ -34,6 +34,7 @@ from pairproof.conformance.judge.results import Check, Status
 from pairproof.conformance.judge.verify import Report, run
 from pairproof.conformance.report import show
 from pairproof.conformance.suite.catalogue import LOSSES
+from pairproof.fast.engine import jit
 
 
 def call(*arguments: str) -> int:
@@ -164,6 +165,7 @@ def test_list_prints_the_names_that_verify_accepts(capsys: pytest.CaptureFixture
     for name in (
         "supcon_epsilon",
         "supcontrast-today",
+        f"fast: pairproof.fast, torch, numba {jit.version()}" if jit.refusal() is None else f"torch; {jit.refusal()}",
         "fast-triton",
         "supcon_notebook: 31 figures, 14 claims",
         "batch_tutorial: 1 figure, ",
