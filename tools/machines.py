@@ -62,6 +62,7 @@ VARIATIONS = (
     Variation("openblas-prescott", {"OPENBLAS_CORETYPE": "Prescott"}),
     Variation("openblas-sandybridge", {"OPENBLAS_CORETYPE": "Sandybridge"}),
     Variation("openblas-haswell", {"OPENBLAS_CORETYPE": "Haswell"}),
+    Variation("numba-generic", {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}),
     Variation("glibc-without-fma", {"GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-AVX2_Usable,-FMA,-FMA_Usable"}),
     Variation("one-thread", {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}, tests=True),
     Variation("two-threads", {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2"}),
