@@ -34,7 +34,7 @@ from pairproof.conformance.suite.catalogue import (
 from pairproof.conformance.truth.baseline import plain_outcome
 
 PACKAGES = {"reference": reference, "fast": fast}
-MAY_IMPORT = {"reference": {"numpy", "scipy"}, "fast": {"torch", "triton"}}
+MAY_IMPORT = {"reference": {"numpy", "scipy"}, "fast": {"numba", "numpy", "torch", "triton"}}
 TENSOR_KEYWORDS = {
     *(
         "partners",
