@@ -18,7 +18,7 @@ from pairproof import fast
 from pairproof.conformance.diagnose.explain import Diagnosis, Known, Observation, Reason, explain, proposed, redraw
 from pairproof.conformance.diagnose.identify import identify
 from pairproof.conformance.diagnose.search import Match, drawn
-from pairproof.conformance.diagnose.suspects import Failure
+from pairproof.conformance.diagnose.suspects import HIDDEN, Failure
 from pairproof.conformance.diagnose.variants import QUEUE_NOT_NORMALISED, SIMILARITIES, Variant, variant_of
 from pairproof.conformance.implementations.callable import External
 from pairproof.conformance.implementations.child import PRINTED
@@ -565,6 +565,18 @@ def test_overflow_is_described_by_the_largest_logit() -> None:
         "the loss is NaN or infinite where the largest logit is" in text for text in result.diagnosis.sentences()
     )
     assert not any("no maximum" in text for text in (*result.diagnosis.sentences(), *result.diagnoses.values()))
+
+
+def test_maximum_with_the_anchor_is_not_called_an_overflow() -> None:
+    cases = ("golden/supcon/temperature-0-001", "golden/supcon/antipodal-positives-tau-0-001")
+    result = checked("maximum_with_the_anchor", "supcon", *cases, level="range")
+    assert [reason.words for reason in result.diagnosis.reasons] == [HIDDEN]
+
+
+def test_no_declaration_is_suggested_where_an_option_explains_the_failures() -> None:
+    result = checked("policy_nan", "supcon", "golden/supcon/lonely-*")
+    assert [reason.setting for reason in result.diagnosis.reasons] == ["no_positive=nan"]
+    assert suggested(result) == []
 
 
 def test_unknown_mistake_has_no_reason() -> None:

@@ -95,7 +95,7 @@ def conforms(line: str, code: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(("name", "code", "line"), COMMANDS, ids=[line.split()[2] for _, _, line in COMMANDS])
-@pytest.mark.quick(5)
+@pytest.mark.quick(8)
 def test_an_example_of_a_call_conforms_on_some_cases(
     name: str, code: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

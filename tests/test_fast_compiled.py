@@ -178,6 +178,7 @@ def test_layouts_dtypes_and_sizes_are_accepted(evaluated: list[bool]) -> None:
         value, gradient = with_gradients(fast.supcon_loss, [given], positives=mask)
         torch.testing.assert_close(value, expected[0], rtol=1e-6, atol=0)
         torch.testing.assert_close(gradient * given.detach().norm(), expected[1] * rows.detach().norm())
+    assert jit.array(unaligned).flags.aligned  # which Numba does not check
     assert len(evaluated) == 1 + 12 + 2
     assert torch.isnan(torch.tensor(jit.function("measure")(np.array([[1, np.nan]], "f4"), np.empty((1, 1))))).all()
 

@@ -73,7 +73,9 @@ def test_missing_gradient_of_gathered_rows_is_named(tmp_path: Path) -> None:
     assert [[share is None for share in row] for row in result.arrivals[2].shares] == [[False, True], [True, False]]
     assert max(result.arrivals[2].cosines) < 0.99
     text = page_of(result, tmp_path)
-    assert re.findall(r'class="middle strong">([^<]+)<', text)[:2] == ["none", "none"]
+    bold = re.findall(r'class="middle strong">([^<]+)<', text)
+    assert bold[:2] == ["none", "none"]
+    assert bold[-2:] == [f"{cosine:.2f}" for cosine in result.arrivals[2].cosines]
     assert (text.count('class="mark c0"'), text.count('class="missing"')) == (2, 2)
     assert "<b>no gradient through the gather: world size 2</b>" in text
 

@@ -254,6 +254,14 @@ def judged(name: str, loss: str, **options: Any) -> CheckResult:
 
 
 @pytest.mark.usefixtures("without_reasons")
+def test_question_is_asked_although_a_case_is_skipped_in_a_dtype() -> None:
+    name = "InterleavedSaysTheDocstring"
+    result = check_loss(f"{READINGS}:{name}", ASKED[name][0], cases=("golden/nt_xent/opposite-to-all",))
+    assert [check.status.value for check in result.checks] == ["failed", "skipped"]
+    assert result.question == ASKED[name][1]
+
+
+@pytest.mark.usefixtures("without_reasons")
 @pytest.mark.parametrize("name", ASKED)
 @pytest.mark.quick(1)
 def test_mistake_that_another_reading_excuses_is_a_question(name: str) -> None:

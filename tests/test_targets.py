@@ -725,7 +725,7 @@ def test_claim_requires_a_call_that_supports_the_loss() -> None:
 
 
 def command(mode: str, limit: float = 60.0, **options: object) -> External:
-    line = f"{sys.executable} {COMMAND} {mode}"
+    line = f"exec {sys.executable} {COMMAND} {mode}"
     return External(line, loss=options.pop("loss", "supcon"), call="command", limit=limit, **options)  # type: ignore[arg-type]
 
 
@@ -801,6 +801,7 @@ for line in sys.stdin:
     ("mode", "words", "started"),
     [
         ("crash", r"ended without an answer \(exit code 7\); its last message: out of memory", 2),
+        ("slow-end", r"ended without an answer \(exit code 9\)$", 2),
         ("dead", r"ended without an answer \(exit code 1\); its last message: no licence found", 2),
         ("no-json", "answer is not JSON: 'the loss is 1.25'", 2),
         ("no-object", r"answer is not a JSON object: '\[1.25\]'", 2),

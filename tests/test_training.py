@@ -403,6 +403,24 @@ def test_learned_temperature_is_accepted_without_a_warning(recwarn: pytest.Warni
     assert not recwarn.list
 
 
+def test_value_is_compared_with_what_it_can_become_and_computed_values_get_no_factor() -> None:
+    labels, noise = torch.arange(4).repeat(25), torch.randn(100, 8, generator=torch.Generator().manual_seed(0))
+    centres = torch.eye(4, 8)[labels] - torch.tensor([0.25] * 4 + [0] * 4)
+    solved, near = (diagnose(centres + share * noise, labels, temperature=0.071) for share in (0.01, 0.095))
+    left = solved.value - solved.levels.lowest
+    assert f"The batch is solved: the loss can fall by at most {left:.2g}." in solved.hints
+    # The value divided by 0.071 / 0.07 is near the lowest.
+    assert "lowest" in diagnose(centres, labels, value=near.value / 0.071 * 0.07, temperature=0.071).near
+    assert not near.near
+    assert [hint.split(" is ")[0] for hint in near.hints] == ["The value"]
+
+
+def test_value_alone_far_below_collapsed_is_not_that_of_an_untrained_encoder() -> None:
+    (low,), (high,) = (diagnose(class_sizes=[2] * 256, value=value).hints for value in (0.4, 5.0))
+    assert low.endswith("lowest: something has been learned.")
+    assert high.endswith("pass the embeddings.")
+
+
 def test_negative_value_below_the_lowest_is_not_called_possible() -> None:
     found = diagnose(class_sizes=[2] * 128, value=-0.3, temperature=0.5, denominator="only_negatives")
     assert found.problems[0].startswith("The value is below the lowest")

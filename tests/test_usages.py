@@ -237,6 +237,8 @@ def test_usages_of_a_loss_that_is_wrong_as_usual_are_not_judged() -> None:
     assert result.summary.startswith(
         "could not run: usages are judged on cases that pass in an ordinary call, and none"
     )
+    refused = check_loss(f"{FILE}:refuses_bfloat16", "supcon", cases=("usage/bfloat16",)).summary
+    assert refused.startswith("could not run: every selected usage is skipped: refused: ")
 
 
 def leaking(first: torch.Tensor, second: torch.Tensor, temperature: float | torch.Tensor = 0.5) -> torch.Tensor:

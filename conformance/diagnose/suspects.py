@@ -355,16 +355,18 @@ def not_finite(found: Failure) -> Iterator[tuple[str, str]]:
     if full := [i for i in found.anchors if len(found.positives[i]) == len(members[i])]:
         yield NO_NEGATIVES, f"{_have(full)} no negatives, and the loss becomes {value}"
         return
-    if bool((found.given == -math.inf).any()):
-        yield UNDERFLOW, "minus infinity: every term of a denominator underflows, and the logarithm of 0 is taken"
-        return
-    if largest > OVERFLOWS:
+    minus = bool((found.given == -math.inf).any())
+    if largest > OVERFLOWS and not minus:
         yield OVERFLOW, overflow
+        return
     own = logits.masked_fill(~setting.own, -math.inf).amax(dim=1)
-    if hidden := (own - seen.amax(dim=1) > 87).nonzero().reshape(-1).tolist():
+    hidden = (own - seen.amax(dim=1) > 87).nonzero().reshape(-1).tolist()
+    if hidden:
         words = f"{value}: the self pair of row {hidden[0]} has the largest logit, and the other exponentials underflow"
         yield HIDDEN, f"{words}; leave it out before the maximum is taken"
-    elif largest <= OVERFLOWS and max(-least, largest) > 80:
+    if minus:
+        yield UNDERFLOW, "minus infinity: every term of a denominator underflows, and the logarithm of 0 is taken"
+    elif max(-least, largest) > 80:
         yield UNDERFLOW, f"{value}: exponentials overflow or underflow in the dtype; logits reach {largest:.4g}"
 
 

@@ -234,7 +234,9 @@ class CheckResult:
         """The verdict and the number of checks of each status, in one line."""
         loss, counts = self.request.loss, counted(self.judged)
         cases = self._results
-        if not cases and not self.cases:  # only usages are selected
+        if not cases and not self.cases and not self.fresh:  # only usages are selected
+            if self.checks:
+                return f"could not run: every selected usage is skipped: {self.checks[0].message}"
             return "could not run: usages are judged on cases that pass in an ordinary call, and none does: omit --case"
         if not cases:
             return f"could not run: none of the {self.cases} {loss} cases applies to this target"

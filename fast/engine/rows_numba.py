@@ -38,7 +38,7 @@ _LEAST_PART = np.float32(2.0**-100)
 """Exponentials below this part of a row's largest one have the weight 0: the others would be subnormal numbers."""
 _ZERO, _ONE, _TWO, _HALF = np.float32(0), np.float32(1), np.float32(2), np.float32(0.5)
 _LEAST, _BIAS, _BITS = np.float32(-126), np.int32(127), np.int32(23)
-# A polynomial of 2^x for |x| <= 1/2, whose error is 2e-9. Its value at 0 is rounded to 1.
+# A polynomial of 2^x for |x| <= 1/2, whose relative error is 3e-9. Its value at 0 is rounded to 1.
 _POLYNOMIAL = np.polynomial.Chebyshev.interpolate(np.exp2, 6, (-0.5, 0.5)).convert(kind=np.polynomial.Polynomial)
 _, _C1, _C2, _C3, _C4, _C5, _C6 = _POLYNOMIAL.coef.astype(np.float32)
 # The coefficients of atanh(x) / x, in powers of x^2.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 
@@ -18,6 +19,10 @@ def answers(mode, request, count):
     if mode == "crash":
         sys.stderr.write("warming up\nout of memory\n")
         sys.exit(7)
+    if mode == "slow-end":
+        os.close(1)
+        time.sleep(0.2)
+        os._exit(9)
     return {
         "no-json": "the loss is 1.25",
         "no-object": [1.25],

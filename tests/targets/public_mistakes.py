@@ -73,6 +73,15 @@ def without_maximum(embeddings, labels, temperature=0.1):
     return -(logs.where(positives, 0).sum(dim=1) / positives.sum(dim=1).clamp(min=1)).mean()
 
 
+def maximum_with_the_anchor(embeddings, labels, temperature=0.1):
+    """Right, but the anchor itself is masked after the row's maximum is subtracted."""
+    logits, own = _logits(embeddings, temperature)
+    positives = (labels[:, None] == labels[None]) & ~own
+    logits = logits - logits.amax(dim=1, keepdim=True).detach()
+    logs = logits - logits.exp().masked_fill(own, 0).sum(dim=1, keepdim=True).log()
+    return -(logs.where(positives, 0).sum(dim=1) / positives.sum(dim=1).clamp(min=1)).mean()
+
+
 def views_mixed_up(features, labels=None, mask=None, temperature=0.1):
     """Wrong: the rows are interleaved views, but the labels are repeated as for stacked views."""
     batch, views, width = features.shape
