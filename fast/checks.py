@@ -516,7 +516,7 @@ def check_partners(embeddings: Tensor, partners: object, references: References,
 
 def _are_mutual(partners: Tensor, own: Tensor) -> bool:
     """Return whether partners ``[N]`` are valid, in few operations."""
-    if jit.readable(partners) and jit.function("are_mutual"):
+    if jit.State.failure is None and jit.readable(partners) and jit.function("are_mutual"):
         return cast(bool, jit.function("are_mutual")(jit.array(partners)))
     try:
         # If a partner is out of range or negative, index_select raises an IndexError on a CPU. On CUDA, all later

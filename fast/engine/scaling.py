@@ -75,7 +75,8 @@ def measure(embeddings: Tensor) -> Sizes:
     computing, wide = dtypes_of(rows)
     # Squares of float32 numbers neither overflow nor underflow in float64.
     narrow = wide != computing
-    if rows.dtype == torch.float32 and jit.readable(rows) and jit.function("measure"):
+    may_compile = jit.State.failure is None and rows.dtype == torch.float32
+    if may_compile and jit.readable(rows) and jit.function("measure"):
         norms = np.empty((len(rows), 1))
         return Sizes(torch.from_numpy(norms), *jit.function("measure")(jit.array(rows), norms))
     if not narrow:
