@@ -19,7 +19,7 @@ LIMIT = 300
 def run_ranks(folder: Path, world: int, function: Callable[..., Any], arguments: Sequence[Any], **options: Any) -> Any:
     """Call ``function(*arguments[rank])`` in each of ``world`` processes, and return the results by rank.
 
-    The processes are forked from a server that has imported torch, so that they start quickly.
+    The processes are forked from a server that has imported `tests.preloaded`, so that they start quickly.
 
     Args:
         folder: an empty folder for the results.
@@ -30,7 +30,7 @@ def run_ranks(folder: Path, world: int, function: Callable[..., Any], arguments:
             result, which is then None; ``limit``: in place of `LIMIT`.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed.nn", "pairproof.fast"])
+    context.set_forkserver_preload(["tests.preloaded"])
     timeout = options.get("timeout", 60)
     # Arguments are pickled here, because multiprocessing would pass each tensor by a file descriptor.
     processes = [
