@@ -769,6 +769,7 @@ def test_the_table_of_a_loss_has_the_worst_ratio_first(capsys: pytest.CaptureFix
     assert any(line[-4:] == ["ones", "are", "marked", "above"] for line in lines)
 
 
+@pytest.mark.slow
 def test_the_command_on_a_device_writes_its_own_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     committed = jobs.ROOT / "bench" / "results" / "cuda.json"
@@ -1055,6 +1056,7 @@ def test_the_error_of_a_job_is_reported() -> None:
         jobs.run({**job, "device": "cpu", "dtype": "float32", "d": D, "temperature": TEMPERATURE, "backend": "auto"})
 
 
+@pytest.mark.slow
 def test_a_forked_job_returns_its_rows_or_its_error(capfd: pytest.CaptureFixture[str]) -> None:
     # In a fork of this process, because starting another one takes seconds.
     job = {"kind": "memory", "form": peers.SUPCON, "implementation": peers.OURS, "device": "cpu", "dtype": "float32"}

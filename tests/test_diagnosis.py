@@ -245,6 +245,7 @@ def supcon_with(
     return target
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "words"),
     [

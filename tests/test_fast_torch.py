@@ -659,6 +659,7 @@ def test_modules_are_exported(strict: bool) -> None:
     torch.testing.assert_close(program.module()(other, LABELS), module(other, LABELS))
 
 
+@pytest.mark.slow
 @compiles
 @old_torch_warns
 @quick_backends

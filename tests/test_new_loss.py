@@ -133,6 +133,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield root
 
 
+@pytest.mark.slow
 def test_verify_passes_for_the_new_loss(root: Path) -> None:
     report = verify.run(Selection(losses=("hardest",), cases=("golden/hardest/*",)))
     judged = [check for check in report.checks if check.status is not Status.SKIPPED]

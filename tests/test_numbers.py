@@ -20,6 +20,7 @@ from pairproof.conformance.truth.loops import enclosures
 ordinary = st.floats(min_value=-1e3, max_value=1e3, width=32)
 
 
+@pytest.mark.slow
 @given(ordinary, ordinary)
 @settings(derandomize=True, max_examples=300)
 def test_ieee_operations_equal_those_of_numpy(a: float, b: float) -> None:

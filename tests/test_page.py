@@ -711,6 +711,7 @@ def test_the_page_works_in_a_browser(browser: Any, path: Path, data: dict[str, A
     assert errors == []
 
 
+@pytest.mark.slow
 def test_a_case_that_fails_leads_to_its_terms_in_a_browser(
     browser: Any, failing_data: dict[str, Any], check_path: Path
 ) -> None:
@@ -737,6 +738,7 @@ def test_a_case_that_fails_leads_to_its_terms_in_a_browser(
     assert errors == []
 
 
+@pytest.mark.slow
 def test_pages_do_not_scroll_sideways(browser: Any, path: Path, check_path: Path) -> None:
     for file in (path, check_path):
         page = browser.new_page()

@@ -368,6 +368,7 @@ class _Largest(TorchDispatchMode):
         self.given = {tensor.untyped_storage().data_ptr() for tensor in given}
 
 
+@pytest.mark.slow
 def test_no_matrix_of_all_pairs_is_made_besides_the_weights() -> None:
     count = 700
     z, labels = rows(count).requires_grad_(), torch.arange(count) % 7

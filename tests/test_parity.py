@@ -114,6 +114,7 @@ def named(result: ParityResult, name: str) -> Comparison:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_process")
 def test_every_comparison_of_a_right_loss_passes() -> None:
     result = of(fast.supcon_loss)

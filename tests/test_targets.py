@@ -638,7 +638,7 @@ def starving(embeddings: np.ndarray, labels: np.ndarray, temperature: float) -> 
 
 
 @pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="only Linux reports and limits the memory of a process")
-@pytest.mark.parametrize("wasteful", [hungry, starving])
+@pytest.mark.parametrize("wasteful", [hungry, pytest.param(starving, marks=pytest.mark.slow)])
 def test_case_has_a_memory_limit(wasteful: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import resource
 

@@ -195,6 +195,7 @@ def test_second_derivatives_are_correct(name: str) -> None:
     assert torch.autograd.gradgradcheck(loss, inputs, fast_mode=True)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from torch
 def test_compiled_call_gives_the_same_gradient() -> None:
     a, b = rows(N, 3).requires_grad_(), rows(M, 4)

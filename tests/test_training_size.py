@@ -86,6 +86,7 @@ def test_training_batches_have_their_size_and_suit_the_claim(loss: str) -> None:
             assert proofs.digest_of(again) == proofs.digest_of(case)
 
 
+@pytest.mark.slow
 def test_kinds_of_training_batches_differ() -> None:
     """References, masks, subsets of anchors, weights and ignored pairs occur, and anchors without positives."""
     cases = [draw_training(_claim("supcon"), seed, number) for seed in (2, 3) for number in NUMBERS]

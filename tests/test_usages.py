@@ -125,7 +125,14 @@ def is_found_in_a_process(name: str) -> None:
     subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent.parent, check=True)
 
 
-@pytest.mark.parametrize("name", [name for name, usage in FINDINGS.items() if usage.startswith("usage/")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if usage == "usage/threads" else ())
+        for name, usage in FINDINGS.items()
+        if usage.startswith("usage/")
+    ],
+)
 @pytest.mark.quick(12)
 def test_wrong_loss_is_found_by_its_usage(name: str) -> None:
     (is_found_in_a_process if FINDINGS[name] == "usage/threads" else is_found)(name)
