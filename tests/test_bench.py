@@ -396,7 +396,8 @@ def test_compiled_peers_compute_the_loss_when_not_compiled(n: int) -> None:
             measure.check_agreement(peer, batch, 1.01 * TEMPERATURE, true)
 
 
-@pytest.mark.parametrize("n", [pytest.param(256, marks=pytest.mark.slow), 640])
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [256, 640])
 def test_the_block_mask_equals_that_of_the_library(n: int) -> None:
     flex = peers.load("flex_attention").loaded
     found = peers.mask_without_diagonal(flex, n, torch.device("cpu"))

@@ -580,6 +580,7 @@ def test_no_declaration_is_suggested_where_an_option_explains_the_failures() -> 
     assert suggested(result) == []
 
 
+@pytest.mark.slow
 def test_unknown_mistake_has_no_reason() -> None:
     result = checked("far_from_everything", "supcon", "golden/supcon/shape-[35]-*")
     assert result.diagnosis.reasons == []

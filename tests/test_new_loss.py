@@ -33,6 +33,8 @@ from pairproof.reference.batch import evaluate
 from pairproof.reference.scalars import mean
 from pairproof.reference.terms import cross_entropy
 
+pytestmark = pytest.mark.slow
+
 Tensor = torch.Tensor
 
 
@@ -133,7 +135,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield root
 
 
-@pytest.mark.slow
 def test_verify_passes_for_the_new_loss(root: Path) -> None:
     report = verify.run(Selection(losses=("hardest",), cases=("golden/hardest/*",)))
     judged = [check for check in report.checks if check.status is not Status.SKIPPED]
