@@ -529,6 +529,7 @@ def test_the_peak_of_memory_grows_linearly(form: str) -> None:
     assert large < 8192**2  # a quarter of one float32 matrix of similarities
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not measure.CLEAR.exists(), reason="no /proc/self/clear_refs on this system")
 def test_the_peak_of_memory_is_measured() -> None:
     assert (63 << 20) <= measure.peak_beyond(lambda: torch.ones(16 << 20)) < (72 << 20)

@@ -281,6 +281,7 @@ def test_factor_of_a_loss_of_one_direction_is_named() -> None:
     assert found.unexplained == 0
 
 
+@pytest.mark.slow
 def test_other_number_is_named() -> None:
     def target(a: torch.Tensor, b: torch.Tensor, temperature: float = 0.1) -> torch.Tensor:
         return fast.sigmoid_loss(a, b, temperature=temperature)
@@ -476,6 +477,7 @@ def squares_the_count_of_one_view(
     return -((logs * positives).sum(dim=1) / number ** (2 if views == 1 else 1)).mean()
 
 
+@pytest.mark.slow
 def test_cases_with_several_views_do_not_refute_a_mistake_with_one_view() -> None:
     cases = ("golden/supcon/labels-*", "golden/supcon/*-views-*", "golden/supcon/two-positives", "golden/supcon/four-*")
     result = check_loss(squares_the_count_of_one_view, "supcon", call="features", cases=cases)

@@ -569,7 +569,8 @@ def test_certifying_gives_the_stored_results(
         assert again == stored, case.id
 
 
-@pytest.mark.parametrize("rows", [12, pytest.param(33, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [12, 33])
 def test_reference_in_float64_is_close_to_the_proved_loss(cases: dict[str, GoldenCase], rows: int) -> None:
     unresolved = "supcon_in/equal-logits-beyond-float32"  # float64 rounds its logits of 2^130 to multiples of 2^78
     for name, case in cases.items():

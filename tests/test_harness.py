@@ -806,6 +806,7 @@ def test_repeat_command_of_the_interpreter_sets_its_variable(monkeypatch: pytest
     assert check.repeat == f"TRITON_INTERPRET=1 {command}"
 
 
+@pytest.mark.slow
 def test_counts_of_device_implementations_follow_from_the_cases(fake: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No counts are stored for such an implementation, but missing checks are still problems."""
     expected = {"format": running.EXPECTED_FORMAT, "counts": {}, "entries": {}}

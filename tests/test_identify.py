@@ -880,8 +880,8 @@ ODD = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("function", "computes", "words"), ODD, ids=lambda x: getattr(x, "__name__", ""))
-@pytest.mark.quick(1)
 def test_unusual_arguments_and_answers_are_identified(function, computes, words):
     identification = found(function)
     text = "\n".join(identification.lines())

@@ -243,6 +243,7 @@ def test_{name}(check):
     assert [line.partition(" errored: ")[2] for line in lines] == [ERRORS[name] for name in names]
 
 
+@pytest.mark.slow
 def test_plugin_judges_a_local_function_with_the_state_of_its_test(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         f"""

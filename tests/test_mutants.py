@@ -198,6 +198,7 @@ def test_an_error_of_the_tool_is_not_a_killed_mutant(reference_judge: Any, monke
         tool.judge_one(reference_judge, tool.mutants("reference/terms.py")[0])
 
 
+@pytest.mark.slow
 def test_a_process_that_waits_is_an_error(reference_judge: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def waits(*_: Any) -> NoReturn:
         tool._limit(10)

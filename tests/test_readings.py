@@ -507,9 +507,9 @@ def test_wrapper_of_every_call_passes_its_arrays(call: str, tmp_path: Path, monk
     assert {id(value) for value in found.values()} == {id(GIVEN[name]) for name in expected}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["supcon", "nt_xent", "info_nce", "sigmoid"])
 @pytest.mark.parametrize("path", [READINGS, FOLDER / "shapes.py"], ids=lambda path: path.stem)
-@pytest.mark.quick(1)
 def test_every_wrapper_runs_as_pasted(path: Path, loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(FOLDER)
     module, printed, broken = find(f"{path}:__name__"), set[str](), dict[str, Exception]()

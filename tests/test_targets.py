@@ -327,6 +327,7 @@ class Views(torch.nn.Module):
         return fast.supcon_loss(rows, positives=same.fill_diagonal_(False), temperature=temperature)
 
 
+@pytest.mark.slow
 def test_features_have_several_views_if_class_sizes_allow() -> None:
     right, wrong = Views(), [Views(words) for words in ("first", "mixed", "items")]
     options = {"loss": "supcon", "call": "features", "arrays": "torch"}
