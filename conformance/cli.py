@@ -529,7 +529,8 @@ def diagnose(
     If embeddings are given, their norms, cosines and gradient are examined, too, and they decide: embeddings have
     collapsed only if their directions are nearly equal, and are random only if positives are no closer than negatives.
 
-    Files are npy, csv, or FILE.safetensors:TENSOR (a tensor in a file).
+    Files are npy, csv, pt (a tensor, as torch.save writes it), or a named tensor of a file: FILE.safetensors:TENSOR or
+    FILE.pt:TENSOR.
 
     Exit codes: 0 no problem found, 1 a problem, such as a value that only a collapsed encoder has, a gradient of 0 or a
     value below the lowest, 2 invalid command line, 3 a file cannot be written.
@@ -737,8 +738,9 @@ def fixtures_add(
 ) -> None:
     r"""Add a batch to the golden cases: validate it, prove its results, write it, and update counts and checksums.
 
-    Files are npy, csv, or FILE.safetensors:TENSOR (a tensor in a file). In the shapes, N and D are the numbers of rows
-    and columns of --embeddings. M is the number of rows of the references or of the second tower; without these, M = N.
+    Files are npy, csv, pt (a tensor, as torch.save writes it), or a named tensor of a file: FILE.safetensors:TENSOR or
+    FILE.pt:TENSOR. In the shapes, N and D are the numbers of rows and columns of --embeddings. M is the number of rows
+    of the references or of the second tower; without these, M = N.
 
     Examples:
         pairproof fixtures add --loss supcon --embeddings z.npy --labels y.npy \

@@ -564,17 +564,32 @@ def test_every_format_gives_the_same_case(batch: Path) -> None:
 
     tensors = {"z": torch.tensor(EMBEDDINGS, dtype=torch.bfloat16), "y": torch.tensor(LABELS)}
     save_file(tensors, batch / "all.safetensors")
+    torch.save({**tensors, "step": 7}, batch / "all.pt")
+    torch.save(torch.nn.Parameter(tensors["z"]), batch / "z.pt")
+    torch.save(tensors["y"], batch / "y.pt")
     cases = [
         make_case(Batch("supcon", "mine", str(batch / z), str(batch / y)))
-        for z, y in (("z.npy", "y.npy"), ("z.csv", "y.csv"), ("all.safetensors:z", "all.safetensors:y"))
+        for z, y in (
+            *((f"z.{suffix}", f"y.{suffix}") for suffix in ("npy", "csv", "pt")),
+            *((f"all.{suffix}:z", f"all.{suffix}:y") for suffix in ("safetensors", "pt")),
+        )
     ]
     for case in cases:
         assert case.embeddings.dtype == np.float64
         assert case.embeddings.tolist() == EMBEDDINGS.tolist()
         assert case.arguments == cases[0].arguments == {"labels": [7, 7, -3, -3, 9]}
-    for name in ("all.safetensors", "all.safetensors:x"):
-        with pytest.raises(Refused, match=r"no such tensor; write .*all\.safetensors:TENSOR with one of y, z"):
+    for name in ("all.safetensors", "all.safetensors:x", "all.pt", "all.pt:step"):
+        with pytest.raises(Refused, match=r"no such tensor; write .*all\.(safetensors|pt):TENSOR with one of y, z$"):
             make_case(Batch("supcon", "mine", str(batch / name), str(batch / "y.npy")))
+    torch.save([1.0], batch / "list.pt")
+    torch.save(Path("code"), batch / "code.pt")
+    for name, words in (
+        ("z.pt:z", "no named tensors"),
+        ("list.pt", "expected a tensor, got list"),
+        ("code.pt", "cannot be read as pt: Weights only load failed"),
+    ):
+        with pytest.raises(Refused, match=words):
+            read_array(f"{batch}/{name}", "--embeddings", "embeddings")
     (batch / "bad.safetensors").write_bytes(b"nothing of the kind")
     with pytest.raises(Refused, match="cannot be read as safetensors: "):
         read_array(f"{batch}/bad.safetensors:z", "--embeddings", "embeddings")
@@ -802,7 +817,7 @@ def test_an_invalid_batch_is_reported_in_one_line(
         ({"--note": " "}, "--note: expected one line that says what the case shows"),
         ({"--note": "two\nlines"}, "--note: expected one line"),
         ({"--embeddings": "nowhere.npy"}, "--embeddings nowhere.npy: there is no file nowhere.npy"),
-        ({"--embeddings": __file__}, "expected X.npy, X.csv or X.safetensors:TENSOR, got '.py'"),
+        ({"--embeddings": __file__}, "expected X.npy, X.csv, X.pt, X.pt:TENSOR or X.safetensors:TENSOR, got '.py'"),
         ({"--partners": "stacked"}, "supcon takes exactly one of --labels or --positives; got --labels, --partners"),
         ({"--labels": None}, "supcon takes exactly one of --labels or --positives; got none"),
         ({"--loss": "nt_xent"}, "nt_xent takes --partners; got --labels"),

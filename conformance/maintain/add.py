@@ -1,4 +1,4 @@
-"""Add a user's batch to the golden cases. Its arrays are read from npy (without pickle), csv or safetensors files."""
+"""Add a user's batch to the golden cases. Arrays are read from npy (without pickle), csv, pt or safetensors files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import io
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,24 +63,24 @@ def read_array(source: str, option: str, name: str) -> Array:
     """Read one array from a file.
 
     Args:
-        source: X.npy, X.csv or X.safetensors:TENSOR.
+        source: X.npy, X.csv, X.pt, X.pt:TENSOR or X.safetensors:TENSOR.
         option: the command-line option, for messages.
         name: name of the argument. It determines the dtype and rank of a csv file.
 
     Returns:
-        The array. Floats of safetensors files are converted to float64.
+        The array. Floats of pt and safetensors files are converted to float64.
 
     Raises:
         Refused: The file cannot be read, has an unknown format, or does not contain the tensor.
     """
-    stem, _, tensor = source.partition(".safetensors:")
-    path = Path(f"{stem}.safetensors" if tensor else source)
+    named = re.fullmatch(r"(.+\.(?:pt|safetensors)):(.+)", source)
+    path, tensor = (Path(named[1]), named[2]) if named else (Path(source), "")
     where = f"{option} {source}"
     _require(path.is_file(), f"{where}: there is no file {path}")
-    wanted = "expected X.npy, X.csv or X.safetensors:TENSOR"
+    wanted = "expected X.npy, X.csv, X.pt, X.pt:TENSOR or X.safetensors:TENSOR"
     _require(path.suffix in _READERS, f"{where}: {wanted}, got {path.suffix or 'no suffix'!r}")
     try:
-        return _READERS[path.suffix](path, where, tensor if path.suffix == ".safetensors" else name)
+        return _READERS[path.suffix](path, where, name if path.suffix in (".csv", ".npy") else tensor)
     except Refused:
         raise
     except Exception as error:  # each reader raises its own exceptions for a damaged file
@@ -136,15 +136,37 @@ def _read_safetensors(path: Path, where: str, tensor: str) -> Array:
         raise Refused(f"{where}: this format requires safetensors: {install_command('safetensors')}") from None
     # With torch, because numpy has no bfloat16.
     with safetensors.safe_open(str(path), framework="pt", device="cpu") as file:
-        names = sorted(file.keys())
-        _require(tensor in names, f"{where}: no such tensor; write {path}:TENSOR with one of {', '.join(names)}")
-        value = file.get_tensor(tensor)
-    return np.asarray((value.double() if value.is_floating_point() else value).numpy())
+        _require(tensor in file.keys(), _no_tensor(path, where, file.keys()))  # noqa: SIM118 - a file is no mapping
+        return _values_of(file.get_tensor(tensor))
+
+
+def _read_pt(path: Path, where: str, tensor: str) -> Array:
+    import torch
+
+    found = torch.load(path, map_location="cpu", weights_only=True)
+    if tensor or isinstance(found, dict):
+        _require(
+            isinstance(found, dict), f"{where}: there are no named tensors in the file, but one {type(found).__name__}"
+        )
+        names = [name for name, value in found.items() if isinstance(value, torch.Tensor)]
+        _require(tensor in names, _no_tensor(path, where, names))
+        found = found[tensor]
+    _require(isinstance(found, torch.Tensor), f"{where}: expected a tensor, got {type(found).__name__}")
+    return _values_of(found.detach())
+
+
+def _no_tensor(path: Path, where: str, names: Iterable[str]) -> str:
+    return f"{where}: no such tensor; write {path}:TENSOR with one of {', '.join(sorted(names))}"
+
+
+def _values_of(tensor: Any) -> Array:
+    return np.asarray((tensor.double() if tensor.is_floating_point() else tensor).numpy())
 
 
 _READERS: dict[str, Callable[[Path, str, str], Array]] = {
     ".npy": _read_npy,
     ".csv": _read_csv,
+    ".pt": _read_pt,
     ".safetensors": _read_safetensors,
 }
 """The reader of each format: ``reader(path, start of messages, name of the tensor or argument)``."""
