@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -513,7 +514,14 @@ class CaseCheck:
             "declared": {one.name: f"{one.reason} ({one.link})" for one in due},
             "aside": {one.name: one.target for one in declared if one not in mine},
             "met": check.declared,
+            "command": mark.command if isinstance(mark.target, str) or self._can_be_imported(mark) else "",
         }
+
+    def _can_be_imported(self, mark: Mark) -> bool:
+        """Return whether other programs find the target by its name; they do not find the module of a test."""
+        module, _, name = mark.name.partition(":")
+        found = sys.modules.get(module)
+        return found is not getattr(self.item, "module", None) and getattr(found, name, None) is mark.target
 
     def _failure(
         self, check: Check, mark: Mark, judged: External, case: Case | None, golden: GoldenCase | None
@@ -609,6 +617,9 @@ class Tally:
                 excused = sum(test["status"] in BAD and test["outcome"] != "failed" for test in called)
                 if excused:
                     yield f"  {excused} undeclared failures did not fail their tests, because of marks or hooks"
+                failed = [test for test in called if test["status"] in BAD and test["command"]]
+                if len(failed) > 1:
+                    yield f"  for the reasons that failures have in common: {failed[0]['command']}"
                 if missing := _missing(tests):
                     yield f"  {missing} did not run: counts are not asserted"
                 yield from (f"  declared: {place}: {words}" for place, words in called[0]["declared"].items())

@@ -126,8 +126,13 @@ def test_the_failure_of_a_wrong_loss_shows_case_explanation_and_repeat_command(r
             "values are 2 times too large",
             "flags of the case: *",
             "repeat: pytest 'test_own.py::test_it[[]golden/supcon/temperature-1*-float64]'",
+            "  for the reasons that failures have in common: pairproof check losses:doubled --loss supcon --case *",
         ]
     )
+    # Other programs cannot import the module of a test.
+    result = runs("lambda *given: 2 * losses.supcon(*given)", f', loss="supcon", cases={FEW}')
+    assert result.parseoutcomes()["failed"] > 1
+    assert "in common" not in result.stdout.str()
 
 
 def test_only_the_first_failures_are_explained(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

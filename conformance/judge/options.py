@@ -470,8 +470,12 @@ class Request(_Targeted):
         fuzz, seed = (self.fuzz, self.seed) if case.startswith(DRAWN_IDS) else (RANDOM_BATCHES, None)
         above = level > self.required
         asked = level.value if above else self.level
-        one = replace(self, cases=(case,), dtypes=(dtype,), fuzz=fuzz, seed=seed, level=asked)
-        return shlex.join(["pairproof", "check", self.name, *command_options(one, Request)])
+        return replace(self, cases=(case,), dtypes=(dtype,), fuzz=fuzz, seed=seed, level=asked).command
+
+    @property
+    def command(self) -> str:
+        """The command that makes this request."""
+        return shlex.join(["pairproof", "check", self.name, *command_options(self, Request)])
 
 
 def read_varied(texts: Iterable[str]) -> dict[str, tuple[object, ...]]:
