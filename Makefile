@@ -87,7 +87,7 @@ report: $(VENV_STAMP) $(PEERS_STAMP) ## verify, and write report/index.html
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 test: $(VENV_STAMP) $(PEERS_STAMP) ## run the tests, except slow ones (ARGS is for pytest)
-	@echo "test: pytest on tests/ without tests/kernels and without slow tests; four to eight minutes on two cores"
+	@echo "test: pytest on tests/ without tests/kernels and without slow tests; two to three minutes on two cores"
 	@$(PYTEST) --ignore=tests/kernels $(ARGS) tests
 
 test-all: $(VENV_STAMP) $(PEERS_STAMP) ## run the tests, including slow ones
