@@ -582,6 +582,15 @@ def test_no_declaration_is_suggested_where_an_option_explains_the_failures() -> 
     assert suggested(result) == []
 
 
+def test_minus_infinity_is_not_called_infinity() -> None:
+    def target(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float) -> torch.Tensor:
+        loss = fast.supcon_loss(embeddings, labels, temperature=temperature)
+        return loss - math.inf if 1 in labels.unique(return_counts=True)[1] else loss
+
+    result = check_loss(target, "supcon", cases=("golden/supcon/lonely-*",), fuzz=0)
+    assert any("the loss becomes minus infinity" in text for text in result.diagnoses.values())
+
+
 @pytest.mark.slow
 def test_unknown_mistake_has_no_reason() -> None:
     result = checked("far_from_everything", "supcon", "golden/supcon/shape-[35]-*")

@@ -342,7 +342,8 @@ def not_finite(found: Failure) -> Iterator[tuple[str, str]]:
         The explanation for all cases, and for this case. Two causes may explain the same case.
     """
     setting, rows, members = found.right.setting, found.rows.detach(), found.case.members()
-    value = "NaN" if bool(found.given.isnan().any()) else "infinity"
+    minus = bool((found.given == -math.inf).any())
+    value = "NaN" if bool(found.given.isnan().any()) else "minus infinity" if minus else "infinity"
     logits = SIMILARITIES[found.right.variant.similarity](rows, rows, setting) / found.temperature
     compared = setting.member & setting.anchors[:, None]
     seen = logits.masked_fill(~compared, -math.inf)
@@ -355,7 +356,6 @@ def not_finite(found: Failure) -> Iterator[tuple[str, str]]:
     if full := [i for i in found.anchors if len(found.positives[i]) == len(members[i])]:
         yield NO_NEGATIVES, f"{_have(full)} no negatives, and the loss becomes {value}"
         return
-    minus = bool((found.given == -math.inf).any())
     if largest > OVERFLOWS and not minus:
         yield OVERFLOW, overflow
         return

@@ -80,7 +80,7 @@ def read_array(source: str, option: str, name: str) -> Array:
     wanted = "expected X.npy, X.csv, X.pt, X.pt:TENSOR or X.safetensors:TENSOR"
     _require(path.suffix in _READERS, f"{where}: {wanted}, got {path.suffix or 'no suffix'!r}")
     try:
-        return _READERS[path.suffix](path, where, name if path.suffix in (".csv", ".npy") else tensor)
+        return _READERS[path.suffix](path, where, name if path.suffix == ".csv" else tensor)
     except Refused:
         raise
     except Exception as error:  # each reader raises its own exceptions for a damaged file
