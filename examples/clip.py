@@ -15,6 +15,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before init_process_group: see docs/distributed.md, "The end of a process"
 from torch.nn.parallel import DistributedDataParallel
 
 try:
@@ -43,9 +44,17 @@ def main(arguments=None):
     parser.add_argument("--batch", type=int, default=256, help="images per backward pass, over all processes")
     parser.add_argument("--accumulate", type=int, default=2, help="backward passes per step")
     options = parser.parse_args(arguments)
-    several = "RANK" in os.environ
-    if several:
-        dist.init_process_group("gloo")
+    if "RANK" not in os.environ:
+        train(options)
+        return 0
+    dist.init_process_group("gloo")
+    train(options)
+    dist.destroy_process_group()
+    return 0
+
+
+def train(options):
+    several = dist.is_initialized()
     rank, world, group = (dist.get_rank(), dist.get_world_size(), dist.group.WORLD) if several else (0, 1, None)
     torch.set_num_threads(1)
     torch.manual_seed(0)  # the same model and the same batches in every process
@@ -70,9 +79,6 @@ def main(arguments=None):
             found = diagnose(a.detach().float(), embeddings_b=b.float(), loss="info_nce", temperature=learned)
             print(f"step {step + 1}: scale {1 / learned:.1f}, loss over all processes {loss.item():.4f}")
             print("  the rows of the first process:", *found.lines(), sep="\n  ")
-    if several:
-        dist.destroy_process_group()
-    return 0
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before init_process_group: see docs/distributed.md, "The end of a process"
 import torch.nn.functional as F
 from torch import Tensor, nn
 

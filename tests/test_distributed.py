@@ -651,7 +651,8 @@ def test_examples_of_the_documentation_print_the_same_with_any_number_of_process
         script = tmp_path / name
         script.write_text(code, encoding="utf-8")
         for world in (1, 3):
-            run = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}", str(script))
+            programs = (str(Path(__file__).with_name("late_threads.py")), str(script))
+            run = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}", *programs)
             done = subprocess.run([sys.executable, *run], capture_output=True, text=True, timeout=200, check=False)
             assert done.returncode == 0, done.stderr
             printed.append([float(line) for line in done.stdout.split()])

@@ -53,8 +53,12 @@ def test_another_library_gives_the_same_losses(
     assert len({*ours.loss}) == 20
 
 
-def output(*arguments: str, module: str = "", file: Path = FILE) -> str:
-    command = [sys.executable, *(("-m", *module.split()) if module else ()), str(file), *arguments]
+LATE_THREADS = Path(__file__).with_name("late_threads.py")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(LATE_THREADS))
+
+
+def output(*arguments: str, processes: int = 1, file: Path = FILE) -> str:
+    command = [sys.executable, *(TORCHRUN if processes == 2 else ()), str(file), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -80,8 +84,8 @@ def test_a_whole_run_is_that_of_another_library(loss: str, tmp_path: Path) -> No
 def test_two_processes_train_as_one(loss: str) -> None:
     given = ("--loss", loss, "--dtype", "float64", "--batch", "64", "--steps", "30")
     lines = [
-        [line for line in output(*given, module=module).splitlines() if "accuracy" in line or "loss" in line]
-        for module in ("", "torch.distributed.run --standalone --nproc-per-node 2")
+        [line for line in output(*given, processes=processes).splitlines() if "accuracy" in line or "loss" in line]
+        for processes in (1, 2)
     ]
     # All but the alignment and the uniformity, which are of the rows of one process.
     assert len(lines[0]) == 2
@@ -123,8 +127,8 @@ def test_sentence_embedder_is_trained_by_the_library_of_its_model() -> None:
 @pytest.mark.slow
 def test_clip_in_two_processes_has_the_loss_of_one_process() -> None:
     losses = []
-    for module in ("", "torch.distributed.run --standalone --nproc-per-node 2"):
-        printed = output("--steps", "40", module=module, file=FOLDER / "clip.py")
+    for processes in (1, 2):
+        printed = output("--steps", "40", processes=processes, file=FOLDER / "clip.py")
         losses.append([float(found) for found in re.findall(r"all processes (\S+)$", printed, re.MULTILINE)])
     one, two = losses
     assert one[0] == pytest.approx(two[0], abs=2e-4)  # rows of bfloat16

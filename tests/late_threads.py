@@ -1,0 +1,31 @@
+"""Run a program with threads of gloo that get processor time last: ``python late_threads.py PROGRAM ARGUMENT...``.
+
+A process that ends while such a thread holds a tensor then aborts often, not rarely (docs/distributed.md, "The end of
+a process"). Other systems than Linux run the program as it is.
+"""
+
+import os
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+TASKS = Path("/proc/self/task")
+init_process_group = dist.init_process_group
+
+
+def with_late_threads(*args: Any, **kwargs: Any) -> None:
+    """Create the group, and let the threads that this starts run only where a processor is idle."""
+    before = {*TASKS.iterdir()}
+    init_process_group(*args, **kwargs)
+    for task in {*TASKS.iterdir()} - before:
+        os.sched_setscheduler(int(task.name), os.SCHED_IDLE, os.sched_param(0))
+
+
+if __name__ == "__main__":
+    if TASKS.exists():
+        dist.init_process_group = with_late_threads
+    sys.argv = sys.argv[1:]
+    runpy.run_path(sys.argv[0], run_name="__main__")
