@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -393,6 +394,8 @@ def _threads(device: str) -> AbstractContextManager[None]:
 
 HANGS_AFTER = 20.0
 """Seconds after which a process that starts threads counts as hanging. On a busy machine, it may wait for seconds."""
+ASLEEP = 20
+"""Times in a row that a process is seen with all threads asleep, after which it counts as hanging."""
 
 
 @cache
@@ -411,14 +414,24 @@ def _can_use_threads(process: int) -> bool:
         torch.set_num_threads(THREADS)
         torch.ones(1 << 17).exp()
         os._exit(0)
-    end = time.monotonic() + HANGS_AFTER
-    while time.monotonic() < end:
+    end, asleep = time.monotonic() + HANGS_AFTER, 0
+    while time.monotonic() < end and asleep < ASLEEP:
         if os.waitpid(child, os.WNOHANG)[0]:
             return True
-        time.sleep(0.001)
+        asleep = asleep + 1 if _is_asleep(child) else 0
+        time.sleep(0.005)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return False
+
+
+def _is_asleep(process: int) -> bool:
+    """Return whether no thread of the process runs or waits for a processor; False where there is no /proc."""
+    try:
+        states = [(task / "stat").read_text() for task in Path(f"/proc/{process}/task").iterdir()]
+    except OSError:  # a thread has ended meanwhile
+        return False
+    return all(state.rpartition(")")[2].split()[0] == "S" for state in states)
 
 
 def _in_a_thread(called: Callable[..., Any], positional: list[Any], keywords: dict[str, Any]) -> Any:
