@@ -38,22 +38,7 @@ class Clip(torch.nn.Module):  # two towers and a learned scale of the logits
         return self.left(halves[:, 0]), self.right(halves[:, 1]), torch.exp(-self.log_scale.clamp(max=4.6))
 
 
-def main(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--batch", type=int, default=256, help="images per backward pass, over all processes")
-    parser.add_argument("--accumulate", type=int, default=2, help="backward passes per step")
-    options = parser.parse_args(arguments)
-    if "RANK" not in os.environ:
-        train(options)
-        return 0
-    dist.init_process_group("gloo")
-    train(options)
-    dist.destroy_process_group()
-    return 0
-
-
-def train(options):
+def train(steps, batch, accumulate):
     several = dist.is_initialized()
     rank, world, group = (dist.get_rank(), dist.get_world_size(), dist.group.WORLD) if several else (0, 1, None)
     torch.set_num_threads(1)
@@ -63,18 +48,18 @@ def train(options):
     model = Clip()
     trained = DistributedDataParallel(model) if several else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    for step in range(options.steps):
-        for part in range(options.accumulate):
-            own = torch.randint(len(halves), (options.batch,))[rank::world]
-            last = part == options.accumulate - 1  # before that, gradients need not be averaged over the processes
+    for step in range(steps):
+        for part in range(accumulate):
+            own = torch.randint(len(halves), (batch,))[rank::world]
+            last = part == accumulate - 1  # before that, gradients need not be averaged over the processes
             with trained.no_sync() if several and not last else contextlib.nullcontext():
                 with torch.autocast("cpu", dtype=torch.bfloat16):
                     a, b, temperature = trained(halves[own])
                     loss = info_nce_loss(a, b, temperature=temperature, group=group)
-                (loss / options.accumulate).backward()
+                (loss / accumulate).backward()
         optimizer.step()
         optimizer.zero_grad()
-        if rank == 0 and step in (0, options.steps - 1):  # at the start and at the end
+        if rank == 0 and step in (0, steps - 1):  # at the start and at the end
             learned = float(temperature.detach())
             found = diagnose(a.detach().float(), embeddings_b=b.float(), loss="info_nce", temperature=learned)
             print(f"step {step + 1}: scale {1 / learned:.1f}, loss over all processes {loss.item():.4f}")
@@ -82,4 +67,13 @@ def train(options):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--batch", type=int, default=256, help="images per backward pass, over all processes")
+    parser.add_argument("--accumulate", type=int, default=2, help="backward passes per step")
+    options = parser.parse_args()
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+    train(**vars(options))
+    if "RANK" in os.environ:
+        dist.destroy_process_group()
