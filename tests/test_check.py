@@ -627,12 +627,12 @@ def test_declared_deviations_must_occur_and_match_a_check(tmp_path: Path, capsys
     """``drops`` excludes anchors without positives from the mean; it conforms if exactly this is declared."""
     path = tmp_path / "known.toml"
     entry = '[[deviations]]\n{}\nreason = "anchors without positives are not counted"\nlink = "https://example.org/7"\n'
-    # Random batches and usages, which the loss also fails, cannot be declared by their ids.
+    # Random batches, which the loss also fails, cannot be declared by their ids.
     arguments = [f"{LOSSES}:drops", "--loss", "supcon", "--fuzz", "0", "--deviations", str(path)]
     wrong = of("drops", loss="supcon", fuzz=0)
-    failures = [one for one in wrong.failures if not one.case.startswith("usage/")]
+    failures = wrong.failures
     failed = sorted({one.case for one in failures})
-    assert failed
+    assert {one.partition("/")[0] for one in failed} == {"golden", "usage"}
     path.write_text(entry.format(f"case = {json.dumps(failed)}"))
     assert call("check", *arguments) == 0
     text = capsys.readouterr().out
@@ -651,12 +651,17 @@ def test_declared_deviations_must_occur_and_match_a_check(tmp_path: Path, capsys
     lines = [line for line in capsys.readouterr().out.splitlines() if "matches no check" in line]
     assert len(lines) == 1
     assert lines[0].startswith("known.toml, deviations 4: matches no check of")
-    right = next(one.case for one in wrong.judged if one.status is Status.PASSED and one.case not in failed)
-    path.write_text(entry.format(f"case = {json.dumps([*failed, right])}"))
-    assert call("check", *arguments, "--case", right) == 1
-    text = capsys.readouterr().out
-    assert "declared to deviate (known.toml, deviations 1) but conforms" in text
-    assert f"--deviations {path}" in text
+    passed = [one.case for one in wrong.judged if one.status is Status.PASSED and one.case not in failed]
+    for kind in ("golden/", "usage/"):
+        right = next(one for one in passed if one.startswith(kind))
+        path.write_text(entry.format(f"case = {json.dumps([*failed, right])}"))
+        assert call("check", *arguments, "--case", right) == 1
+        text = capsys.readouterr().out
+        assert "declared to deviate (known.toml, deviations 1) but conforms" in text
+        assert f"--deviations {path}" in text
+    # The usage is judged in float64.
+    path.write_text(entry.format(f'case = "{right}"\ndtype = "float32"'))
+    assert call("check", *arguments, "--case", right) == 0
     path.write_text("[[deviations]]")
     assert call("check", *arguments) == 2
     assert "known.toml, deviations 1: reason is missing" in capsys.readouterr().err

@@ -610,7 +610,7 @@ def test_declarations_are_read_from_both_tables(tmp_path: Path, name: str, table
         (f'flag = "tiny-norm"\n{REASON}', "unknown flag 'tiny-norm'; meant tiny-norms?"),
         (f'flag = "tiny-norms"\nloss = "sup"\n{REASON}', "unknown loss 'sup'"),
         (f'flag = "tiny-norms"\ndtype = "float31"\n{REASON}', "unknown dtype 'float31'"),
-        (f'case = "usage/zero-row"\n{REASON}', "usage/zero-row: usages cannot be declared; see --level"),
+        (f'case = "usage/zero-rows"\n{REASON}', "unknown case 'usage/zero-rows'; meant usage/zero-row?"),
     ],
 )
 def test_a_declaration_with_an_unknown_name_is_an_error(

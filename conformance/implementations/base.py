@@ -48,6 +48,7 @@ class Deviation:
         target: the only target (a user's loss) that it applies to; empty for any.
         losses: the only losses that it applies to; None for any.
         dtypes: the only dtypes that it applies to; None for any.
+        usages: ids of the usages that it applies to as well.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Deviation:
     target: str = ""
     losses: Collection[str] | None = None
     dtypes: frozenset[str] | None = None
+    usages: Collection[str] = ()
 
     def applies(self, case: Case, dtype: str, true: Truth) -> bool:
         """Whether the deviation applies to the check of a case in a dtype."""

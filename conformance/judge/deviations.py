@@ -6,7 +6,7 @@ also be called ``[[deviations]]``::
     [[tool.pairproof.deviations]]
     loss = "supcon"                                      # optional: only this loss
     target = "mylib.losses:MyLoss"                       # optional: only this target
-    flag = "lonely-anchors"                              # or  case = "golden/supcon/..."; one, or a list
+    flag = "lonely-anchors"                              # or  case = "golden/supcon/...", "usage/..."; one, or a list
     dtype = "float32"                                    # optional: one, or a list
     reason = "anchors without positives are not counted"
     link = "https://example.org/mylib/issues/7"
@@ -15,7 +15,7 @@ A declaration is strict:
 
 - Every check that it names must fail.
 - A complete run on its target, loss and dtype must contain at least one of these checks.
-- If the target raises an error, the check is an error, not a deviation.
+- If the target raises an error, the check of a case is an error, not a deviation. That of a usage is a deviation.
 
 Runs on other targets, losses or dtypes ignore the declaration.
 """
@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from ..implementations.base import Deviation
+from ..implementations.usages import USAGES
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from ..suite.golden import DTYPES, GoldenCase
@@ -163,28 +164,31 @@ def deviations(
         cases: every case of the suite, with its golden entry if it has one.
 
     Raises:
-        DeclarationError: a loss, case, flag or dtype is unknown.
+        DeclarationError: a loss, case, usage, flag or dtype is unknown.
     """
     flags = {case: set(golden.flags if golden else ()) for case, golden in cases.items()}
-    known = {"loss": LOSSES, "case": {case.id for case in cases}, "flag": set().union(*flags.values()), "dtype": DTYPES}
+    usages = {one.id for one in USAGES}
+    ids = {case.id for case in cases} | usages
+    known = {"loss": LOSSES, "case": ids, "flag": set().union(*flags.values()), "dtype": DTYPES}
 
     def declared(place: str, entry: Mapping[str, Any]) -> Deviation:
         for what, names in known.items():
             given = entry.get(what, ())
             for name in [given] if isinstance(given, str) else given:
-                _require(not name.startswith("usage/"), place, f"{name}: usages cannot be declared; see --level")
                 near = [] if name in names else _nearest(name, tuple(sorted(names)))
                 _require(name in names, place, f"unknown {what} {name!r}{''.join(f'; meant {x}?' for x in near)}")
         named, flagged = entry.get("case", ()), entry.get("flag", ())
         chosen = {case.id: case.loss for case in cases if case.id in named or not flags[case].isdisjoint(flagged)}
+        losses = [*chosen.values(), *(LOSSES if usages.intersection(named) else ())]
         return Deviation(
             place,
             lambda case, dtype, true: case.id in chosen,
             entry["reason"],
             entry["link"],
             target=entry.get("target", ""),
-            losses=frozenset(loss for loss in chosen.values() if entry.get("loss", loss) == loss),
+            losses=frozenset(loss for loss in losses if entry.get("loss", loss) == loss),
             dtypes=frozenset(entry["dtype"]) if "dtype" in entry else None,
+            usages=usages.intersection(named),
         )
 
     return tuple(declared(place, entry) for place, entry in entries.items())

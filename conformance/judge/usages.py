@@ -35,6 +35,7 @@ from ..truth.intervals import CertificationError, precision
 from ..truth.loops import enclosures
 from ..truth.matrices import has_formula
 from ..truth.tolerances import bounds, scalar_bounds, unit_roundoff
+from .deviations import verdict
 from .fresh import draw_with
 from .options import Request
 from .proofs import scaled_to_logits
@@ -236,6 +237,20 @@ class UsageJudge:
 
     def check(self, request: Request, usage: Usage) -> Check | None:
         """Judge one usage; None if its dtype is not selected or if it does not apply."""
+        check = self._judged(request, usage)
+        if check is None:
+            return None
+        named = (one for one in self.target.deviations if usage.id in one.usages)
+        declared = [one for one in named if one.concerns(check.loss, one.target, (check.dtype,))]
+        if not declared:
+            return check
+        check = replace(check, declared=tuple(one.name for one in declared))
+        if check.status is Status.SKIPPED:
+            return check
+        status, message = verdict(check.message, declared)
+        return replace(check, status=status, message=message)
+
+    def _judged(self, request: Request, usage: Usage) -> Check | None:
         name = usage.id
         dtype = usage.dtype or self._cases_and_dtype[1]
         if dtype not in (self.dtypes or (dtype,)):
