@@ -230,9 +230,9 @@ def own_process() -> None:
 def proved_once() -> Iterator[None]:
     """Prove each random batch once in a process, and evaluate its rounding errors once.
 
-    This takes most of the time of a check. A check without a seed judges the batches of seed 0.
+    This takes most of the time of a check.
     """
-    from pairproof.conformance.judge import check, fresh, proofs
+    from pairproof.conformance.judge import fresh, proofs
 
     with_proof, proved = fresh.with_proof, dict[tuple[Any, ...], Any]()
 
@@ -245,5 +245,12 @@ def proved_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fresh, "with_proof", once)
         patch.setattr(fresh, "LEAST_AHEAD", math.inf)
-        patch.setattr(check, "secrets", SimpleNamespace(randbelow=lambda below: 0))
         yield
+
+
+@pytest.fixture
+def same_batches(proved_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Judge the random batches of seed 0 where no seed is given, so that they are proved once."""
+    from pairproof.conformance.judge import check
+
+    monkeypatch.setattr(check, "secrets", SimpleNamespace(randbelow=lambda below: 0))
