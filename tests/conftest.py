@@ -77,13 +77,13 @@ def _import_what_targets_import() -> None:
     importlib.import_module("pairproof.fast").warm_up()
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Exclude modules and tests from garbage collection, and collect garbage less often.
 
     Runs of pytest inside tests collect garbage often. Proofs and references allocate many small objects, none of them
     garbage.
     """
-    if "PYTEST_XDIST_WORKER" in os.environ:
+    if "PYTEST_XDIST_WORKER" in os.environ and not session.config.getoption("markexpr"):  # slow tests judge often
         _import_what_targets_import()
     gc.enable()
     gc.freeze()
