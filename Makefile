@@ -92,7 +92,7 @@ test: $(VENV_STAMP) $(PEERS_STAMP) ## run the tests, except slow ones (ARGS is f
 
 # One worker more than there are processors: many slow tests wait for other processes.
 test-all: $(VENV_STAMP) $(PEERS_STAMP) ## run the tests, including slow ones
-	@echo "test-all: pytest on tests/ without tests/kernels; half an hour on two cores"
+	@echo "test-all: pytest on tests/ without tests/kernels; 35 minutes on two cores"
 	@$(PYTEST) -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --ignore=tests/kernels -m "" $(ARGS) tests
 
 kernels: $(VENV_STAMP) ## compile every variant of the GPU kernels, without a GPU
@@ -131,7 +131,7 @@ machines: $(VENV_STAMP) $(PEERS_STAMP) ## run verify on the code paths of other 
 	@$(BIN)/python tools/machines.py --tests --require pml,supcontrast $(ARGS)
 
 mutants: $(VENV_STAMP) ## count how many of 320 mistakes the cases find
-	@echo "mutants: running the cases on 320 mutants, two at a time; half an hour on two cores"
+	@echo "mutants: running the cases on 320 mutants, two at a time; 35 minutes on two cores"
 	@OMP_NUM_THREADS=1 $(BIN)/python tools/mutants.py --processes 2 $(ARGS)
 
 bench: $(VENV_STAMP) $(PEERS_STAMP) $(ALL_PEERS_STAMP) ## measure time, memory and errors; write bench/results/

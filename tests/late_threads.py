@@ -7,6 +7,7 @@ a process"). Other systems than Linux run the program as it is.
 import os
 import runpy
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ def with_late_threads(*args: Any, **kwargs: Any) -> None:
     before = {*TASKS.iterdir()}
     init_process_group(*args, **kwargs)
     for task in {*TASKS.iterdir()} - before:
-        os.sched_setscheduler(int(task.name), os.SCHED_IDLE, os.sched_param(0))
+        with suppress(ProcessLookupError):  # the thread has ended
+            os.sched_setscheduler(int(task.name), os.SCHED_IDLE, os.sched_param(0))
 
 
 if __name__ == "__main__":

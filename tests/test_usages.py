@@ -460,6 +460,25 @@ def test_usage_of_shared_memory_includes_the_hard_negatives() -> None:
     assert any(shared)
 
 
+def test_usage_that_raises_can_be_declared(tmp_path: Path) -> None:
+    def loss(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float) -> torch.Tensor:
+        if labels.dtype == torch.int32:
+            raise IndexError("out of range")
+        return fast.supcon_loss(embeddings, labels, temperature=temperature)
+
+    declared = tmp_path / "known.toml"
+    usage = "usage/labels-int32"
+    declared.write_text(f'[[deviations]]\ncase = "{usage}"\nreason = "no int32"\nlink = "https://example.org/1"\n')
+    (check,) = check_loss(loss, "supcon", cases=(usage,)).failures
+    assert check.status is Status.ERRORED
+    result = check_loss(loss, "supcon", cases=(usage,), deviations=declared)
+    assert result.verdict == "conforms"
+    (check,) = (one for one in result.judged if one.case == usage)
+    assert check.status is Status.DEVIATES
+    assert "out of range" in check.message
+    assert "no int32" in check.message
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
 @pytest.mark.slow
 @pytest.mark.parametrize(
