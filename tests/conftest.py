@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -246,11 +245,3 @@ def proved_once() -> Iterator[None]:
         patch.setattr(fresh, "with_proof", once)
         patch.setattr(fresh, "LEAST_AHEAD", math.inf)
         yield
-
-
-@pytest.fixture
-def same_batches(proved_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Judge the random batches of seed 0 where no seed is given, so that they are proved once."""
-    from pairproof.conformance.judge import check
-
-    monkeypatch.setattr(check, "secrets", SimpleNamespace(randbelow=lambda below: 0))

@@ -105,7 +105,7 @@ def test_an_example_of_a_call_conforms_on_some_cases(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("same_batches")
+@pytest.mark.usefixtures("proved_once")
 @pytest.mark.parametrize(("name", "code", "line"), COMMANDS, ids=[line.split()[2] for _, _, line in COMMANDS])
 def test_an_example_of_a_call_conforms(
     name: str, code: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

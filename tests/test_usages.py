@@ -461,9 +461,11 @@ def test_usage_of_shared_memory_includes_the_hard_negatives() -> None:
 
 
 def test_usage_that_raises_can_be_declared(tmp_path: Path) -> None:
+    error: list[Exception] = [IndexError("out of range")]
+
     def loss(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float) -> torch.Tensor:
         if labels.dtype == torch.int32:
-            raise IndexError("out of range")
+            raise error[0]
         return fast.supcon_loss(embeddings, labels, temperature=temperature)
 
     declared = tmp_path / "known.toml"
@@ -477,6 +479,12 @@ def test_usage_that_raises_can_be_declared(tmp_path: Path) -> None:
     assert check.status is Status.DEVIATES
     assert "out of range" in check.message
     assert "no int32" in check.message
+    # A usage that the loss refuses stays skipped.
+    error[0] = TypeError("labels: int32 is not supported")
+    result = check_loss(loss, "supcon", cases=(usage,), deviations=declared)
+    (check,) = (one for one in result.checks if one.case == usage)
+    assert check.status is Status.SKIPPED
+    assert check.declared
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")

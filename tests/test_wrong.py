@@ -23,7 +23,7 @@ from tests.wrong.__main__ import PAGE, page
 from tests.wrong.base import target_of
 from tests.wrong.judging import SEED, judged, refused
 
-pytestmark = pytest.mark.usefixtures("same_batches", "verdict_only")
+pytestmark = pytest.mark.usefixtures("proved_once", "verdict_only")
 
 SAMPLE = ("references/last-of-the-queue",)
 """A wrong implementation of InfoNCE, which has the fewest cases; the others are slow."""

@@ -6,7 +6,7 @@ also be called ``[[deviations]]``::
     [[tool.pairproof.deviations]]
     loss = "supcon"                                      # optional: only this loss
     target = "mylib.losses:MyLoss"                       # optional: only this target
-    flag = "lonely-anchors"                              # or  case = "golden/supcon/...", "usage/..."; one, or a list
+    flag = "lonely-anchors"                              # or  case = "golden/supcon/..." or "usage/..."; one or a list
     dtype = "float32"                                    # optional: one, or a list
     reason = "anchors without positives are not counted"
     link = "https://example.org/mylib/issues/7"
@@ -15,7 +15,7 @@ A declaration is strict:
 
 - Every check that it names must fail.
 - A complete run on its target, loss and dtype must contain at least one of these checks.
-- If the target raises an error, the check of a case is an error, not a deviation. That of a usage is a deviation.
+- If the target raises an error, the check of a case is an error, not a deviation; the check of a usage is a deviation.
 
 Runs on other targets, losses or dtypes ignore the declaration.
 """

@@ -47,7 +47,7 @@ from pairproof.reference import stacked_partners
 
 from ..suite.cases import Case
 from ..suite.catalogue import CHOICES, COMMON, IGNORED, LOSSES, Loss
-from ..suite.records import Matrix, Outcome
+from ..suite.records import Matrix, Outcome, Truth
 from ..truth.baseline import anchor_values
 from ..truth.evaluate import truth
 from ..truth.kinks import maximum_is_tied
@@ -380,21 +380,18 @@ def _as_input(case: Case) -> str:
     return json.dumps({"embeddings": case.embeddings.tolist(), "arguments": given, "keywords": dict(case.keywords)})
 
 
-_truth = lru_cache(maxsize=256)(truth)
-
-
 @dataclass(frozen=True)
 class _Inputs:
-    """The inputs of a case: cases with the same digest are equal."""
+    """The inputs of a case: cases with the same digest have the same results."""
 
     digest: str
     case: Case = field(compare=False)
 
 
 @lru_cache(maxsize=256)
-def _first(inputs: _Inputs) -> Case:
-    """Return the first case with these inputs, whose truth and bounds are known."""
-    return inputs.case
+def _proved(inputs: _Inputs) -> tuple[Case, Truth]:
+    """Return the first case with these inputs, which keeps its rounding errors, and its true results."""
+    return inputs.case, truth(inputs.case)
 
 
 def _ask(subject: Subject, case: Case, **changed: Any) -> Results:
@@ -407,8 +404,7 @@ def _ask(subject: Subject, case: Case, **changed: Any) -> Results:
     except Exception as error:  # an error in external code is a violation
         message = f"{type(error).__name__}: {error}".splitlines()[0]
         raise _Broken(f"{message} ({case.loss}, {dict(case.keywords)})") from error
-    same = _first(_Inputs(digest_of(case), case))
-    true = _truth(same)
+    same, true = _proved(_Inputs(digest_of(case), case))
     if len(outcome.values) != len(true.values):
         raise _Broken(f"expected {len(true.values)} values for {dict(case.keywords)}, got {len(outcome.values)}")
     allowed = bounds(same, true, subject.dtype)
