@@ -225,11 +225,16 @@ def own_process() -> None:
     """Run targets in their own process, although the other tests of the file do not."""
 
 
+PROVED = 1200
+"""Maximum number of random batches whose proofs are kept: those of about a dozen checks, some 600 MB."""
+
+
 @pytest.fixture(scope="session")
 def proved_once() -> Iterator[None]:
     """Prove each random batch once in a process, and evaluate its rounding errors once.
 
-    This takes most of the time of a check.
+    This takes most of the time of a check. Only the latest ``PROVED`` batches are kept, because those of random seeds
+    never occur again.
     """
     from pairproof.conformance.judge import fresh, proofs
 
@@ -237,8 +242,9 @@ def proved_once() -> Iterator[None]:
 
     def once(case: Any) -> Any:
         key = case.id, proofs._content(case), repr(case.keywords)
-        if key not in proved:
-            proved[key] = with_proof(case)
+        proved[key] = proved.pop(key, None) or with_proof(case)
+        if len(proved) > PROVED:
+            del proved[next(iter(proved))]
         return replace(proved[key])
 
     with pytest.MonkeyPatch.context() as patch:

@@ -16,7 +16,7 @@ import torch
 
 from pairproof.conformance import check_loss, cli, identify
 from pairproof.conformance.implementations import forms
-from pairproof.conformance.implementations.callable import External
+from pairproof.conformance.implementations.callable import External, import_jax
 from pairproof.conformance.implementations.child import load_loss, load_target
 from pairproof.conformance.implementations.forms import trial_case
 from pairproof.conformance.implementations.gpu import ON_CPU
@@ -403,12 +403,16 @@ def test_function_of_jax_gets_arrays_of_jax(tmp_path: Path) -> None:
         "    rows = jnp.log(jnp.exp(logits).sum(axis=1)) + jnp.log(jnp.exp(logits).sum(axis=0))\n"
         "    return (rows - 2 * jnp.diagonal(logits)).mean() / 2\n"
     )
-    found = load_loss(f"{tmp_path / 'of_jax.py'}:clip", loss="info_nce")
-    try:
-        assert found.claim.arrays == "jax"
-        assert ratio(found, trial_case("info_nce", {"temperature": 0.5})) <= 1
-    finally:
-        found.close()
+    for used in (False, True):
+        if used:
+            import_jax().numpy.zeros(1)
+        found = load_loss(f"{tmp_path / 'of_jax.py'}:clip", loss="info_nce")
+        try:
+            assert found.claim.arrays == "jax"
+            assert ratio(found, trial_case("info_nce", {"temperature": 0.5})) <= 1
+        finally:
+            found.close()
+    assert found.notes[-1].endswith("in the process that judges it: jax is in use and does not survive a fork")
 
 
 def test_error_of_the_most_plausible_call_comes_first() -> None:

@@ -43,6 +43,7 @@ from .forms import Form, Reading, cannot_be_called, other_readings, plausible_fo
 from .gpu import ON_CPU, OnCPU, lacks_gpu
 from .returned import choose, note, parts_of, take
 from .sandbox import (
+    JaxLost,
     NoCallFits,
     Overtime,
     TargetError,
@@ -300,6 +301,7 @@ class Target:
             limit: time limit of the default ``attempt`` in seconds; None for no limit.
 
         Raises:
+            JaxLost: the target takes arrays of jax, whose threads are missing here.
             NoCallFits: every form raises an error, and none compares labels with their transpose.
             TargetMisused: an option contradicts the target, or is missing.
         """
@@ -322,7 +324,9 @@ class Target:
             except Overtime:
                 return
             except Exception as error:  # external code may raise any exception
-                if isinstance(error, TargetMisused) and not failures:
+                # Numpy is tried before jax unless the source names jax.
+                of_jax = isinstance(error, JaxLost) and all(tried.arrays != "numpy" for tried, _ in failures)
+                if of_jax or (isinstance(error, TargetMisused) and not failures):
                     raise
                 failures.append((form, described(error)))
                 if isinstance(error, _TransposedVector):
@@ -571,12 +575,11 @@ def import_jax() -> Any:
     """Import jax in 64-bit mode.
 
     Raises:
-        TargetError: it is not installed, or its threads are missing here.
+        JaxLost: its threads are missing here.
+        TargetError: it is not installed.
     """
     if _threads.lost:
-        raise TargetError(
-            "jax waits forever in a fork of a process that has used it: pass a target that can be imported"
-        )
+        raise JaxLost("jax is in use and does not survive a fork")
     try:
         jax = importlib.import_module("jax")
     except ImportError as error:

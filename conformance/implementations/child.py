@@ -9,7 +9,7 @@ There are three processes: the judging process forks a *spawner*, and the spawne
 Forking supports lambdas and local functions, and torch is not imported again. Requests are pickled. Answers are JSON,
 because unpickling an answer could run code of the target in the judging process.
 
-A fork is possible only on Linux, and not while CUDA is in use or, for a target of jax arrays, while jax is loaded. If
+A fork is possible only on Linux, and not while CUDA is in use or, for a target of jax arrays, after jax was used. If
 it is not possible, the target runs in the judging process, and a note says so.
 """
 
@@ -43,7 +43,7 @@ from ..suite.cases import Case
 from ..suite.records import Matrix, Outcome
 from .callable import Answer, Batch, External, Target
 from .forms import Reading
-from .sandbox import NoCallFits, Overtime, TargetError, TargetMisused, described, find
+from .sandbox import JaxLost, NoCallFits, Overtime, TargetError, TargetMisused, described, find
 from .signatures import Claim
 from .subprocess import BRIEFLY, LONGEST_LINE, PATIENCE
 from .usages import Use, read_observed
@@ -137,6 +137,7 @@ class Child:
         If the worker dies or exceeds its time limit, the first guess is kept.
 
         Raises:
+            CannotFork: the target takes arrays of jax, which this process has used.
             NoCallFits: every plausible call raises an error.
         """
         answer: Any = None
@@ -150,12 +151,6 @@ class Child:
             self.close()
             raise NoCallFits("\n".join(map(_line, answer["failed"])))
         return {**self.facts, **(answer or {})}
-
-    def refuse_jax(self, arrays: str) -> None:
-        """End the worker and raise ``CannotFork`` if the target takes arrays of jax, which this process uses."""
-        if arrays == "jax" and "jax" in sys.modules:
-            self.close()
-            raise CannotFork("jax is in use and does not survive a fork")
 
     def close(self) -> None:
         """End the worker and the spawner."""
@@ -189,8 +184,6 @@ class Child:
         self._worker, self._socket = int(worker), socket.socket(fileno=found)
         seconds = max(self._limit, LOADING)
         answer = self._answer(b"", seconds, f"took longer than {seconds:g} s to load and was killed")
-        if "cannot_fork" in answer:
-            raise CannotFork(_line(answer["cannot_fork"]))
         facts: dict[str, Any] = self._result(answer, "facts")
         return facts
 
@@ -206,6 +199,9 @@ class Child:
             raise kind(self._died(str(error)), died=True) from None
         except (ValueError, RecursionError):
             raise TargetError(self._died("wrote an answer that cannot be read")) from None
+        if "cannot_fork" in answer:
+            self.close()
+            raise CannotFork(_line(answer["cannot_fork"]))
         return answer
 
     def _exchange(self, request: bytes, seconds: float, late: str) -> bytes:
@@ -374,6 +370,8 @@ def _work(connection: socket.socket, load: Callable[[], Served]) -> NoReturn:
         else:
             try:
                 answer["facts"], serve = load()
+            except JaxLost as error:
+                answer = {"cannot_fork": str(error)}
             except BaseException as error:
                 text = " ".join(line.strip() for line in described(error).splitlines())
                 answer = {"error": text, "misused": isinstance(error, TargetMisused)}
@@ -388,6 +386,8 @@ def _work(connection: socket.socket, load: Callable[[], Served]) -> NoReturn:
                 answer = {"result": serve(*pickle.load(requests))}
             except EOFError:
                 break
+            except JaxLost as error:
+                answer = {"cannot_fork": str(error)}
             except BaseException as error:
                 answer = {"error": described(error), "late": isinstance(error, Overtime)}
     finally:
@@ -444,7 +444,6 @@ class IsolatedLoss(External):
             settings["direction_weights"] = (tuple(weights[0]),)
         more = {"settings": settings, **{name: frozenset(given[name]) for name in ("passed", "required", "unused")}}
         self.claim = Claim(options["loss"], normalised=bool(options.get("normalised")), **given | more)
-        self.child.refuse_jax(self.claim.arrays)
         vars(self).update({name: options[name] for name in ("dtypes", "deviations") if name in options})
         self.spec, self.target, self.command, self.support = spec, None, None, self.claim.support
         self.notes, self._version = tuple(map(_line, facts["notes"])), _line(facts["version"])
@@ -536,7 +535,6 @@ class IsolatedTarget(Target):
         facts = self.child.settle()
         vars(self).update({name: value for name, value in facts.items() if name != "changed"})
         self.thing, self.notes, self.strict = thing, tuple(map(_line, self.notes)), False
-        self.child.refuse_jax(self.arrays)
 
     @property
     def last_death(self) -> str:
@@ -578,6 +576,8 @@ def _settled(settle: Callable[[], None], facts: Callable[[], dict[str, Any]]) ->
         warnings.simplefilter("ignore")  # most are about calls that do not fit; the others come again
         try:
             settle()
+        except JaxLost:
+            raise
         except TargetError as error:
             return {"failed": str(error).splitlines()}
     return facts() | {"changed": bool(use.seen)}

@@ -38,6 +38,10 @@ class Overtime(TargetError):
     """A target exceeded its time limit."""
 
 
+class JaxLost(TargetError):
+    """Jax is needed in a fork of a process that has used it, where it would wait forever."""
+
+
 class NoCallFits(TargetError):
     """Every plausible call of a target raises an error. The message ends with a wrapper to copy."""
 

@@ -263,8 +263,17 @@ class Signature:
 
     def _named(self, *words: str) -> Iterator[inspect.Parameter]:
         """Yield the parameters of the constructor, then those of the call, in the order of their names in ``words``."""
-        for own, word in product((self.constructor, self.call), words):
-            yield from (p for p in own.values() if plain_name(p.name) == word)
+        for own, word in product(self._by_plain_name, words):
+            yield from own.get(word, ())
+
+    @cached_property
+    def _by_plain_name(self) -> tuple[dict[str, list[inspect.Parameter]], ...]:
+        """The parameters of the constructor, and those of the call, by their plain names; each call needs many."""
+        found: tuple[dict[str, list[inspect.Parameter]], ...] = {}, {}
+        for own, by_name in zip((self.constructor, self.call), found, strict=True):
+            for p in own.values():
+                by_name.setdefault(plain_name(p.name), []).append(p)
+        return found
 
     def _doubtful(self, parameter: inspect.Parameter) -> bool:
         """Whether a parameter with the name of an option may be an array: it is required, and first or second."""

@@ -702,6 +702,7 @@ def _loaded(request: ParityRequest) -> Iterator[tuple[dict[str, Any], Callable[.
 
     try:
         child = Child(load, request.limit)
+        settled = child.settle()
     except CannotFork as reason:
         _, serve = load()
         facts = serve(None)
@@ -711,4 +712,4 @@ def _loaded(request: ParityRequest) -> Iterator[tuple[dict[str, Any], Callable[.
         yield facts, serve
         return
     with closing(child):
-        yield child.settle(), child.ask
+        yield settled, child.ask
