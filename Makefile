@@ -90,10 +90,10 @@ test: $(VENV_STAMP) $(PEERS_STAMP) ## run the tests, except slow ones (ARGS is f
 	@echo "test: pytest on tests/ without tests/kernels and without slow tests; two to three minutes on two cores"
 	@$(PYTEST) --ignore=tests/kernels $(ARGS) tests
 
-# One worker more than there are processors: many slow tests wait for other processes.
+# Two workers more than there are processors: many slow tests wait for other processes.
 test-all: $(VENV_STAMP) $(PEERS_STAMP) ## run the tests, including slow ones
-	@echo "test-all: pytest on tests/ without tests/kernels; 35 to 40 minutes on two cores"
-	@$(PYTEST) -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --ignore=tests/kernels -m "" $(ARGS) tests
+	@echo "test-all: pytest on tests/ without tests/kernels; about 30 minutes on two cores"
+	@$(PYTEST) -n $$(($$(getconf _NPROCESSORS_ONLN) + 2)) --ignore=tests/kernels -m "" $(ARGS) tests
 
 kernels: $(VENV_STAMP) ## compile every variant of the GPU kernels, without a GPU
 	@echo "kernels: compiling for sm_80, sm_90 and sm_100; four to five minutes on two cores"

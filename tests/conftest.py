@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import importlib
 import json
@@ -22,6 +23,10 @@ import pytest
 from tests import snapshots
 
 LEFT_OUT = pytest.StashKey[int]()
+RESIDENT = pytest.StashKey[int]()
+
+UNRETURNED = 300 * 2**20
+"""Growth of the memory after which freed memory is returned to the system, in bytes."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,7 +67,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[LEFT_OUT] = 0
+    config.stash[LEFT_OUT] = config.stash[RESIDENT] = 0
     # Nothing that pytest allocates while it collects tests is garbage.
     gc.disable()
 
@@ -105,6 +110,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         left_out = max(0, len(found) - number)
         for item in Random(test).sample(found, left_out):
             item.add_marker(pytest.mark.slow)
+
+
+def _resident_memory() -> int:
+    """Return the memory that this process uses, in bytes; 0 elsewhere than on Linux."""
+    statm = Path("/proc/self/statm")
+    return int(statm.read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Return freed memory. Each fork copies the page tables of all memory, and explanations free gigabytes."""
+    if _resident_memory() > item.config.stash[RESIDENT] + UNRETURNED:
+        gc.collect()
+        if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+            libc.malloc_trim(0)
+        item.config.stash[RESIDENT] = _resident_memory()
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:

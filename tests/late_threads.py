@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 TASKS = Path("/proc/self/task")
-init_process_group = dist.init_process_group
+init_process_group, destroy_process_group = dist.init_process_group, dist.destroy_process_group
 
 
 def with_late_threads(*args: Any, **kwargs: Any) -> None:
@@ -24,6 +24,15 @@ def with_late_threads(*args: Any, **kwargs: Any) -> None:
     for task in {*TASKS.iterdir()} - before:
         with suppress(ProcessLookupError):  # the thread has ended
             os.sched_setscheduler(int(task.name), os.SCHED_IDLE, os.sched_param(0))
+    references = sys.getrefcount(dist.group.WORLD)
+
+    def destroy() -> None:
+        """Destroy the group, or raise an error if the program still refers to it."""
+        more = sys.getrefcount(dist.group.WORLD) - references
+        assert more <= 0, f"{more} references to the process group"
+        destroy_process_group()
+
+    dist.destroy_process_group = destroy
 
 
 if __name__ == "__main__":

@@ -932,10 +932,12 @@ def test_the_tables_and_counts_of_a_checkout_are_updated(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_the_counts_in_the_sample_of_the_readme_are_updated(tmp_path: Path) -> None:
     text, readme = (ROOT.parent / "README.md").read_text(), tmp_path / "README.md"
-    wrong = re.sub(r"\d+(\s+)(passed|failed)\b", r"1\1\2", re.sub(r"explains \d+ of \d+", "explains 3 of 4", text))
+    wrong = re.sub(
+        r"\d+(\s+)(checks\s+passed|failed)\b", r"1\1\2", re.sub(r"explains \d+ of \d+", "explains 3 of 4", text)
+    )
     readme.write_text(wrong)
     assert ": explains 3 of 4 failing cases" in wrong
-    assert "; 1 passed, 1 failed, 1 failed above this level in " in " ".join(wrong.split())
+    assert "; 1 checks passed, 1 failed, 1 failed above this level in " in " ".join(wrong.split())
     renew._sample(readme)
     seconds = re.compile(r" in [\d.]+ s$", re.MULTILINE)
     assert seconds.sub("", readme.read_text()) == seconds.sub("", text)

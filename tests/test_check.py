@@ -147,13 +147,13 @@ def test_failure_is_printed_with_its_term_and_a_command_to_repeat_it(capsys: pyt
     assert f"\n    {reason}\n" in text
     share = "(if intended: --set denominator=one_positive): explains 1 of 1 failing case, none left"
     assert f"{reason} {share}\n" in text
-    assert f"as supcon: {reason} (1 of 1 failing case); 2 failed in " in text.splitlines()[-1]
-    assert "2 failed" in text
+    assert f"as supcon: {reason} (1 of 1 failing case); 2 checks failed in " in text.splitlines()[-1]
+    assert "2 checks failed" in text
     (repeat,) = (line.partition("repeat: ")[2] for line in text.splitlines() if "repeat: " in line)
     words = shlex.split(repeat)
     assert words == ["pairproof", *arguments, "--case", case, "--dtype", "float64"]
     assert call(*words[1:]) == 1
-    assert "1 failed" in capsys.readouterr().out
+    assert "1 check failed" in capsys.readouterr().out
 
 
 def test_repeat_command_contains_all_options() -> None:
@@ -421,7 +421,7 @@ def test_right_command_conforms(capsys: pytest.CaptureFixture[str]) -> None:
     line = f"{sys.executable} {FOLDER / 'command.py'} right"
     assert call("check", line, "--call", "command", "--loss", "supcon", "--case", SOME, "--set", "reduction=*") == 0
     text = capsys.readouterr().out
-    assert "6 passed" in text
+    assert "6 checks passed" in text
     assert "gradients were not checked" not in text
 
 
@@ -469,7 +469,7 @@ def test_numpy_target_is_reported_as_judged_by_values_only(capsys: pytest.Captur
     text = capsys.readouterr().out
     assert "arrays: numpy, guessed from its annotations" in text
     assert "gradients were not checked: the target returns none" in text
-    assert "as supcon, values only: 6 passed" in text
+    assert "as supcon, values only: 6 checks passed" in text
     nt_xent = ["check", f"{FOLDER / 'plain.py'}:nt_xent", "--loss", "nt_xent", "--case", "golden/nt_xent/temperature-1"]
     assert call(*nt_xent) == 0
 

@@ -93,7 +93,7 @@ def test_sample_is_caught(one: Wrong) -> None:
 def test_wrong_implementation_is_caught(one: Wrong, request: pytest.FixtureRequest) -> None:
     if one.name in MISSED:
         request.node.add_marker(pytest.mark.xfail(strict=True, reason="not caught yet"))
-    assert one.argument or (refused_in_a_process if "threads" in one.name else refused)(one)
+    assert one.argument or (refused_in_a_process if "thread" in one.name else refused)(one)
 
 
 def refused_in_a_process(one: Wrong) -> bool:

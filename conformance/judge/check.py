@@ -19,6 +19,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -248,8 +249,10 @@ class CheckResult:
         values, above = "" if self.gradients_judged else ", values only", self.failures_above
         values += ", on the CPU instead of a GPU" if ON_CPU in self.notes else ""
         counts -= counted(above)
-        ends = [phrase(status, counts[status]) for status in Status if counts[status]]
-        ends += [f"{len(above)} failed above this level"] if above else []
+        # Reasons count cases, each of which is checked in several dtypes, so the first number has a noun.
+        nouns = chain(["check"], repeat(""))
+        ends = [phrase(status, counts[status], next(nouns)) for status in Status if counts[status]]
+        ends += [f"{phrase(Status.FAILED, len(above), next(nouns))} above this level"] if above else []
         idle = f"; {several(len(self.unused), 'declaration')} without a matching check" if self.unused else ""
         above_only = "above this level, " if self.verdict == CONFORMS else ""
         words = ", ".join(filter(None, (self.wrong_from, self.diagnosis.short)))

@@ -97,9 +97,10 @@ def several(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
-def phrase(status: Status, count: int) -> str:
-    """Return a number of checks with their status, such as "1 deviates", "2 deviate" or "2 failed"."""
-    return f"{count} {'deviate' if status is Status.DEVIATES and count != 1 else status}"
+def phrase(status: Status, count: int, noun: str = "") -> str:
+    """Return a number of checks with their status: "1 deviates", "2 deviate" or, with a noun, "2 checks failed"."""
+    number = several(count, noun) if noun else count
+    return f"{number} {'deviate' if status is Status.DEVIATES and count != 1 else status}"
 
 
 def tally(checks: Iterable[Check]) -> dict[str, dict[str, int]]:
