@@ -30,7 +30,7 @@ from ..implementations.base import items_of
 from ..suite.cases import Case
 from ..suite.catalogue import NUMBERS, WEIGHTS
 from ..suite.records import Expected, Matrix, Outcome, Truth
-from ..truth.baseline import plain_outcome, similarities
+from ..truth.baseline import plain_outcome
 from . import suspects
 from .positives import CASE, LAYOUTS, MIXED_UP, POSITIVES, RIGHT_POSITIVES
 from .search import Match, Searched, same_loss
@@ -574,7 +574,7 @@ class _Explanation:
             others = (*(one for one in self.failing if id(one) in done), *self.passing)
             hint = "" if setting and self._refuted(words, others) else setting
             policy = bool(setting) or text in suspects.EXTREME or text.endswith(suspects.WITHOUT_POSITIVES)
-            precise, cases = self._precise(words, chosen), tuple(one.case.id for one in chosen)
+            precise, cases = self._precise(words, chosen, base), tuple(one.case.id for one in chosen)
             known = next((one for one in found.reasons if one.words == precise), None)
             if known:
                 found.reasons[found.reasons.index(known)] = replace(known, cases=known.cases + cases)
@@ -738,8 +738,8 @@ class _Explanation:
                     return False
         return True
 
-    def _precise(self, words: str, explained: Sequence[Observation]) -> str:
-        """Make the words of a reason more precise for the cases that it explains."""
+    def _precise(self, words: str, explained: Sequence[Observation], base: str) -> str:
+        """Make the words of a reason more precise for the cases that it explains; ``base`` as in ``candidates``."""
         (text, _, setting), cases = words.partition("\0"), [one.case for one in explained]
         views = sorted({one.views for one in explained})
         if not setting and self._refuted(words, [one for one in self.passing if one.views not in views]):
@@ -750,8 +750,14 @@ class _Explanation:
             return f"the loss is NaN or infinite {suspects.WITHOUT_POSITIVES}"
         if text != suspects.OVERFLOW:
             return text
-        least = min(_largest_logit(case) for case in cases)
-        return f"the loss is NaN or infinite where the largest logit is {least:.4g} or more"
+        listed = explained[0].suspects(explained[0].failure)
+        first = next((one for words, one in listed if words == base), explained[0].failure.right)
+        largest = partial(suspects.largest_logit, similarity=first.variant.similarity)
+        least, where = min(largest(one.failure) for one in explained), "where the largest logit is"
+        finite = (one for one in (*self.passing, *self.failing) if np.isfinite(one.outcome.values).all())
+        if all("float64" in one.dtypes for one in explained) and any(largest(one.failure) >= least for one in finite):
+            where = "in some batches whose largest logit is"
+        return f"the loss is NaN or infinite {where} {least:.4g} or more"
 
 
 def redraw(case: Case, like: Observation, known: Known) -> Observation | None:
@@ -792,11 +798,6 @@ def _explored(cases: Sequence[Observation]) -> list[Observation]:
 
 def _views(case: Case, known: Known) -> int:
     return len(items_of(case)[0]) if known.call == "features" else 1
-
-
-def _largest_logit(case: Case) -> float:
-    rows = {name: torch.tensor(matrix) for name, matrix in case.matrices.items()}
-    return float(similarities(case, rows).max()) / case.temperature
 
 
 def _safely(test: Test) -> Any:

@@ -335,6 +335,13 @@ def _reweighted(case: Case) -> Iterator[tuple[str, Case, float]]:
 # Explanations without a variant
 
 
+def largest_logit(found: Failure, similarity: str) -> float:
+    """Return the largest logit of a pair that the loss compares, under a similarity of ``SIMILARITIES``."""
+    setting, rows = found.right.setting, found.rows.detach()
+    logits = SIMILARITIES[similarity](rows, rows, setting) / found.temperature
+    return float(logits[setting.member & setting.anchors[:, None]].max())
+
+
 def not_finite(found: Failure) -> Iterator[tuple[str, str]]:
     """Explain NaN or infinity where a finite number is expected.
 
@@ -349,6 +356,9 @@ def not_finite(found: Failure) -> Iterator[tuple[str, str]]:
     seen = logits.masked_fill(~compared, -math.inf)
     largest, least = float(seen.max()), float(logits.masked_fill(~compared, math.inf).min())
     overflow = f"{value}: the largest logit is {largest:.4g}, and exponentials overflow"
+    gaps = (seen.amax(dim=1, keepdim=True) - logits)[setting.positive & compared]
+    if value == "infinity" and bool((gaps > OVERFLOWS).any()):
+        overflow += ", or that of a positive underflows before the logarithm"
     if found.empty:
         words = f"{_have(found.empty)} no positives, and the loss becomes {value}: 0 divided by 0, or a logarithm of 0"
         yield NO_POSITIVES, f"{words}; or {overflow}" if largest > OVERFLOWS else words
@@ -359,7 +369,8 @@ def not_finite(found: Failure) -> Iterator[tuple[str, str]]:
     if largest > OVERFLOWS and not minus:
         yield OVERFLOW, overflow
         return
-    own = logits.masked_fill(~setting.own, -math.inf).amax(dim=1)
+    # Two towers have no self pairs.
+    own = logits.masked_fill(~setting.own | found.case.entry.two_towers, -math.inf).amax(dim=1)
     hidden = (own - seen.amax(dim=1) > 87).nonzero().reshape(-1).tolist()
     if hidden:
         words = f"{value}: the self pair of row {hidden[0]} has the largest logit, and the other exponentials underflow"

@@ -290,7 +290,9 @@ class UsageJudge:
                 level = usage.level
                 if usage.name == "zero-row" and not _is_of_zero_similarities(case, outcome):
                     level, found = Level.POLICIES, f"{found}, or the loss with similarities of 0"
-                message = f"{usage.words}: {found} ({case.id})"
+                passed = usage.temperature == "default" and true and not self._is_right(case, true, dtype)
+                also = ", also if it is passed" * bool(passed)  # the mistake is not in the default
+                message = f"{usage.words}{also}: {found} ({case.id})"
                 return replace(blank, status=Status.FAILED, message=message, ratio=ratio, level=level)
             ratios.append(ratio)
         return replace(blank, ratio=max(ratios)) if ratios else None
