@@ -456,6 +456,25 @@ def test_command_gets_a_verdict(mode: str, verdict: str, words: str) -> None:
         assert words in checked.failures[0].message
 
 
+def moco(q: torch.Tensor, k: torch.Tensor, queue: torch.Tensor, temperature: float) -> torch.Tensor:
+    """MoCo's loss. The queue is constant; its columns are its rows."""
+    q, k, queue = (torch.nn.functional.normalize(x, dim=dim) for x, dim in ((q, 1), (k, 1), (queue.detach(), 0)))
+    logits = torch.cat([(q * k).sum(dim=1, keepdim=True), q @ queue], dim=1) / temperature
+    return torch.nn.functional.cross_entropy(logits, torch.zeros(len(q), dtype=torch.long))
+
+
+def test_constant_queue_can_be_claimed() -> None:
+    cases = ("golden/info_nce/queue-tau-half", "usage/retained-graph", "usage/second-derivatives")
+    reason = check_loss(moco, "info_nce", cases=cases, fuzz=0).diagnosis.reasons[0]
+    assert (reason.words[-33:], reason.intended) == ("gradient flows into the negatives", "--frozen negatives")
+    found = check_loss(moco, "info_nce", frozen="negatives", cases=cases, fuzz=0)
+    assert (found.verdict, found.not_tried[-1]) == ("conforms", "second-derivatives (not judged with --frozen)")
+    both = check_loss(lambda q, k, queue, temperature: moco(q, k.detach(), queue, temperature), "info_nce", cases=cases)
+    assert both.diagnosis.reasons[0].intended == "--frozen embeddings_b,negatives"
+    with pytest.raises(UsageError, match="--frozen queue: info_nce can freeze embeddings_b, negatives"):
+        check_loss(moco, "info_nce", frozen=("queue",))
+
+
 @pytest.mark.slow
 def test_command_that_hangs_once_fails_one_check() -> None:
     checked = command("hang-once", "golden/supcon/temperature-1", limit=2.5)

@@ -35,7 +35,7 @@ from . import suspects
 from .positives import CASE, LAYOUTS, MIXED_UP, POSITIVES, RIGHT_POSITIVES
 from .search import Match, Searched, same_loss
 from .suspects import Failure, Suspect
-from .variants import COUNTS, ROUNDED, WRONG_COUNTS, Variant, weights_words, words_of
+from .variants import COUNTS, FLOWS, ROUNDED, WRONG_COUNTS, Variant, weights_words, words_of
 
 EQUAL_WEIGHTS = 0.5, 0.5
 """The weights of the two directions in a loss of two towers, unless it has the option ``direction_weights``."""
@@ -227,7 +227,11 @@ class Observation:
         self, case: Case, dtypes: Sequence[str], outcome: Outcome | None, truth: Truth | Expected, ordinary: bool = True
     ) -> None:
         self.case, self.dtypes, self.truth, self.ordinary = case, dtypes, truth, ordinary
-        self.outcome = outcome or Outcome(list(truth.values), truth.gradient, other_gradients=truth.other_gradients)
+        right = Outcome(list(truth.values), truth.gradient, other_gradients=truth.other_gradients)
+        self.outcome = outcome or right
+        if outcome and (constant := outcome.observed.get("frozen")):  # as claimed, so nothing is to be explained
+            claimed = {name: truth.other_gradients[name] for name in constant if name in truth.other_gradients}
+            self.outcome = replace(outcome, other_gradients={**outcome.other_gradients, **claimed})
         self.dtype = dtypes[0] if dtypes else "float64"
         self.match: Match | None = None
         self.views, self.alone = 1, False
@@ -581,7 +585,7 @@ class _Explanation:
             else:
                 loss = "" if policy or also else self._other_loss(text, chosen)
                 layout = LAYOUTS.get((self.known.call, text), "")
-                loss = f"--call {layout}" if layout else loss
+                loss = f"--call {layout}" if layout else _frozen(text, chosen) or loss
                 found.reasons.append(Reason(precise, cases, hint, also, not policy, loss))
             self.refuting = [*self.refuting, *chosen[:PASSING]]
             self._narrow(text, left)
@@ -798,6 +802,15 @@ def _explored(cases: Sequence[Observation]) -> list[Observation]:
 
 def _views(case: Case, known: Known) -> int:
     return len(items_of(case)[0]) if known.call == "features" else 1
+
+
+def _frozen(words: str, explained: Sequence[Observation]) -> str:
+    """Return the argument that claims that the queue, or keys and queue, are constant; "" if the words are others."""
+    if words == suspects.QUEUE_DETACHED:
+        return "--frozen negatives"
+    one_way = all(one.case.option("direction") == "a_to_b" for one in explained)
+    queue = any("negatives" in one.case.others for one in explained)
+    return "--frozen embeddings_b,negatives" if words.endswith(FLOWS["columns"]) and one_way and queue else ""
 
 
 def _safely(test: Test) -> Any:

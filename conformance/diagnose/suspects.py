@@ -82,6 +82,8 @@ HIDDEN = (
     "the loss is NaN or infinite where the logit of a self pair exceeds all other logits of its row by more than 87"
 )
 
+QUEUE_DETACHED = "the value is right, but no gradient flows into the negatives"
+
 NOT_FINITE = (NO_POSITIVES, NO_NEGATIVES, UNDERFLOW, HIDDEN, OVERFLOW)
 
 ORDINARY_LOGIT = 10
@@ -686,7 +688,7 @@ def _case_settings(found: Failure) -> Iterator[Suspect]:
         yield suspect.read(QUEUE_IGNORED, member=tower)
         yield suspect.read(QUEUE_ADDED, member=right.member | tower)
         detached = torch.where(queue, found.rows.detach(), found.rows)
-        yield suspect.read("the value is right, but no gradient flows into the negatives", rows=detached)
+        yield suspect.read(QUEUE_DETACHED, rows=detached)
 
 
 def mixed_up(found: Failure) -> Suspect:

@@ -665,11 +665,13 @@ class External(Implementation):
         outcomes: what it returned, by case and dtype, until the caller clears it.
         in_float32: why results for float64 inputs are judged as float32; "" if they are not, None if not yet known.
         readings: other readings of the signature that the source supports.
+        frozen: the matrices that it may treat as constant.
     """
 
     name: ClassVar[str] = "target"
     title: ClassVar[str] = "the target"
     in_float32: str | None = None
+    frozen: Sequence[str] = ()
     readings: tuple[Reading, ...] = ()
 
     def __init__(
@@ -681,6 +683,7 @@ class External(Implementation):
         arrays: str | None = None,
         temperature: float | None = None,
         normalised: bool | None = None,
+        frozen: Sequence[str] = (),
         settings: Mapping[str, object] = MappingProxyType({}),
         init: Mapping[str, Any] = MappingProxyType({}),
         result: str | None = None,
@@ -700,6 +703,7 @@ class External(Implementation):
             arrays: one of ``ARRAYS``; guessed from annotations and imports if None.
             temperature: the built-in temperature of a target that takes none by keyword.
             normalised: whether pairproof normalises rows under cosine similarity before the call; None means no.
+            frozen: the matrices that it may treat as constant.
             settings: the claimed options, by name; "*" means that the target takes the option by keyword.
             init: values of parameters of the constructor or of the function, by name.
             result: the name of the loss among several results; guessed if None.
@@ -718,7 +722,7 @@ class External(Implementation):
             raise TargetError(reason)
         # Other implementations have these as class attributes.
         vars(self).update(dtypes=dtypes, deviations=deviations)
-        self.spec, self.limit, self._version = spec, limit, describe(spec)
+        self.spec, self.limit, self.frozen, self._version = spec, limit, frozen, describe(spec)
         self.target: Target | None = None
         self.command: Lines | None = None
         self.outcomes: dict[tuple[str, str], Outcome] = {}
@@ -873,6 +877,8 @@ class External(Implementation):
             values = values if case.separate else torch.tensor([values.numpy() @ shares.numpy()])
         observed = use.observed(gradients)
         found = {name: gradient.numpy() for name, gradient in gradients.items()}
+        if constant := [name for name in self.frozen if name in found and not found[name].any()]:
+            observed["frozen"] = constant
         outcome = Outcome(values.tolist(), found.pop(case.first, None), anchors, None, found, observed)
         self.outcomes[case.id, dtype] = outcome
         return outcome

@@ -444,7 +444,7 @@ class IsolatedLoss(External):
             settings["direction_weights"] = (tuple(weights[0]),)
         more = {"settings": settings, **{name: frozenset(given[name]) for name in ("passed", "required", "unused")}}
         self.claim = Claim(options["loss"], normalised=bool(options.get("normalised")), **given | more)
-        vars(self).update({name: options[name] for name in ("dtypes", "deviations") if name in options})
+        vars(self).update({name: options[name] for name in ("dtypes", "deviations", "frozen") if name in options})
         self.spec, self.target, self.command, self.support = spec, None, None, self.claim.support
         self.notes, self._version = tuple(map(_line, facts["notes"])), _line(facts["version"])
         self.gradients_judged = facts["gradients_judged"]

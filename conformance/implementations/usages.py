@@ -1308,7 +1308,8 @@ def read_observed(written: Any) -> dict[str, Any]:
     if not isinstance(written, dict):
         raise ValueError("observed")
     seen, notes = written.get("seen", {}), written.get("notes", [])
-    if not (isinstance(seen, dict) and {*seen} <= {*SIDE_EFFECTS} and isinstance(notes, list)):
+    lists = isinstance(notes, list) and isinstance(written.get("frozen", []), list)
+    if not (isinstance(seen, dict) and {*seen} <= {*SIDE_EFFECTS} and lists):
         raise ValueError("observed")
-    found: dict[str, Any] = {name: written[name] for name in ("seen", "notes", "applies") if name in written}
+    found: dict[str, Any] = {name: written[name] for name in ("seen", "notes", "applies", "frozen") if name in written}
     return found | {name: float(written[name]) for name in SLOPES if name in written}

@@ -546,6 +546,11 @@ def chosen_cases(request: Request, stored: Iterable[Case]) -> list[Case]:
         raise unknown("level", str(request.level), list(Level))
     if request.temperature is not None and not 0 < request.temperature < math.inf:
         raise UsageError(f"--temperature: expected a positive number, got {request.temperature:g}")
+    entry = LOSSES[request.loss]
+    others = (*entry.embeddings[1:], *entry.matrices)
+    for name in request.frozen:
+        if name not in others:
+            raise UsageError(f"--frozen {name}: {request.loss} can freeze {', '.join(others) or 'no matrix'}")
     if not request.limit > 0:
         raise UsageError(f"--limit: expected a positive number of seconds, got {request.limit:g}")
     if request.fuzz < 0:
@@ -565,8 +570,8 @@ def load_target(request: Request, declared: Sequence[Deviation]) -> External:
         UsageError: an option is wrong or missing.
         CouldNotRun: the target cannot be loaded, or the device cannot be used.
     """
-    same = ["loss", "call", "arrays", "temperature", "scale", "normalised", "settings", "init", "result", "limit"]
-    same.append("device")
+    same = ["loss", "call", "arrays", "temperature", "scale", "normalised", "frozen", "settings", "init", "result"]
+    same += ["limit", "device"]
     options = {name: getattr(request, name) for name in same}
     dtypes = tuple(dtype for dtype in DTYPES if dtype in (request.dtypes or External.dtypes))
     concerning = tuple(one for one in declared if one.concerns(request.loss, request.name))

@@ -396,6 +396,8 @@ class Request(_Targeted):
             target takes it as a keyword, for example through **kwargs.
         normalised: In cases with cosine similarity, pass rows of norm 1, for a target that does not normalise. Default:
             raw.
+        frozen: A matrix that the target treats as constant, as MoCo does its queue, such as negatives (repeatable or
+            comma-separated). Its gradient may be zero.
         call: The arguments of the target: labels, partners, mask, features, views, one_way, towers, stacked,
             interleaved, similarities or pairs; see docs/judging.md. By default inferred, and reported. With --call
             command, a program that reads and writes JSON lines.
@@ -428,6 +430,7 @@ class Request(_Targeted):
     temperature: float | None = option(None, "--temperature", metavar="T")
     settings: Mapping[str, object] = option({}, "--set", metavar=KEY_VALUE, read=read_settings)
     normalised: bool | None = option(None, "--normalised/--raw")
+    frozen: Sequence[str] = option((), "--frozen", metavar="MATRIX", read=read_commas)
     call: str | None = option(None, "--call", metavar="HOW", panel=CALLED)
     arrays: str | None = option(None, "--arrays", metavar="KIND", panel=CALLED)
     scale: str | None = option(None, "--scale", metavar="NAME", panel=CALLED)
@@ -444,7 +447,7 @@ class Request(_Targeted):
     deviations: Path | None = option(None, "--deviations", metavar="FILE", panel=JUDGED)  # noqa: RUF009 - it makes a field
 
     def __post_init__(self) -> None:
-        for name in ("cases", "dtypes"):
+        for name in ("cases", "dtypes", "frozen"):
             given = getattr(self, name)
             object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))
         object.__setattr__(self, "loss", loss_named(self.loss))

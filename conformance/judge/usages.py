@@ -259,6 +259,8 @@ class UsageJudge:
         blank = replace(blank, repeat=request.repeat(name, dtype), level=usage.level)
         if usage.slow and not (request.thorough or request.cases):
             return replace(blank, status=Status.SKIPPED, message=f"takes seconds: --thorough, or --case {usage.id}")
+        if self.target.frozen and (usage.second or usage.name == "forward-mode"):  # along a direction of all matrices
+            return replace(blank, status=Status.SKIPPED, message="not judged with --frozen")
         if reason := self.target.not_run("usages"):
             return replace(blank, status=Status.SKIPPED, message=reason)
         ratios = []

@@ -94,7 +94,8 @@ class Outcome:
         anchors: the value of every anchor by row, if the implementation reports them.
         terms: the terms, if the implementation is the reference.
         other_gradients: the gradients with respect to the other matrices, by name; empty without ``gradient``.
-        observed: side effects and further results of a user's loss, as JSON data; see ``implementations.usages``.
+        observed: side effects and further results of a user's loss, as JSON data; see ``implementations.usages``. The
+            gradients of the matrices in "frozen" are zero, as claimed.
     """
 
     values: list[float]

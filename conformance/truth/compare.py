@@ -57,7 +57,10 @@ def compare(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds, dtype: s
     if len(outcome.values) != len(truth.values):
         return Comparison(math.inf, f"loss: expected {len(truth.values)} values, got {len(outcome.values)}")
     right, given = bounds.gradients(truth), bounds.gradients(outcome)
+    constant = outcome.observed.get("frozen", ())
     for name, gradient in right.items() if given else ():
+        if name in constant:
+            continue
         # If there is only one gradient, messages do not name its matrix.
         what = "gradient" if len(right) == 1 else f"gradient of {name}"
         allowed, partly = bounds.rows[name], name in truth.products
