@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from pairproof import fast
 from pairproof.conformance import check_loss, cli, identify
 from pairproof.conformance.implementations import forms
 from pairproof.conformance.implementations.callable import External, import_jax
@@ -367,10 +368,19 @@ def test_arguments_that_explain_the_values_are_told_with_the_missing_temperature
     assert ("; its values are those of --loss" in str(raised.value)) == bool(words)
 
 
+def of_hard_negatives(
+    query: torch.Tensor, key: torch.Tensor, hard_negatives: torch.Tensor | None = None, temperature: float = 0.1
+) -> torch.Tensor:
+    assert hard_negatives is None
+    return fast.info_nce_loss(query, key, temperature=temperature)
+
+
 def test_optional_queue_that_is_never_passed_is_reported() -> None:
     found = judged("with_an_optional_queue", "nt_xent")
     assert found.exit_code == 0
     assert "queue, which is never passed" in found.not_tried
+    hard = check_loss(of_hard_negatives, "info_nce", cases=("golden/info_nce/two-towers",), fuzz=0)
+    assert "hard_negatives, which is never passed (--loss multiple_negatives_ranking passes it)" in hard.not_tried
 
 
 @pytest.mark.parametrize(("name", "arrays"), [("supcon", "torch"), ("supcon_of_numpy", "numpy")])

@@ -47,6 +47,15 @@ class Tried:
             if matters(case, name):
                 self._seen[name].add(case.option(name))
 
+    def _passing(self, name: str) -> str:
+        """Name the loss that differs from the claimed one in having a parameter for further negatives; "" if none."""
+        matrix, towers = (
+            "hard_negatives" if "hard" in name.lower() else "negatives",
+            LOSSES[self._claim.loss].two_towers,
+        )
+        loss = next((one for one, it in LOSSES.items() if matrix in it.matrices and it.two_towers == towers), "")
+        return f" (--loss {loss} passes it)" * bool(loss)
+
     def missing(self) -> list[str]:
         """Return what no judged case tried.
 
@@ -55,7 +64,7 @@ class Tried:
             random batches by reason, the number of cases that need ``--thorough``, and the largest batch that was
             judged.
         """
-        found = [f"{name}, which is never passed" for name in sorted(self._claim.unused)]
+        found = [f"{name}, which is never passed{self._passing(name)}" for name in sorted(self._claim.unused)]
         found += [name for name in self._arrays if name not in self._seen]
         for name, values in self._values.items():
             found += [f"{name}={value}" for value in values if value is not None and value not in self._seen[name]]
