@@ -99,6 +99,7 @@ def parametrize(  # noqa: D417 - its arguments are those of Mark
         arrays: torch, numpy or jax; guessed when None.
         temperature: the built-in temperature of a target that has no such keyword.
         normalised: whether rows are normalised before the target is called, if the similarity is cosine.
+        frozen: the matrices that the target may treat as constant, such as "negatives".
         settings: options that the target supports, by name. A tuple gives several values; "*" means that the target
             takes the option by keyword.
         init: arguments of the target, by the names of its parameters.
