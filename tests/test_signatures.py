@@ -212,7 +212,7 @@ def test_no_fitting_call_gives_one_error_with_a_wrapper() -> None:
     lines = str(raised.value).splitlines()
     assert lines[0].startswith("called with labels on a small batch, it fails: ")
     start = lines.index(
-        "To call it in another way, pass --call or --init. Or copy this wrapper, fill in each ..., and check it:"
+        "To call it in another way, pass --call or --init. Or copy this wrapper, change it, and check it:"
     )
     assert lines[start + 2 :] == [
         "    from shapes import of_a_mapping",
@@ -248,6 +248,45 @@ def test_values_that_only_the_user_knows_are_asked_for_as_options() -> None:
         load_loss(Odd, loss="nt_xent")
     assert "args=types.SimpleNamespace(device=view_a.device)" in str(raised.value)
     assert "    import types\n" in str(raised.value)
+
+
+class Queue: ...
+
+
+def of_an_object(q: torch.Tensor, k: torch.Tensor, queue: Queue, temperature: float):
+    return queue.get()
+
+
+def of_unknown_arrays(q, q_label, k_label, indices, flag: bool, temperature):
+    return indices.to(q.device)
+
+
+@pytest.mark.parametrize(
+    ("function", "call", "error", "advice", "code"),
+    [
+        (
+            of_an_object,
+            "towers",
+            "AttributeError: 'Tensor' object has no attribute 'get'",
+            "the small batch lacks: queue. Copy this wrapper, change it, and check it:",
+            "queue=negatives",
+        ),
+        (
+            of_unknown_arrays,
+            "labels",
+            "TypeError: missing",
+            "the small batch lacks: k_label, indices. Copy this wrapper, fill in each ..., and check it:",
+            "k_label=..., indices=..., flag=...",
+        ),
+    ],
+)
+def test_values_are_not_asked_for_where_arrays_are_needed(
+    function: Any, call: str, error: str, advice: str, code: str
+) -> None:
+    lines = forms.cannot_be_called(function, Signature(function), [(forms.Form(call), error)])
+    assert lines[1].endswith(advice)
+    assert code in lines[-1]
+    assert not any("--init" in line for line in lines)
 
 
 def test_jax_is_refused_in_a_fork_of_a_process_that_has_used_it(monkeypatch: pytest.MonkeyPatch) -> None:

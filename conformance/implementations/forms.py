@@ -20,7 +20,20 @@ from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from .gpu import OF_GPU, lacks_gpu
 from .sandbox import TargetMisused, describe
-from .signatures import ARRAYS, CALLS, OF_VIEWS, PARTNERS, SCALARS, VARIED, Signature, is_ignored, method_of, snake_case
+from .signatures import (
+    ALIASES,
+    ARRAYS,
+    CALLS,
+    OF_VIEWS,
+    PARTNERS,
+    SCALARS,
+    SETTINGS,
+    VARIED,
+    Signature,
+    is_ignored,
+    method_of,
+    snake_case,
+)
 
 Tensor = torch.Tensor
 
@@ -31,6 +44,11 @@ _LABELS = f"labels?|lbls|classes|class_labels|y_true|y|ids|targets?|{_ONE_HOT}"
 _MATRICES = "sim|sims|similarity|similarities|similarity_matrix|sim_matrix|cos_sim|cosine_similarity|logits|scores?"
 _OF_TOWERS = r"logits_(per_)?\w+|(sim|sims|similarity|scores)_\w+"
 _ROWS = "embeddings?|z|reps|representations?|projections?|outputs?|hidden|embs?|x"
+_OF_ARRAYS = re.compile(
+    rf"(?!(n|num|use|return)_)(\w+_)?({_ROWS}|{_LABELS}|{_MASKS}|{_MATRICES}|{_PARTNERS}|{'|'.join(ALIASES['negatives'])}"
+    r"|feats?|features?|pairs|keys?|k|quer(y|ies)|q|(positive|negative|anchor|view|row|vector)s?|[a-z]\d)"
+)
+"""Names of arrays."""
 
 _WORDS = (
     ("features", r"\S+(?=.* labels\b)(?=.* mask\b).*"),
@@ -428,7 +446,8 @@ def wrapper(spec: object, signature: Signature, form: Form) -> list[str]:
         "n_views": f"{first}.shape[1]" if features else "2" if form.call in OF_VIEWS else "1",
         **{"device": f"{first}.device", "dim": f"{first}.shape[-1]", "world_size": "1", "rank": "0"},
     }
-    options = {name: name for name in ("temperature", *(it for it in SCALARS if signature.requires(it)))}
+    required = (it for it in ("negatives", "hard_negatives", *SCALARS) if signature.requires(it))
+    options = {name: name for name in ("temperature", *required)}
     constructor, call = _passed(signature, form, names, options, facts=facts)
     importable = "<" not in attribute and bool(root)
     start = f"from {module} import {root}" if importable else "target = ...  # a local function has no name to import"
@@ -491,14 +510,38 @@ def cannot_be_called(spec: object, signature: Signature, failures: Sequence[tupl
     if lacks_gpu(error):
         return [*first, "It needs a GPU, and there is none here: where there is one, pass --device cuda."]
     lines = wrapper(spec, signature, replace(form, labels=""))
-    unknown = " ".join(f"--init {name}=VALUE" for name in re.findall(r"(\w+)=\.\.\.", lines[-1]))
-    advice = f"Pass {unknown}" if unknown else "To call it in another way, pass --call or --init"
+    unknown = re.findall(r"(\w+)=\.\.\.", lines[-1])
+    if needed := [name for name in unknown if not _is_setting(signature, name)] or _objects(signature, error):
+        advice = f"So called, it needs an array or an object that the small batch lacks: {', '.join(needed)}. Copy"
+    elif unknown:
+        advice = f"Pass {' '.join(f'--init {name}=VALUE' for name in unknown)}. Or copy"
+    else:
+        advice = "To call it in another way, pass --call or --init. Or copy"
+    filled = "fill in each ..." if "..." in "".join(lines) else "change it"
     return [
         *first,
-        f"{advice}. Or copy this wrapper, fill in each ..., and check it:",
+        f"{advice} this wrapper, {filled}, and check it:",
         "",
         *(f"    {line}".rstrip() for line in lines),
     ]
+
+
+def _is_setting(signature: Signature, name: str) -> bool:
+    """Whether a parameter can be a setting, by its annotation, by what takes it, or by its name and its use."""
+    if any(pack.name.lower() in SETTINGS and name in pack.keys for pack in signature.packs):
+        return True
+    annotation = str((signature.constructor.get(name) or signature.call[name]).annotation)
+    if not re.search(r"\binspect\._empty\b|\bAny\b", annotation):
+        return re.search(r"\b(int|float|bool|Literal|str\b(?!,))", annotation) is not None
+    used = re.search(rf"(?<![\w.]){name}(\.[a-z]|\[)", signature.source)
+    return name in signature.constructor or not (used or _OF_ARRAYS.fullmatch(snake_case(name)))
+
+
+def _objects(signature: Signature, error: str) -> list[str]:
+    """Return the queue if the target reads an attribute of it that arrays do not have, as the error shows."""
+    lacks = re.search(r"'(?:Tensor|ndarray)' object has no attribute '(\w+)'", error)
+    queues = [p.name for p in map(signature.keyword, ("negatives", "hard_negatives")) if p]
+    return [name for name in queues if lacks and re.search(rf"(?<![\w.]){name}\.{lacks[1]}\b", signature.source)]
 
 
 _OF_MACHINE = re.compile(rf"{OF_GPU.pattern}|No module named", re.IGNORECASE)

@@ -113,7 +113,7 @@ METHODS = (
 )
 """Names of methods that compute a loss; the first one that a class has is called."""
 
-_SETTINGS = ("args", "cfg", "config", "conf", "opt", "opts", "options", "hparams", "params", "self")
+SETTINGS = ("args", "cfg", "config", "conf", "opt", "opts", "options", "hparams", "params", "self")
 """Names of parameters for an object or a mapping with settings, such as ``args.temperature``.
 
 ``self`` is one if the target is a method of a class without an instance."""
@@ -231,7 +231,7 @@ class Signature:
         for own, source in ((self.constructor, self.source), (self.call, called)):
             for name, p in [*own.items()]:
                 first, keys, kind = own is self.call and required[:1] == [name], list[str](), ""
-                settings = name.lower() in _SETTINGS and p.default is p.empty
+                settings = name.lower() in SETTINGS and p.default is p.empty
                 if settings or (first and len(required) == 1):
                     keys, kind = re.findall(rf"""\b{name}\[["'](\w+)["']\]""", source), "mapping"
                 if settings and not keys:
@@ -288,7 +288,7 @@ class Signature:
         taken = [self.keyword(name) for name in ("temperature", "negatives", *SCALARS)]
         facts = chain(*FACTS.values(), ALIASES["negatives"], ALIASES["hard_negatives"])
         names = {*self.init, *(p.name for p in (*taken, *self._named(*facts)) if p)}
-        names |= {key for pack in self.packs if pack.name.lower() in _SETTINGS for key in pack.keys}
+        names |= {key for pack in self.packs if pack.name.lower() in SETTINGS for key in pack.keys}
         arrays = (p for p in self.named if not isinstance(p.default, (int, float, str)))
         return [p for p in arrays if p.name not in names and not is_ignored(p)]
 
