@@ -289,6 +289,39 @@ def test_values_are_not_asked_for_where_arrays_are_needed(
     assert not any("--init" in line for line in lines)
 
 
+class Faulty(torch.nn.Module):
+    def __init__(self, temperature=0.1):
+        super().__init__()
+        self.temperature = temperature
+
+    def forward(self, output, target):
+        return output @ output.T / self.tau
+
+
+class OutOfBounds(torch.nn.Module):
+    def forward(self, zis, zjs):
+        raise IndexError(f"Target {len(zis)} is out of bounds.")
+
+
+class Doubtful(torch.nn.Module):
+    def forward(self, z, y):
+        raise IndexError(f"Target {len(z)} is out of bounds.")
+
+
+@pytest.mark.parametrize(
+    ("thing", "loss", "advice"),
+    [
+        (Faulty, "supcon", "The loss itself raises this error, not the call. To work around it, copy this wrapper,"),
+        (OutOfBounds, "nt_xent", "The call fits the names of its parameters, so the loss itself raises this error. If"),
+        (Doubtful, "supcon", "To call it in another way, pass --call or --init. Or copy this wrapper, change it, and"),
+    ],
+)
+def test_error_of_the_loss_itself_is_told_from_that_of_a_wrong_call(thing: type, loss: str, advice: str) -> None:
+    with pytest.raises(TargetError) as raised:
+        External(thing, loss=loss, temperature=0.5).settle()
+    assert f"\n{advice}" in str(raised.value)
+
+
 def test_jax_is_refused_in_a_fork_of_a_process_that_has_used_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", SimpleNamespace(backends_are_initialized=lambda: True))
     read, write = os.pipe()

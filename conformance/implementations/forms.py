@@ -515,6 +515,11 @@ def cannot_be_called(spec: object, signature: Signature, failures: Sequence[tupl
         advice = f"So called, it needs an array or an object that the small batch lacks: {', '.join(needed)}. Copy"
     elif unknown:
         advice = f"Pass {' '.join(f'--init {name}=VALUE' for name in unknown)}. Or copy"
+    elif re.match(rf"NameError: |AttributeError: '{_class_of(signature.thing)}' object has no attribute ", error):
+        advice = "The loss itself raises this error, not the call. To work around it, copy"
+    elif not several and _is_named(signature, form) and re.match(r"(?!Type|Attribute)\w*(Error|Exception): ", error):
+        advice = "The call fits the names of its parameters, so the loss itself raises this error. If they mean "
+        advice += "something else, pass --call, or copy"
     else:
         advice = "To call it in another way, pass --call or --init. Or copy"
     filled = "fill in each ..." if "..." in "".join(lines) else "change it"
@@ -524,6 +529,18 @@ def cannot_be_called(spec: object, signature: Signature, failures: Sequence[tupl
         "",
         *(f"    {line}".rstrip() for line in lines),
     ]
+
+
+def _class_of(thing: Any) -> str:
+    return (thing if isinstance(thing, type) else type(thing)).__name__
+
+
+def _is_named(signature: Signature, form: Form) -> bool:
+    """Whether the call was guessed from names that are not too general, and the user gives no values."""
+    required = [p for p in signature.places if p.default is p.empty]
+    texts = (" ".join(snake_case(p.name) for p in kept).lower() for kept in (signature.places, required))
+    named = form.words.startswith("guessed from the parameters") and not signature.init
+    return named and not any(map(_WEAK.fullmatch, texts))
 
 
 def _is_setting(signature: Signature, name: str) -> bool:
