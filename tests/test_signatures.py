@@ -250,6 +250,38 @@ def test_values_that_only_the_user_knows_are_asked_for_as_options() -> None:
     assert "    import types\n" in str(raised.value)
 
 
+def by_annotated_scale(a: torch.Tensor, b: torch.Tensor, logit_scale: torch.Tensor) -> torch.Tensor:
+    return info_nce_loss(a, b, temperature=1 / logit_scale.to(a.device))
+
+
+def by_tensors(a, b, temperature):
+    return by_annotated_scale(a, b, 1 / temperature)
+
+
+def by_scale_of_tensors(a, b, scale):
+    assert scale.dtype == a.dtype
+    return by_annotated_scale(a, b, scale)
+
+
+@pytest.mark.parametrize(
+    ("function", "why", "code"),
+    [
+        (by_annotated_scale, "the annotation says so", "logit_scale=torch.as_tensor(1 / temperature, dtype=view_a"),
+        (by_tensors, "a float raises an error", "temperature=torch.as_tensor(temperature, dtype=view_a.dtype)"),
+        (by_scale_of_tensors, "a float raises an error", "scale=torch.as_tensor(1 / temperature, dtype=view_a.dtype)"),
+    ],
+)
+def test_temperature_is_a_tensor_where_the_annotation_or_an_error_requires_one(
+    function: Any, why: str, code: str
+) -> None:
+    found = External(function, loss="info_nce")
+    found.settle()
+    assert f"temperature and bias: tensors where they are passed, because {why}" in found.notes
+    assert all(ratio(found, trial_case("info_nce", {"temperature": 0.07}), dtype) <= 1 for dtype in found.dtypes)
+    assert found.target is not None
+    assert code in forms.wrapper("mine.py:loss", found.target.signature, found.target.form)[-1]
+
+
 class Queue: ...
 
 

@@ -306,7 +306,7 @@ class Target:
             TargetMisused: an option contradicts the target, or is missing.
         """
         failures: list[tuple[Form, str]] = []
-        waiting = [*self.forms]
+        waiting = [form for form in self.forms if form.tensors == self.forms[0].tensors]
         while waiting:
             form = waiting.pop(0)
             index = self.forms.index(form)
@@ -328,6 +328,10 @@ class Target:
                 of_jax = isinstance(error, JaxLost) and all(tried.arrays != "numpy" for tried, _ in failures)
                 if of_jax or (isinstance(error, TargetMisused) and not failures):
                     raise
+                fits = not form.tensors and form.of_tensors in self.forms
+                if fits and "'float' object has no attribute" in described(error):
+                    waiting.insert(0, form.of_tensors)
+                    continue
                 failures.append((form, described(error)))
                 if isinstance(error, _TransposedVector):
                     shapes = ("one-hot",) if "multiplied" in str(error) else ("column", "one-hot")
@@ -399,10 +403,11 @@ class Target:
         """
         positional, keywords = self._arguments(batch)
         places, given = len(positional), [*positional, *keywords.values()]
+        dtype = torch.promote_types(batch.embeddings.dtype, torch.float32) if self.form.tensors else None
 
         def call(*arrays: Any) -> Any:
             options = dict(zip(keywords, arrays[places:], strict=True))
-            constructor, given, others = self.signature.bind(arrays[:places], options, batch.facts)
+            constructor, given, others = self.signature.bind(arrays[:places], options, batch.facts, dtype)
             with OnCPU() if self.on_cpu else nullcontext():
                 called = self.thing(**constructor) if self.constructs else self.thing
                 if is_module(called) and any(x.device != batch.embeddings.device for x in _state_of(called)):

@@ -111,6 +111,7 @@ class Form:
         queue: how the queue is passed: "" for [K, D], or "[D, K]", or "[N, K, D]" with the same rows for each anchor.
         arrays: the arrays that are passed, one of ``ARRAYS``.
         guess: what the arrays were guessed from; "" if the user gave them.
+        tensors: why the temperature and the bias are passed as tensors; "" if they are passed as floats.
     """
 
     call: str
@@ -119,6 +120,7 @@ class Form:
     queue: str = ""
     arrays: str = "torch"
     guess: str = ""
+    tensors: str = ""
 
     @property
     def notes(self) -> Iterator[str]:
@@ -131,6 +133,8 @@ class Form:
             yield f"labels: passed as a {self.labels} matrix, because a vector does not fit"
         if self.queue:
             yield f"negatives: passed as {self.queue}, because [K, D] raises an error"
+        if self.tensors:
+            yield f"temperature and bias: tensors where they are passed, because {self.tensors}"
         if self.guess:
             yield f"arrays: {self.arrays}, {self.guess}; override with --arrays"
 
@@ -138,6 +142,11 @@ class Form:
     def several(self) -> bool:
         """Whether several views of each item are passed, or two towers, and the labels of the items by keyword."""
         return self.call in ("features", "towers", *OF_VIEWS)
+
+    @property
+    def of_tensors(self) -> Form:
+        """The same form with tensors for numbers."""
+        return replace(self, tensors="a float raises an error")
 
     def given(self, signature: Signature) -> dict[str, str]:
         """Return the arrays that are passed, by their names in a wrapper, in words."""
@@ -170,7 +179,7 @@ class Form:
 def plausible_forms(
     signature: Signature, call: str | None = None, loss: str = "", arrays: Sequence[str] = ARRAYS[:1], guess: str = ""
 ) -> list[Form]:
-    """Return the ways to call a target, the best guess first.
+    """Return the ways to call a target, the best guess first; at the end, the same ways with tensors for numbers.
 
     Args:
         signature: its parameters.
@@ -206,9 +215,13 @@ def plausible_forms(
     ]
     # Try all calls before reshaping labels or the queue, and all of these before other arrays.
     plain = {call: shapes.get(call, ("",))[0] for call, _ in calls}
-    return sorted(
-        forms, key=lambda form: (arrays.index(form.arrays), form.labels not in (plain[form.call], "float"), form.queue)
-    )
+    forms.sort(key=lambda form: (arrays.index(form.arrays), form.labels not in (plain[form.call], "float"), form.queue))
+    numbers = [
+        p for p in map(signature.keyword, ("temperature", "bias")) if p and not isinstance(p.default, (int, float))
+    ]
+    if any("Tensor" in str(p.annotation) and "float" not in str(p.annotation) for p in numbers):
+        return [replace(form, tensors="the annotation says so") for form in forms]
+    return [*forms, *(it.of_tensors for it in forms if numbers and it.arrays == "torch")]
 
 
 def _matrix_of_pairs(signature: Signature) -> str:
@@ -448,7 +461,8 @@ def wrapper(spec: object, signature: Signature, form: Form) -> list[str]:
     }
     required = (it for it in ("negatives", "hard_negatives", *SCALARS) if signature.requires(it))
     options = {name: name for name in ("temperature", *required)}
-    constructor, call = _passed(signature, form, names, options, facts=facts)
+    dtype = f"{first}.dtype" if form.tensors else None
+    constructor, call = _passed(signature, form, names, options, facts=facts, dtype=dtype)
     importable = "<" not in attribute and bool(root)
     start = f"from {module} import {root}" if importable else "target = ...  # a local function has no name to import"
     thing = (f"{root}.{rest}" if rest else root) if importable else "target"

@@ -326,7 +326,9 @@ class Signature:
         found = self.keyword(name)
         return found is not None and found.default is found.empty
 
-    def bind(self, positional: Sequence[Any], keywords: Mapping[str, Any], facts: Mapping[str, Any] = {}) -> Bound:
+    def bind(
+        self, positional: Sequence[Any], keywords: Mapping[str, Any], facts: Mapping[str, Any] = {}, dtype: Any = None
+    ) -> Bound:
         """Translate the catalogue's arguments to those of the target.
 
         Required parameters that are ignored (``is_ignored``) get None.
@@ -335,11 +337,12 @@ class Signature:
             positional: in the order of the call; None for an argument that is not given.
             keywords: options by their names in the catalogue.
             facts: facts about the batch, by their names in ``FACTS``.
+            dtype: the dtype in which the temperature and the bias are passed as tensors; None for floats.
 
         Returns:
             The keywords of the constructor, the positional arguments of the call, and the keywords of the call.
         """
-        constructor, given, call = self._bind(positional, keywords, facts)
+        constructor, given, call = self._bind(positional, keywords, facts, dtype)
         if self.packs:
             call = {**{p.name: value for p, value in zip(self.named, given, strict=False)}, **call}
             given = []
@@ -352,7 +355,9 @@ class Signature:
             return {**{p.name: value for p, value in zip(self.named, given, strict=False)}, **call}, [], {}
         return constructor, given, call
 
-    def _bind(self, positional: Sequence[Any], keywords: Mapping[str, Any], facts: Mapping[str, Any]) -> Bound:
+    def _bind(
+        self, positional: Sequence[Any], keywords: Mapping[str, Any], facts: Mapping[str, Any], dtype: Any
+    ) -> Bound:
         """Do the same as ``bind``, without packing values."""
         constructor: dict[str, Any] = {}
         call: dict[str, Any] = {}
@@ -376,6 +381,8 @@ class Signature:
                 continue
             if name == "temperature":
                 value = self._temperature(found.name, value)
+            if name in ("temperature", "bias") and dtype is not None:
+                value = _as_tensor(value, dtype)
             if name == "base_temperature" and value is None and isinstance(found.default, (int, float)):
                 # A base temperature of None means the temperature.
                 value = keywords.get("temperature")
@@ -394,10 +401,14 @@ class Signature:
         return constructor, given, {**{p.name: None for p in self.named if is_ignored(p)}, **call}
 
     def arguments(
-        self, positional: Sequence[str], keywords: Mapping[str, str], facts: Mapping[str, str] = FACTS_IN_WORDS
+        self,
+        positional: Sequence[str],
+        keywords: Mapping[str, str],
+        facts: Mapping[str, str] = FACTS_IN_WORDS,
+        dtype: str | None = None,
     ) -> tuple[dict[str, str], dict[str, str]]:
         """Return what ``bind`` passes to each parameter of the constructor and of the call, in words or as code."""
-        constructor, given, call = self._bind(positional, keywords, facts)
+        constructor, given, call = self._bind(positional, keywords, facts, dtype)
         for k, value in enumerate(given):
             call = {self.named[k].name if k < len(self.named) else f"*{k}": value, **call}
         ordered = {name: call[name] for name in self.call if name in call}
@@ -480,6 +491,13 @@ def snake_case(name: str) -> str:
 def plain_name(name: str) -> str:
     """Return the name of a parameter as ``snake_case`` does, "temperature" also for "init_temperature" and the like."""
     return re.sub(r"^init(ial)?_|_init(ial)?(_value)?$", "", snake_case(name))
+
+
+def _as_tensor(value: Any, dtype: Any) -> Any:
+    """Return a number as a tensor, also in code. A logarithm already is one."""
+    if isinstance(value, str):
+        return value if value.startswith("log(") else f"torch.as_tensor({value}, dtype={dtype})"
+    return value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=dtype)
 
 
 def is_module(thing: Any) -> bool:
