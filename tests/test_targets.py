@@ -79,6 +79,10 @@ def with_options(case: Case, **options: object) -> Case:
         ("embeddings_a, embeddings_b", "views"),
         ("query, positive_key, negative_keys=None", "views"),
         ("embeddings, ref_emb", "views"),
+        ("anchor, contrast, temperature, omega", "views"),
+        ("premise, entailment, contradiction", "views"),
+        ("mentor_emb, mentee_emb, positive_pairs", "views"),
+        ("anchor_features, other_features, weights", "views"),
         ("embeddings", "stacked"),
         ("z, temperature=0.5, reduction='mean'", "stacked"),
         ("embeddings, positive_pairs", "pairs"),
@@ -93,13 +97,19 @@ def test_call_is_guessed_from_parameter_names(names: str, call: str) -> None:
     assert names.split(",")[0] in best.words
 
 
-@pytest.mark.parametrize("names", ["", "*args, **kwargs", "one, two_things, three_more, four"])
+@pytest.mark.parametrize(
+    "names",
+    ["", "*args, **kwargs", "one, two_things, three_more, four", "row_emb, class_emb, more", "row_emb, two, more"],
+)
 def test_parameters_that_fit_no_call_require_a_call_option(names: str) -> None:
     scope: dict[str, object] = {}
     exec(f"def function({names}): ...", scope)
     words = r"pass --call labels\|partners\|mask\|features\|views\|one_way\|stacked\|interleaved\|similarities\|pairs"
-    with pytest.raises(TargetMisused, match=words):
+    with pytest.raises(TargetMisused, match=words) as raised:
         plausible_forms(Signature(scope["function"]))
+    lines = str(raised.value).splitlines()
+    assert "    labels: embeddings [N, D], class ids [N]" in lines
+    assert "    one_way: first views [N, D], second views [N, D]; only the first views are anchors" in lines
 
 
 def test_arrays_are_guessed_from_annotations_and_else_tried(tmp_path: Path) -> None:

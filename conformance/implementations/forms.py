@@ -44,6 +44,7 @@ _LABELS = f"labels?|lbls|classes|class_labels|y_true|y|ids|targets?|{_ONE_HOT}"
 _MATRICES = "sim|sims|similarity|similarities|similarity_matrix|sim_matrix|cos_sim|cosine_similarity|logits|scores?"
 _OF_TOWERS = r"logits_(per_)?\w+|(sim|sims|similarity|scores)_\w+"
 _ROWS = "embeddings?|z|reps|representations?|projections?|outputs?|hidden|embs?|x"
+_NO_VIEWS = "neg|hard|contradict|queue|memory|bank|ref|proto|cent(er|re|roid)|class|label"
 _OF_ARRAYS = re.compile(
     rf"(?!(n|num|use|return)_)(\w+_)?({_ROWS}|{_LABELS}|{_MASKS}|{_MATRICES}|{_PARTNERS}|{'|'.join(ALIASES['negatives'])}"
     r"|feats?|features?|pairs|keys?|k|quer(y|ies)|q|(positive|negative|anchor|view|row|vector)s?|[a-z]\d)"
@@ -59,9 +60,15 @@ _WORDS = (
     ("views", rf"(student teacher|{VARIED})( .*)?"),
     ("labels", rf"(\S+ ({_LABELS})|({_LABELS}) (?!({_LABELS})\b)\S+)( .*)?"),
     ("pairs", r"\S+ (positive_pairs|pos_pairs|pairs|pos_indices|positive_indices)( .*)?"),
-    ("views", r"(query|queries) (positive_)?keys?( .*)?|q k( .*)?|anchors? positives?( .*)?|embeddings ref_emb( .*)?"),
+    (
+        "views",
+        r"((query|queries) (positive_)?keys?|q k|anchors? (positives?|contrasts?)|embeddings ref_emb"
+        r"|premises?(_\S+)? (entailments?|hypothes[ei]s)(_\S+)?)( .*)?",
+    ),
     ("views", r"(user|query|question|anchor)s?_\S+ (item|doc|document|passage|pos|positive|key)s?_\S+( .*)?"),
     ("views", r"(image|images|img|imgs|vision|visual)(_\S+)? (text|texts|txt|caption|captions|language)(_\S+)?( .*)?"),
+    # Names with the same last word: mentor_emb and mentee_emb.
+    ("views", rf"\S+_(embs?|embeddings?|feats?|features?|vecs?|vectors?|reps?) (?!\S*({_NO_VIEWS}))\S+_\1( .*)?"),
     # Names that differ in one character: z_i and z_j, view_a and view_b.
     ("views", r"(\S*)(\S)(\S*) \1(?!\2)\S\3( .*)?"),
     ("features", r"features?( .*)?"),
@@ -281,7 +288,9 @@ def _guessed(signature: Signature, loss: str) -> list[tuple[str, str]]:
                 found[call] = f"guessed from {why}"
     if not found:
         usable = [call for call in allowed if call != "command"]
-        raise TargetMisused(f"cannot guess from {words} how to call the target: pass --call {'|'.join(usable)}")
+        more = {"one_way": "; only the first views are anchors"}
+        meant = "".join(f"\n    {it}: {', '.join(_GIVEN[it].values())}{more.get(it, '')}" for it in usable)
+        raise TargetMisused(f"cannot guess from {words} how to call the target: pass --call {'|'.join(usable)}{meant}")
     return list(found.items())
 
 
