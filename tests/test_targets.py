@@ -164,6 +164,25 @@ def test_error_of_an_attribute_is_reported(tmp_path: Path) -> None:
         External(f"{tmp_path / 'lazy.py'}:f", loss="supcon")
 
 
+def test_folder_is_named_where_a_missing_package_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    path = tmp_path / "pairproof_src" / "losses" / "mine.py"
+    path.parent.mkdir(parents=True)
+    path.write_text("from pairproof_src.parts import half\n")
+    (tmp_path / "pairproof_src" / "parts.py").write_text("def half(z, y): ...\n")
+    with pytest.raises(TargetError) as raised:
+        find(f"{path}:half")
+    advice = f"packages): pairproof_src is in {tmp_path}; run pairproof there, with pairproof_src/losses/mine.py:half"
+    assert str(raised.value).endswith(advice)
+    monkeypatch.chdir(tmp_path)
+    assert find("pairproof_src/losses/mine.py:half").__name__ == "half"
+    for name in [name for name in sys.modules if name.startswith("pairproof_src")]:
+        del sys.modules[name]
+    path.write_text("import no_such_thing\n")
+    with pytest.raises(TargetError, match=r"packages\): install it, or copy the loss into a file of its own$"):
+        find(f"{path}:half")
+
+
 @pytest.mark.parametrize("from_root", [True, False])
 @pytest.mark.parametrize(
     "line",

@@ -73,9 +73,10 @@ def find(spec: str) -> Any:
     try:
         module = _import_alone_or_in_package(path) if path else importlib.import_module(name)
     except (Exception, SystemExit) as error:
-        # The message suggests no package to install: a misspelt name may be another package on PyPI.
-        missing = isinstance(error, ModuleNotFoundError)
-        where = f" (searched {Path.cwd()} and the installed packages)" if missing else ""
+        where = ""
+        if isinstance(error, ModuleNotFoundError):
+            where = f" (searched {Path.cwd()} and the installed packages)"
+            where += _advice(str(error.name), path, attribute) if path else ""
         raise TargetError(f"{name} cannot be imported: {type(error).__name__}: {error}{where}") from None
     try:
         return operator.attrgetter(attribute)(module)
@@ -85,6 +86,17 @@ def find(spec: str) -> Any:
         raise TargetError(f"{name} has no attribute {attribute!r}{hint}") from None
     except Exception as error:  # a module's __getattr__ may import
         raise TargetError(f"{name}: {attribute}: {type(error).__name__}: {error}") from None
+
+
+def _advice(module: str, path: Path, attribute: str) -> str:
+    """Return what to do about a module that a file imports and that is missing."""
+    whole = path.resolve()
+    for folder in whole.parents[1:-1]:
+        place = folder / module.replace(".", "/")
+        if place.is_dir() or place.with_suffix(".py").is_file():
+            return f": {module} is in {folder}; run pairproof there, with {whole.relative_to(folder)}:{attribute}"
+    # The message names no package: a misspelt name may be another package on PyPI.
+    return "" if "." in module else ": install it, or copy the loss into a file of its own"
 
 
 def _import_alone_or_in_package(path: Path) -> ModuleType:
