@@ -226,7 +226,7 @@ def plausible_forms(
     numbers = [
         p for p in map(signature.keyword, ("temperature", "bias")) if p and not isinstance(p.default, (int, float))
     ]
-    if any("Tensor" in str(p.annotation) and "float" not in str(p.annotation) for p in numbers):
+    if "torch" in arrays and any(re.search(r"\A(?!.*float).*Tensor", str(p.annotation)) for p in numbers):
         return [replace(form, tensors="the annotation says so") for form in forms]
     return [*forms, *(it.of_tensors for it in forms if numbers and it.arrays == "torch")]
 
@@ -534,11 +534,12 @@ def cannot_be_called(spec: object, signature: Signature, failures: Sequence[tupl
         return [*first, "It needs a GPU, and there is none here: where there is one, pass --device cuda."]
     lines = wrapper(spec, signature, replace(form, labels=""))
     unknown = re.findall(r"(\w+)=\.\.\.", lines[-1])
+    own = getattr(signature.thing, "__name__", type(signature.thing).__name__)
     if needed := [name for name in unknown if not _is_setting(signature, name)] or _objects(signature, error):
-        advice = f"So called, it needs an array or an object that the small batch lacks: {', '.join(needed)}. Copy"
+        advice = f"Called this way, it needs an array or object that the small batch lacks: {', '.join(needed)}. Copy"
     elif unknown:
         advice = f"Pass {' '.join(f'--init {name}=VALUE' for name in unknown)}. Or copy"
-    elif re.match(rf"NameError: |AttributeError: '{_class_of(signature.thing)}' object has no attribute ", error):
+    elif re.match(rf"NameError: |AttributeError: '{own}' object has no attribute ", error):
         advice = "The loss itself raises this error, not the call. To work around it, copy"
     elif not several and _is_named(signature, form) and re.match(r"(?!Type|Attribute)\w*(Error|Exception): ", error):
         advice = "The call fits the names of its parameters, so the loss itself raises this error. If they mean "
@@ -552,10 +553,6 @@ def cannot_be_called(spec: object, signature: Signature, failures: Sequence[tupl
         "",
         *(f"    {line}".rstrip() for line in lines),
     ]
-
-
-def _class_of(thing: Any) -> str:
-    return (thing if isinstance(thing, type) else type(thing)).__name__
 
 
 def _is_named(signature: Signature, form: Form) -> bool:
