@@ -335,6 +335,11 @@ class OutOfBounds(torch.nn.Module):
         raise IndexError(f"Target {len(zis)} is out of bounds.")
 
 
+class OfOtherShapes(torch.nn.Module):
+    def forward(self, zis, zjs):
+        raise ValueError("zis must have three dimensions")
+
+
 class Doubtful(torch.nn.Module):
     def forward(self, z, y):
         raise IndexError(f"Target {len(z)} is out of bounds.")
@@ -344,7 +349,12 @@ class Doubtful(torch.nn.Module):
     ("thing", "loss", "advice"),
     [
         (Faulty, "supcon", "The loss itself raises this error, not the call. To work around it, copy this wrapper,"),
-        (OutOfBounds, "nt_xent", "The call fits the names of its parameters, so the loss itself raises this error. If"),
+        (
+            OutOfBounds,
+            "nt_xent",
+            "If its parameters mean what their names say, the loss itself raises this error. Other",
+        ),
+        (OfOtherShapes, "nt_xent", "To call it in another way, pass --call or --init. Or copy this wrapper, change it"),
         (Doubtful, "supcon", "To call it in another way, pass --call or --init. Or copy this wrapper, change it, and"),
     ],
 )

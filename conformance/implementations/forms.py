@@ -541,9 +541,9 @@ def cannot_be_called(spec: object, signature: Signature, failures: Sequence[tupl
         advice = f"Pass {' '.join(f'--init {name}=VALUE' for name in unknown)}. Or copy"
     elif re.match(rf"NameError: |AttributeError: '{own}' object has no attribute ", error):
         advice = "The loss itself raises this error, not the call. To work around it, copy"
-    elif not several and _is_named(signature, form) and re.match(r"(?!Type|Attribute)\w*(Error|Exception): ", error):
-        advice = "The call fits the names of its parameters, so the loss itself raises this error. If they mean "
-        advice += "something else, pass --call, or copy"
+    elif not several and _is_named(signature, [it for it, _ in failures]) and not _OF_CALL.search(error):
+        advice = "If its parameters mean what their names say, the loss itself raises this error. Otherwise, pass "
+        advice += "--call, or copy"
     else:
         advice = "To call it in another way, pass --call or --init. Or copy"
     filled = "fill in each ..." if "..." in "".join(lines) else "change it"
@@ -555,12 +555,12 @@ def cannot_be_called(spec: object, signature: Signature, failures: Sequence[tupl
     ]
 
 
-def _is_named(signature: Signature, form: Form) -> bool:
-    """Whether the call was guessed from names that are not too general, and the user gives no values."""
+def _is_named(signature: Signature, forms: Sequence[Form]) -> bool:
+    """Whether one call was guessed from names that are not too general, and the user gives no values."""
     required = [p for p in signature.places if p.default is p.empty]
     texts = (" ".join(snake_case(p.name) for p in kept).lower() for kept in (signature.places, required))
-    named = form.words.startswith("guessed from the parameters") and not signature.init
-    return named and not any(map(_WEAK.fullmatch, texts))
+    named = {form.call for form in forms if form.words.startswith("guessed from the parameters")}
+    return named == {forms[0].call} and not signature.init and not any(map(_WEAK.fullmatch, texts))
 
 
 def _is_setting(signature: Signature, name: str) -> bool:
@@ -580,6 +580,9 @@ def _objects(signature: Signature, error: str) -> list[str]:
     queues = [p.name for p in map(signature.keyword, ("negatives", "hard_negatives")) if p]
     return [name for name in queues if lacks and re.search(rf"(?<![\w.]){name}\.{lacks[1]}\b", signature.source)]
 
+
+_OF_CALL = re.compile(r"(?i)\A(?!\w*(error|exception): )|\A(type|attribute)error|shape|size|dim|expect|must|require")
+"""What an error says if arguments of another kind or shape may be needed, or if it is none of the target."""
 
 _OF_MACHINE = re.compile(rf"{OF_GPU.pattern}|No module named", re.IGNORECASE)
 
