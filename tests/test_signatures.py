@@ -294,18 +294,25 @@ def of_unknown_arrays(q, q_label, k_label, indices, flag: bool, temperature):
 
 
 @pytest.mark.parametrize(
-    ("function", "call", "error", "advice", "code"),
+    ("function", "loss", "error", "advice", "code"),
     [
         (
             of_an_object,
-            "towers",
+            "info_nce",
             "AttributeError: 'Tensor' object has no attribute 'get'",
             "the small batch lacks: queue. Copy this wrapper, change it, and check it:",
             "queue=negatives",
         ),
         (
+            of_an_object,
+            "sigmoid",
+            "TypeError: missing",
+            "the small batch lacks: queue. Copy this wrapper, fill in each ..., and check it:",
+            "queue=...",
+        ),
+        (
             of_unknown_arrays,
-            "labels",
+            "supcon",
             "TypeError: missing",
             "the small batch lacks: k_label, indices. Copy this wrapper, fill in each ..., and check it:",
             "k_label=..., indices=..., flag=...",
@@ -313,9 +320,10 @@ def of_unknown_arrays(q, q_label, k_label, indices, flag: bool, temperature):
     ],
 )
 def test_values_are_not_asked_for_where_arrays_are_needed(
-    function: Any, call: str, error: str, advice: str, code: str
+    function: Any, loss: str, error: str, advice: str, code: str
 ) -> None:
-    lines = forms.cannot_be_called(function, Signature(function), [(forms.Form(call), error)])
+    signature, call = Signature(function), "labels" if loss == "supcon" else "towers"
+    lines = forms.cannot_be_called(function, signature, [(forms.plausible_forms(signature, call, loss)[0], error)])
     assert lines[1].endswith(advice)
     assert code in lines[-1]
     assert not any("--init" in line for line in lines)

@@ -119,6 +119,7 @@ class Form:
         arrays: the arrays that are passed, one of ``ARRAYS``.
         guess: what the arrays were guessed from; "" if the user gave them.
         tensors: why the temperature and the bias are passed as tensors; "" if they are passed as floats.
+        matrices: the required matrices of negatives that are passed, by their names in the catalogue.
     """
 
     call: str
@@ -128,6 +129,7 @@ class Form:
     arrays: str = "torch"
     guess: str = ""
     tensors: str = ""
+    matrices: tuple[str, ...] = ()
 
     @property
     def notes(self) -> Iterator[str]:
@@ -215,8 +217,10 @@ def plausible_forms(
     for shape, names in (("transposed", f"{_MATRICES}|{_OF_TOWERS}"), ("mask", _MASKS)):
         if re.fullmatch(names, second):
             shapes["similarities"] = (shape,)
+    known = LOSSES[loss].matrices if loss in LOSSES else ("negatives", "hard_negatives")
+    matrices = tuple(name for name in known if name != "ref_embeddings" and signature.requires(name))
     forms = [
-        Form(call, words, labels, queue, kind, guess)
+        Form(call, words, labels, queue, kind, guess, matrices=matrices)
         for kind, (call, words), queue in product(arrays, calls, queues)
         for labels in shapes.get(call, ("",))
     ]
@@ -468,8 +472,8 @@ def wrapper(spec: object, signature: Signature, form: Form) -> list[str]:
         "n_views": f"{first}.shape[1]" if features else "2" if form.call in OF_VIEWS else "1",
         **{"device": f"{first}.device", "dim": f"{first}.shape[-1]", "world_size": "1", "rank": "0"},
     }
-    required = (it for it in ("negatives", "hard_negatives", *SCALARS) if signature.requires(it))
-    options = {name: name for name in ("temperature", *required)}
+    required = (it for it in SCALARS if signature.requires(it))
+    options = {name: name for name in ("temperature", *form.matrices, *required)}
     dtype = f"{first}.dtype" if form.tensors else None
     constructor, call = _passed(signature, form, names, options, facts=facts, dtype=dtype)
     importable = "<" not in attribute and bool(root)
@@ -535,7 +539,7 @@ def cannot_be_called(spec: object, signature: Signature, failures: Sequence[tupl
     lines = wrapper(spec, signature, replace(form, labels=""))
     unknown = re.findall(r"(\w+)=\.\.\.", lines[-1])
     own = getattr(signature.thing, "__name__", type(signature.thing).__name__)
-    if needed := [name for name in unknown if not _is_setting(signature, name)] or _objects(signature, error):
+    if needed := [name for name in unknown if not _is_setting(signature, name)] or _objects(signature, form, error):
         advice = f"Called this way, it needs an array or object that the small batch lacks: {', '.join(needed)}. Copy"
     elif unknown:
         advice = f"Pass {' '.join(f'--init {name}=VALUE' for name in unknown)}. Or copy"
@@ -574,10 +578,10 @@ def _is_setting(signature: Signature, name: str) -> bool:
     return name in signature.constructor or not (used or _OF_ARRAYS.fullmatch(snake_case(name)))
 
 
-def _objects(signature: Signature, error: str) -> list[str]:
+def _objects(signature: Signature, form: Form, error: str) -> list[str]:
     """Return the queue if the target reads an attribute of it that arrays do not have, as the error shows."""
     lacks = re.search(r"'(?:Tensor|ndarray)' object has no attribute '(\w+)'", error)
-    queues = [p.name for p in map(signature.keyword, ("negatives", "hard_negatives")) if p]
+    queues = [p.name for p in map(signature.keyword, form.matrices) if p]
     return [name for name in queues if lacks and re.search(rf"(?<![\w.]){name}\.{lacks[1]}\b", signature.source)]
 
 
