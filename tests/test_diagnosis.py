@@ -396,6 +396,40 @@ def test_factor_beside_a_mistake_is_named() -> None:
     assert words == "the denominator is a mean, not a sum; values are 2 times too large"
 
 
+def test_what_is_claimed_is_no_reason_but_another_temperature_is() -> None:
+    labels = [0, 0, 0, 1, 1, 1, 1, 2]
+    failure = failure_of("supcon", {"labels": labels}, lambda z: fast.supcon_loss(z, torch.tensor(labels)))
+    identified = matched(variant_of(LOSSES["supcon"], {}))
+    assert proposed(identified, failure) is None
+    for temperatures in ({0.5: 0.07, 0.2: 0.07}, {None: 0.070000001}):
+        factor = dict.fromkeys(temperatures, 1.0)
+        words, suspect = proposed(replace(identified, temperatures=temperatures, factor=factor), failure) or ("", None)
+        assert words == "the temperature is always 0.07, whatever is passed"
+        assert suspect is not None
+        assert failure.remaining(suspect) < 1e-6
+
+
+class OfOneTemperature(torch.nn.Module):
+    """CLIP with a learned scale. The constructor ignores the temperature that is passed."""
+
+    def __init__(self, **_: object) -> None:
+        super().__init__()
+        self.logit_scale = torch.nn.Parameter(torch.tensor(1 / 0.07).log())
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return fast.info_nce_loss(a, b, temperature=1 / self.logit_scale.exp().item())
+
+
+@pytest.mark.slow
+def test_temperature_that_is_always_used_is_named() -> None:
+    cases = ("golden/info_nce/shape-[3-9]-*", "golden/info_nce/orthogonal")
+    found = check_loss(OfOneTemperature, "info_nce", cases=cases, fuzz=0, dtypes=("float64",)).diagnosis
+    (reason,) = found.reasons
+    assert reason.words == "the temperature is always 0.07, whatever is passed"
+    assert reason.intended == "--loss info_nce --temperature 0.07"
+    assert found.unexplained == 0
+
+
 def test_loss_of_two_towers_is_recognised_in_cases_of_partners() -> None:
     def towers(rows: torch.Tensor) -> torch.Tensor:
         return fast.info_nce_loss(rows[:4], rows[4:], temperature=0.4, direction="a_to_b")

@@ -617,7 +617,7 @@ class _Explanation:
         match, found = explained[0].match, explained[0].failure
         identified = match and proposed(match, found)
         if match and identified and identified[0] == words and _is_in_catalogue(match, identified[1]):
-            return _arguments(match.variant, match.reduction)
+            return _arguments(match.variant, match.reduction) + _at(match.always(found.temperature))
         suspect = next((one for name, one in explained[0].suspects(found) if name == words), None)
         if suspect is None or suspect.loss:
             return f"--loss {suspect.loss}" if suspect else ""
@@ -822,18 +822,19 @@ def _safely(test: Test) -> Any:
 
 
 def proposed(match: Match, found: Failure) -> tuple[str, Suspect] | None:
-    """Return the identified loss in words and as a suspect for a case; None if it does not apply to the case."""
-    (used, *_), variant, right = match.temperatures.values(), match.variant, found.right.variant
-    built_in, mixed = None in match.temperatures, variant.positives == MIXED_UP and "partners" in found.case.arguments
-    scale = match.factor_for(None if built_in else found.temperature)
+    """Return the identified loss in words and as a suspect for a case.
+
+    Return None if it does not apply to the case, or is the correct loss.
+    """
+    variant, right, scale = match.variant, found.right.variant, match.factor_for(found.temperature)
+    built_in, mixed = match.built_in, variant.positives == MIXED_UP and "partners" in found.case.arguments
     positives = "meant" if variant.positives in RIGHT_POSITIVES or mixed else variant.positives
     if scale is None or CASE not in POSITIVES[positives].calls or not (built_in or match.as_passed):
         return None
     reduction = match.count if match.count not in ("mean", "drop") else found.right.reduction
     scale /= found.factor
     changed = replace(variant, positives=positives)
-    temperature = used if built_in and not math.isclose(used, found.temperature, rel_tol=1e-6) else None
-    suspect = replace(found.right, variant=changed, reduction=reduction, scale=scale, temperature=temperature)
+    suspect = replace(found.right, variant=changed, reduction=reduction, scale=scale, temperature=built_in)
     if mixed:
         suspect = replace(suspect, read_as=suspects.mixed_up(found).read_as)
     setting, rows, partners = found.right.setting, torch.arange(len(found.rows)), found.right.setting.views is not None
@@ -856,7 +857,12 @@ def proposed(match: Match, found: Failure) -> tuple[str, Suspect] | None:
     if not math.isclose(scale, 1.0, rel_tol=1e-6):
         power = match.scale[1] if match.scale else 0
         factor.append(suspects.factor_words(scale) if power == 0 else f"values are multiplied by temperature^{power}")
-    return "; ".join(wrong + elsewhere + factor if wrong or factor else [computes(match)]), suspect
+    claimed = (right.loss, {*right.options}, found.right.reduction)
+    another = [computes(match)] * ((variant.loss, {*variant.options}, reduction) != claimed)
+    words = wrong + elsewhere + factor if wrong or factor else another
+    if always := match.always(found.temperature):
+        words.append(f"the temperature is always {always}, whatever is passed")
+    return ("; ".join(words), suspect) if words else None
 
 
 def _is_in_catalogue(match: Match, suspect: Suspect) -> bool:
@@ -879,7 +885,7 @@ def arguments_of(match: Match, call: str) -> str:
     layout = LAYOUTS.get((call, match.variant.positives), "")
     match = replace(match, variant=replace(match.variant, positives="meant")) if layout else match
     scaled = any(not math.isclose(factor, 1.0, rel_tol=1e-6) for factor in match.factor.values())
-    arguments = _arguments(match.variant, match.reduction) + f" --call {layout}" * bool(layout)
+    arguments = _arguments(match.variant, match.reduction) + f" --call {layout}" * bool(layout) + _at(match.always())
     return "" if match.words() or match.count in WRONG_COUNTS or scaled else arguments
 
 
@@ -891,3 +897,7 @@ def _arguments(variant: Variant, reduction: str = "mean") -> str:
     ]
     written = [f"{name}={','.join(map(str, x)) if isinstance(x, tuple) else x}" for name, x in options]
     return " ".join([f"--loss {variant.loss}", *(f"--set {one}" for one in written)])
+
+
+def _at(temperature: str) -> str:
+    return f" --temperature {temperature}" * bool(temperature)

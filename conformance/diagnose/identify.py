@@ -319,15 +319,13 @@ def _published_names(found: Identification, call: str) -> list[str]:
 
 def _report_temperature(found: Identification, search: Search, match: Match) -> None:
     passed, used = zip(*match.temperatures.items(), strict=True)
-    constant = np.ptp(used) <= CLOSE * used[0]
-    if None in passed or constant:
-        found.temperature = used[0]
+    found.temperature = match.built_in
     # An inexact match has an inexact temperature.
     if None in passed or np.allclose(passed, used, rtol=max(CLOSE, CLEARLY * search.inexactness(match)), atol=0):
         return
     changed = ", ".join(f"{_short(value)} for {at:g}" for at, value in match.temperatures.items())
     ignored = f"the temperature that is passed has no effect: {_short(used[0])} is always used"
-    found.wrong.append(ignored if constant else f"the effective temperature is {changed}")
+    found.wrong.append(ignored if match.built_in else f"the effective temperature is {changed}")
 
 
 def _report_factor(found: Identification, search: Search, match: Match) -> None:

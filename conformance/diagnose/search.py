@@ -609,6 +609,20 @@ class Match:
         return max(math.floor(-math.log10(max(self.error, 1e-8))), 1)
 
     @property
+    def built_in(self) -> float | None:
+        """The temperature that is used whatever is passed; None if it depends on the one that is passed."""
+        used = [*self.temperatures.values()]
+        return used[0] if np.ptp(used) <= CLOSE * used[0] else None
+
+    def always(self, passed: float | None = None) -> str:
+        """Return ``built_in`` in digits, or "" if it is None or ``passed``. Rounding to float32 is undone."""
+        used = self.built_in
+        if used is None or used == passed:
+            return ""
+        short = f"{used:.4g}"
+        return short if math.isclose(used, float(short), rel_tol=5e-7) else f"{used:.{self.digits}g}"
+
+    @property
     def as_passed(self) -> bool:
         """Whether the effective temperature is the one that is passed."""
         return all(math.isclose(used, passed or math.nan, rel_tol=1e-12) for passed, used in self.temperatures.items())

@@ -624,9 +624,8 @@ def _recovered(request: Request) -> str:
     found = _searched(request, request.call, request.arrays, **known)
     if not found or not found.search or not found.fitting:
         return ""
-    match = found.fitting[0]
-    arguments, at = arguments_of(match, found.search.target.call), f"{match.temperatures[None]:.{match.digits}g}"
-    return f"; its values are those of {arguments} --temperature {at}" if arguments else ""
+    arguments = arguments_of(found.fitting[0], found.search.target.call)
+    return f"; its values are those of {arguments}" if arguments else ""
 
 
 def _advice(target: External, failing: Sequence[tuple[Case, Outcome]]) -> Iterator[str]:
