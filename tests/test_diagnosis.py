@@ -430,6 +430,18 @@ def test_temperature_that_is_always_used_is_named() -> None:
     assert found.unexplained == 0
 
 
+def test_slight_error_that_a_reason_predicts_is_explained_by_it() -> None:
+    clear, slight = (
+        observed(supcon_with(epsilon=1e-8), f"supcon/{name}")[0] for name in ("orthogonal", "shape-63-by-5")
+    )
+    words = "an epsilon of 1e-08 is added to the denominator"
+    (reason,) = explain([clear, slight], Known()).reasons
+    assert (reason.words, len(reason.cases)) == (words, 2)
+    assert not any(words in one.words for one in explain([slight], Known()).reasons)
+    other = observed(supcon_with(epsilon=1e-9), "supcon/shape-63-by-5")[0]
+    assert [len(one.cases) for one in explain([clear, other], Known()).reasons] == [1]
+
+
 def test_loss_of_two_towers_is_recognised_in_cases_of_partners() -> None:
     def towers(rows: torch.Tensor) -> torch.Tensor:
         return fast.info_nce_loss(rows[:4], rows[4:], temperature=0.4, direction="a_to_b")

@@ -74,6 +74,9 @@ RARELY = 3
 NOISE = {"float64": 1e-12, "float32": 1e-6, "float16": 4e-3, "bfloat16": 3e-2}
 """Relative difference that is attributed to rounding, by the dtype in which the target computes."""
 
+FINE = 1e-14
+"""``NOISE`` in float64 when a reason that was chosen for larger errors is compared with an error within ``NOISE``."""
+
 LOW = {"float32": 1e-4, "float16": 3e-2, "bfloat16": 0.2}
 """Relative error that computing in this dtype explains, if the formula is right."""
 
@@ -572,6 +575,7 @@ class _Explanation:
             if best is None:
                 break
             words, explained, also = best
+            explained |= self._slight(words, base if also else "", [one for one in left if id(one) not in explained])
             text, _, setting = words.partition("\0")
             chosen = [one for one in left if id(one) in explained]
             # An option has the same value in all cases, so no case may contradict it.
@@ -592,6 +596,20 @@ class _Explanation:
             found.details |= {(one.case.id, dtype): explained[id(one)] for one in chosen for dtype in one.dtypes}
             left, done = [one for one in left if id(one) not in explained], done | explained.keys()
             base = base or ("" if setting else text)
+        return found
+
+    def _slight(self, words: str, base: str, cases: Iterable[Observation]) -> dict[int, str]:
+        """Return explanations, by id(), of errors within ``NOISE`` by a reason that was chosen for larger errors."""
+        found = dict[int, str]()
+        for one in cases:
+            with suppress(Exception):  # extreme inputs may raise errors
+                if one.computes == "float64" and not one.is_wrong(one.failure):
+                    fine = copy(one)
+                    vars(fine).pop("_listed", None)
+                    fine.failure = Failure(one.case, one.outcome, one.truth, FINE)
+                    tests = (test for name, test in fine.candidates(self.options, base) if name == words)
+                    if details := next(filter(None, map(_safely, tests)), ""):
+                        found[id(one)] = details
         return found
 
     def _everywhere(self) -> str:
