@@ -17,7 +17,7 @@ import torch
 from pairproof import fast
 from pairproof.conformance.diagnose.explain import Diagnosis, Known, Observation, Reason, explain, proposed, redraw
 from pairproof.conformance.diagnose.identify import identify
-from pairproof.conformance.diagnose.search import Match, drawn
+from pairproof.conformance.diagnose.search import Match, _levels, drawn
 from pairproof.conformance.diagnose.suspects import HIDDEN, Failure
 from pairproof.conformance.diagnose.variants import QUEUE_NOT_NORMALISED, SIMILARITIES, Variant, variant_of
 from pairproof.conformance.implementations.callable import External
@@ -440,6 +440,44 @@ def test_slight_error_that_a_reason_predicts_is_explained_by_it() -> None:
     assert not any(words in one.words for one in explain([slight], Known()).reasons)
     other = observed(supcon_with(epsilon=1e-9), "supcon/shape-63-by-5")[0]
     assert [len(one.cases) for one in explain([clear, other], Known()).reasons] == [1]
+
+
+def test_gradient_that_does_not_flow_is_named_for_values_in_float32() -> None:
+    """If rows are normalised before the call, the gradient is not one of float32."""
+
+    def target(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float = 0.1) -> torch.Tensor:
+        return supcon_with(detached=True)(embeddings, labels, temperature).float()
+
+    failures = [observed(target, f"supcon/{name}")[0] for name in ("two-positives", "orthogonal", "unbalanced-classes")]
+    (reason,) = explain(failures, Known()).reasons
+    assert reason.words == "the value is right, but no gradient flows into the rows that anchors are contrasted with"
+    assert len(reason.cases) == 3
+
+
+def leaks_above_and_below(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float = 0.07) -> torch.Tensor:
+    """Logits of the diagonal are set to 0 instead of minus infinity."""
+    rows, own = torch.nn.functional.normalize(embeddings, dim=1), torch.eye(len(embeddings), dtype=torch.bool)
+    logits = (rows @ rows.T / temperature).masked_fill(own, 0.0)
+    alike = labels[:, None] == labels
+    above, below = (logits.masked_fill(other & ~own, -torch.inf) for other in (~alike, alike))
+    return (below.logsumexp(dim=1) - above.logsumexp(dim=1)).mean()
+
+
+@pytest.mark.slow
+def test_two_mistakes_in_another_loss_are_named() -> None:
+    cases = ("golden/supcon/labels-*", "golden/supcon/two-positives", "golden/supcon/unbalanced-*")
+    found = check_loss(leaks_above_and_below, "supcon", cases=cases, fuzz=0, dtypes=("float64",)).diagnosis
+    assert found.unexplained == 0
+    assert found.reasons[0].words == (
+        "exp(0) of the diagonal leaks into the denominator; exp(0) of the diagonal leaks into the numerator, "
+        "which is not divided by |P|; the denominator lacks the positives"
+    )
+
+
+def test_two_mistakes_in_another_loss_than_the_claimed_one_are_searched() -> None:
+    *_, once, twice = _levels("labels", None, variant_of(LOSSES["supcon"], {}))
+    assert {variant.loss for variant in once} == {"supcon"}
+    assert {"supcon", "supcon_in"} <= {variant.loss for variant in twice}
 
 
 def test_loss_of_two_towers_is_recognised_in_cases_of_partners() -> None:

@@ -415,11 +415,11 @@ def _rankings(loss: Loss, call: str) -> Iterator[Variant]:
 
 
 def _levels(call: str, bias: float | None, claimed: Variant | None) -> Iterator[Sequence[Variant]]:
-    """Yield the variants with no mistake, with one mistake, and with two: in the claimed loss, if there is one."""
+    """Yield the variants with no mistake, with one, and with two: first in the claimed loss, if there is one."""
     losses = tuple(LOSSES.values())
     yield _right_variants(call, bias, losses)
     yield _wrong_variants(call, bias, losses)
-    yield _twice_wrong_variants(call, bias, losses, claimed)
+    yield from (_twice_wrong_variants(call, bias, losses, one) for one in dict.fromkeys((claimed, None)))
 
 
 # The argument ``losses`` (the catalogue) is only a key of the cache.
@@ -753,8 +753,8 @@ class Search:
 
     # Candidates
 
-    def matches(self, levels: int = 3) -> list[Match]:
-        """Return near matches with fewer than ``levels`` mistakes; ``fitting`` selects those that fit.
+    def matches(self, levels: int = 4) -> list[Match]:
+        """Return near matches among the first of ``_levels``; ``fitting`` selects those that fit.
 
         Variants with one mistake are tried if no correct variant fits exactly, and variants with two mistakes if no
         other variant fits.
@@ -1016,7 +1016,9 @@ def searched(called: Target, limit: float | None, *, normalised: bool, **known: 
             refused.append(error)
             continue
         other = found is None or _depends_on_norms(found, search)
-        tried = search.matches(3 if unit == normalised else 2) if other and not search.unusable else []
+        # So many variants are tried last that some would fit answers in 16 bits by chance.
+        levels = (3 if search.dtype in CLOSE_HALF else 4) if unit == normalised else 2
+        tried = search.matches(levels) if other and not search.unusable else []
         fits = bool(search.fitting(tried))
         if found is None or fits:
             found, near = search, tried

@@ -784,7 +784,8 @@ def right_elsewhere(right: Variant, other: Variant) -> list[str]:
 
 
 def _words_elsewhere(right: str, other: str) -> str:
-    base = "only_negatives" if other == "only_negatives, self" else other
+    name, _, mistake = other.partition(", ")
+    base = name if mistake in ("self", "leak", "leaks", "mean") else other
     if (right, base) in OTHER_DENOMINATORS:
         return f"the denominator {OTHER_DENOMINATORS[right, base]}"
     return OTHER_FORMS.get((right, other)) or CHOICES.get(other, "")
