@@ -369,9 +369,9 @@ class Observation:
         """Yield that the target computes in a narrower dtype, if this explains the error."""
         if not self.comparable or self.computes == self.dtype or self.dtype not in ("float64", "float32"):
             return
-        allowed = (LOW[self.computes], 2 * LOW[self.computes])  # of the values, and of the gradients
-        pairs = zip(found.compared, allowed, strict=False)
-        if all((given - true).norm() <= most * true.norm() for (given, true), most in pairs):
+        low, least = LOW[self.computes], found.floors[1] / found.noise
+        (off, size), *gradients = (((given - true).norm(), true.norm()) for given, true in found.compared)
+        if off <= low * size and all(off <= 10 * low * (size + least) for off, size in gradients):
             words = COMPUTES.format(self.computes)
             yield words, words
 
@@ -466,7 +466,7 @@ def _tested(found: Failure, suspect: Suspect, words: str) -> str | None:
         exact = replace(suspect.variant, similarity="cosine" if similarity.startswith("cosine") else "dot")
         rounded, without = (found.value(one).detach() for one in (suspect, replace(suspect, variant=exact)))
         unchanged = torch.equal(rounded, without) and exact.similarity != found.right.variant.similarity
-        if unchanged or found.left(without, 0) < found.left(rounded, 0):
+        if unchanged or found.left(without, 0, rounded=True) < found.left(rounded, 0, rounded=True):
             return None
     return suspect.words or (words if "; " in words else suspects.words_for_case(found, suspect.variant) or words)
 
@@ -475,7 +475,8 @@ def _tested(found: Failure, suspect: Suspect, words: str) -> str | None:
 def _share(given: Any, found: Any, expected: Any, noise: float, floor: float) -> float:
     """Return |given - found| / |given - expected|.
 
-    The result is 0 if the numerator is at most ``noise * |given|`` or ``floor``, and infinity if shapes or NaN differ.
+    The result is 0 if the numerator is at most ``noise * |given|`` or ``floor``, and infinity if shapes or NaN differ,
+    or if results in float64 are not reproduced.
     """
     if given.shape != found.shape or not np.array_equal(np.isnan(given), np.isnan(found)):
         return math.inf
@@ -485,6 +486,8 @@ def _share(given: Any, found: Any, expected: Any, noise: float, floor: float) ->
     left, size = float(np.linalg.norm((given - found)[kept])), float(np.linalg.norm(given[kept]))
     if given.shape != expected.shape or np.isnan(expected).any() or not kept.all():
         return 0.0 if left <= 1e-6 * size + noise else math.inf
+    if noise < suspects.DTYPE_NOISE and left > suspects.REPRODUCED_EXACTLY * size:
+        return math.inf
     error = float(np.linalg.norm(given - expected))
     return 0.0 if left <= max(noise * size, floor) else float(left / max(error, noise * size))
 

@@ -49,8 +49,10 @@ EXPLAINED = 0.02
 EXPLAINED_BY_VALUE = 1e-4
 """``EXPLAINED`` if only one or two values are compared, because more suspects match few values by chance."""
 
-REPRODUCED = 1e-3
-"""Relative difference up to which a suspect reproduces results in ``Failure.left``, if it must (``Failure.strict``)."""
+REPRODUCED, REPRODUCED_EXACTLY = 1e-3, 1e-4
+"""Relative differences up to which a suspect reproduces results, however large their error is.
+
+The first holds for ``Failure.strict`` if they or the suspect are rounded to less than float64."""
 
 SLIGHT = "the formula is right, but digits are lost"
 """Start of an explanation for rounding errors."""
@@ -146,7 +148,7 @@ class Failure:
         empty: the anchors without positives.
         pairs: number of positive pairs.
         floors: absolute differences of values and of gradients that are always attributed to rounding.
-        strict: whether a suspect must reproduce the results, however large their error is.
+        strict: whether a suspect must reproduce results that are rounded to less than float64.
     """
 
     strict = False
@@ -201,13 +203,13 @@ class Failure:
         with torch.no_grad():  # few values agree, and a graph takes time
             value = self.value(suspect)
         allowed = EXPLAINED_BY_VALUE if len(self.compared) == 1 and len(value) <= 2 else EXPLAINED
-        remaining = [self.left(value, 0)]
+        dtype, _ = variants.ROUNDED.get(suspect.variant.similarity, ("", False))
+        remaining = [self.left(value, 0, rounded=bool(dtype))]
         if remaining[0] <= allowed and len(self.compared) > 1:
             # With 0 * rows, autograd also accepts values that do not depend on the rows.
             total = self.value(suspect).sum() + 0 * self.rows.sum()
             (gradient,) = torch.autograd.grad(total, self.rows, retain_graph=True)
-            remaining.append(self.left(gradient, 1))
-            dtype, _ = variants.ROUNDED.get(suspect.variant.similarity, ("", False))
+            remaining.append(self.left(gradient, 1, rounded=bool(dtype)))
             given = self.compared[1][0]
             if dtype and (gradient - given).norm() <= ROUNDED_GRADIENT[dtype] * given.norm():
                 remaining[1] = 0.0
@@ -239,19 +241,22 @@ class Failure:
         gradients = {name: rows - effects[name].numpy() for name, rows in _gradients(case, self.outcome).items()}
         return replace(found, gradient=gradients.pop(case.first), other_gradients=gradients)
 
-    def left(self, found: Tensor, place: int) -> float:
+    def left(self, found: Tensor, place: int, *, rounded: bool = False) -> float:
         """Return |given - found| / |given - expected|, or 0 if |given - found| is only noise.
 
         Args:
             found: values or a gradient, which may explain the result.
             place: 0 compares values, 1 compares gradients.
+            rounded: whether ``found`` is rounded to 16 bits.
         """
         given, expected = self.compared[place]
         if place not in self._sizes:
             self._sizes[place] = (given - expected).norm(), expected.norm()
         (error, size), left = self._sizes[place], (given - found).norm()
         noise = (self.noise * size).clamp(min=self.floors[place])
-        if self.strict and left > (REPRODUCED * given.norm()).maximum(noise):
+        exact = self.noise < DTYPE_NOISE and not rounded
+        most = REPRODUCED_EXACTLY if exact else REPRODUCED if self.strict else math.inf
+        if left > (most * given.norm()).maximum(noise):
             return math.inf
         return 0.0 if left <= noise else float(left / error.maximum(noise))
 

@@ -152,9 +152,10 @@ def _log_mean(s: Tensor, columns: Tensor, *_: Any) -> Tensor:
     return log_sum(s, columns) - columns.sum(dim=1).clamp(min=1).double().log()[:, None]
 
 
-def _less_one(s: Tensor, columns: Tensor, setting: Setting, divisor: Tensor, *, single: bool = False) -> Tensor:
+def _less_own(s: Tensor, columns: Tensor, setting: Setting, divisor: Tensor, kind: str = "exact") -> Tensor:
     below, own = log_sum(s, columns), 1 / divisor
-    return below + torch.log1p(-torch.exp((own.exp().float().double().log() if single else own) - below))
+    taken = {"exact": own, "float32": own.exp().float().double().log(), "e": torch.ones_like(own)}[kind]
+    return below + torch.log1p(-torch.exp(taken - below))
 
 
 @dataclass(frozen=True)
@@ -229,11 +230,16 @@ DENOMINATORS: Mapping[str, Denominator] = {
     "axis": Denominator("the softmax is taken over the anchors, the wrong axis", _member, combine=_over_the_anchors),
     "batch": Denominator("the denominator sums over the pairs of all anchors", _member, combine=_pooled),
     "batch, negatives": Denominator("the denominator sums the negatives of all anchors", _negative, 1, combine=_pooled),
-    "subtract": Denominator("e^(1/temperature) is subtracted to remove the anchor", _member, 0, True, None, _less_one),
+    "subtract": Denominator("e^(1/temperature) is subtracted to remove the anchor", _member, 0, True, None, _less_own),
     "subtract, float32": Denominator(
         "e^(1/temperature), rounded to float32, is subtracted to remove the anchor, so that digits are lost",
         *(_member, 0, True, None),
-        partial(_less_one, single=True),
+        partial(_less_own, kind="float32"),
+    ),
+    "subtract, e": Denominator(
+        "e is subtracted to remove the anchor, not e^(1/temperature)",
+        *(_member, 0, True, None),
+        partial(_less_own, kind="e"),
     ),
     "largest": Denominator("only the hardest negative is in the denominator", _negative, 1, combine=_largest),
     "one": Denominator("there is no denominator", lambda s: torch.zeros_like(s.member), leaks=_one),
