@@ -468,11 +468,23 @@ def test_constant_queue_can_be_claimed() -> None:
     reason = check_loss(moco, "info_nce", cases=cases, fuzz=0).diagnosis.reasons[0]
     assert (reason.words[-33:], reason.intended) == ("gradient flows into the negatives", "--frozen negatives")
     found = check_loss(moco, "info_nce", frozen="negatives", cases=cases, fuzz=0)
-    assert (found.verdict, found.not_tried[-1]) == ("conforms", "second-derivatives (not judged with --frozen)")
+    assert found.verdict == "conforms"
+    untried = ["the gradient of negatives (--frozen)", "second-derivatives (not judged with --frozen)"]
+    assert found.not_tried[-2:] == untried
     both = check_loss(lambda q, k, queue, temperature: moco(q, k.detach(), queue, temperature), "info_nce", cases=cases)
     assert both.diagnosis.reasons[0].intended == "--frozen embeddings_b,negatives"
     with pytest.raises(UsageError, match="--frozen queue: info_nce can freeze embeddings_b, negatives"):
         check_loss(moco, "info_nce", frozen=("queue",))
+
+
+@pytest.mark.usefixtures("without_reasons")
+def test_gradient_that_is_neither_right_nor_zero_is_not_claimed_to_be_constant() -> None:
+    def scaled(q: torch.Tensor, k: torch.Tensor, queue: torch.Tensor, temperature: float) -> torch.Tensor:
+        half = (queue + queue.detach()) / 2
+        return fast.info_nce_loss(q, k, negatives=half.T, temperature=temperature, direction="a_to_b")
+
+    found = check_loss(scaled, "info_nce", frozen="negatives", cases=("golden/info_nce/queue-tau-half",), fuzz=0)
+    assert {check.message.partition(",")[0] for check in found.failures} == {"gradient of negatives"}
 
 
 @pytest.mark.slow

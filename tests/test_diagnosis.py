@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +19,7 @@ from pairproof import fast
 from pairproof.conformance.diagnose.explain import Diagnosis, Known, Observation, Reason, explain, proposed, redraw
 from pairproof.conformance.diagnose.identify import identify
 from pairproof.conformance.diagnose.search import Match, _levels, drawn
-from pairproof.conformance.diagnose.suspects import HIDDEN, Failure
+from pairproof.conformance.diagnose.suspects import HIDDEN, OVERFLOW, Failure, not_finite
 from pairproof.conformance.diagnose.variants import QUEUE_NOT_NORMALISED, SIMILARITIES, Variant, variant_of
 from pairproof.conformance.implementations.callable import External
 from pairproof.conformance.implementations.child import PRINTED
@@ -677,6 +678,44 @@ def test_maximum_with_the_anchor_is_not_called_an_overflow() -> None:
     cases = ("golden/supcon/temperature-0-001", "golden/supcon/antipodal-positives-tau-0-001")
     result = checked("maximum_with_the_anchor", "supcon", *cases, level="range")
     assert [reason.words for reason in result.diagnosis.reasons] == [HIDDEN]
+
+
+@pytest.mark.parametrize(
+    ("rows", "other_rows", "value", "words"),
+    [
+        # The positive's logit is 900 below that of the other row.
+        (
+            [[30.0, 0.0], [0.0, 30.0]],
+            [[0.0, 30.0], [30.0, 0.0]],
+            math.inf,
+            "infinity: the largest logit is 900, and exponentials overflow, "
+            "or that of a positive underflows before the logarithm",
+        ),
+        # Only the rows of one tower have large products with themselves.
+        ([[30.0, 0.0], [0.0, 30.0]], [[1.0, 0.5], [0.0, 1.0]], math.nan, None),
+    ],
+)
+def test_infinity_of_two_towers_is_neither_only_an_overflow_nor_due_to_a_self_pair(
+    rows: list[list[float]], other_rows: list[list[float]], value: float, words: str | None
+) -> None:
+    options = {"temperature": 1.0, "similarity": "dot", "direction": "a_to_b"}
+    a, b = (torch.tensor(x, dtype=torch.float64).numpy() for x in (rows, other_rows))
+    case = Case("mine", "info_nce", a, {}, options, {"embeddings_b": b})
+    found = dict(not_finite(Failure(case, Outcome([value]), truth(case))))
+    assert found.get(OVERFLOW) == words
+    assert HIDDEN not in found
+
+
+@pytest.mark.slow
+def test_the_limit_of_logits_is_in_those_of_the_loss_that_was_found() -> None:
+    def softmax_first(a: torch.Tensor, b: torch.Tensor, temperature: float) -> torch.Tensor:
+        return -(a @ b.T / temperature).softmax(dim=1).diagonal().log().mean()
+
+    cases = ("fresh-0-38", "golden/info_nce/two-towers*", "golden/info_nce/a-to-b*")
+    _, reason = check_loss(softmax_first, "info_nce", call="towers", seed=0, cases=cases).diagnosis.reasons
+    found = re.fullmatch(r"the loss is NaN or infinite where the largest logit is ([\d.]+) or more", reason.words)
+    assert found is not None
+    assert float(found[1]) > 745  # logits of cosines are below 20 in these cases
 
 
 def test_no_declaration_is_suggested_where_an_option_explains_the_failures() -> None:

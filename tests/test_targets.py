@@ -659,7 +659,7 @@ def test_case_has_a_time_limit() -> None:
     assert signal.setitimer(signal.ITIMER_REAL, *before)[0] == before[0]
 
 
-WASTED = 2**32
+WASTED = 2**31
 """A number of bytes that other tests never freed, so that they must be new memory; none of them is written."""
 
 

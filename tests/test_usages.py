@@ -235,6 +235,23 @@ def test_temperature_that_is_also_the_base_temperature_counts_as_unchanged() -> 
     assert (check.status, check.message) == (Status.PASSED, "")
 
 
+class Default(float):
+    """A default that a function can tell from an equal number that is passed."""
+
+
+DEFAULT = Default(0.3)
+
+
+@pytest.mark.parametrize(("only_by_default", "also"), [(False, ", also if it is passed"), (True, "")])
+def test_mistake_at_the_default_temperature_is_told_from_a_wrong_default(only_by_default: bool, also: str) -> None:
+    def loss(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float = DEFAULT) -> torch.Tensor:
+        wrong = isinstance(temperature, Default) if only_by_default else temperature == DEFAULT
+        return (1 + wrong) * fast.supcon_loss(embeddings, labels, temperature=float(temperature))
+
+    (check,) = check_loss(loss, "supcon", cases=("usage/default-temperature",), dtypes="float64").failures
+    assert check.message.startswith(f"the default temperature of the target{also}: loss: expected")
+
+
 def test_usages_of_a_loss_that_is_wrong_as_usual_are_not_judged() -> None:
     def wrong(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float) -> torch.Tensor:
         return 2 * fast.supcon_loss(embeddings, labels, temperature=temperature)

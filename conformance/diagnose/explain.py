@@ -788,7 +788,8 @@ class _Explanation:
         largest = partial(suspects.largest_logit, similarity=first.variant.similarity)
         least, where = min(largest(one.failure) for one in explained), "where the largest logit is"
         finite = (one for one in (*self.passing, *self.failing) if np.isfinite(one.outcome.values).all())
-        if all("float64" in one.dtypes for one in explained) and any(largest(one.failure) >= least for one in finite):
+        about = least * (1 - 1e-9)  # the last digits of equal logits may differ
+        if all("float64" in one.dtypes for one in explained) and any(largest(one.failure) >= about for one in finite):
             where = "in some batches whose largest logit is"
         return f"the loss is NaN or infinite {where} {least:.4g} or more"
 

@@ -615,9 +615,9 @@ class Match:
         return used[0] if np.ptp(used) <= CLOSE * used[0] else None
 
     def always(self, passed: float | None = None) -> str:
-        """Return ``built_in`` in digits, or "" if it is None or ``passed``. Rounding to float32 is undone."""
+        """Return ``built_in`` in digits, or "" if it is None or about ``passed``. Rounding to float32 is undone."""
         used = self.built_in
-        if used is None or used == passed:
+        if used is None or (passed is not None and math.isclose(used, passed, rel_tol=1e-6)):
             return ""
         short = f"{used:.4g}"
         return short if math.isclose(used, float(short), rel_tol=5e-7) else f"{used:.{self.digits}g}"

@@ -19,7 +19,6 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
-from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -194,13 +193,14 @@ class CheckResult:
 
     @property
     def not_tried(self) -> list[str]:
-        """``untried``, and the usages that were not judged, with the reason."""
+        """``untried``, gradients that may be zero, and the usages that were not judged, with the reason."""
+        untried = [*self.untried, *(f"the gradient of {name} (--frozen)" for name in self.request.frozen)]
         usages = [check for check in self.checks if check.kind == "usage" and check.case.startswith("usage/")]
         if not usages and not self.request.cases:
             why = "not possible for a command" if self.claim.call == "command" else "no ordinary case passes"
-            return [*self.untried, f"usages, such as autocast and torch.compile ({why})"]
+            return [*untried, f"usages, such as autocast and torch.compile ({why})"]
         skipped = (check for check in usages if check.status is Status.SKIPPED)
-        return [*self.untried, *(f"{check.case.removeprefix('usage/')} ({check.message})" for check in skipped)]
+        return [*untried, *(f"{check.case.removeprefix('usage/')} ({check.message})" for check in skipped)]
 
     @property
     def levels(self) -> dict[Level, Counter[Status]]:
@@ -250,9 +250,9 @@ class CheckResult:
         values += ", on the CPU instead of a GPU" if ON_CPU in self.notes else ""
         counts -= counted(above)
         # Reasons count cases, each of which is checked in several dtypes, so the first number has a noun.
-        nouns = chain(["check"], repeat(""))
-        ends = [phrase(status, counts[status], next(nouns)) for status in Status if counts[status]]
-        ends += [f"{phrase(Status.FAILED, len(above), next(nouns))} above this level"] if above else []
+        noun = iter(["check"])
+        ends = [phrase(status, counts[status], next(noun, "")) for status in Status if counts[status]]
+        ends += [f"{phrase(Status.FAILED, len(above), next(noun, ''))} above this level"] if above else []
         idle = f"; {several(len(self.unused), 'declaration')} without a matching check" if self.unused else ""
         above_only = "above this level, " if self.verdict == CONFORMS else ""
         words = ", ".join(filter(None, (self.wrong_from, self.diagnosis.short)))
