@@ -473,6 +473,10 @@ def test_constant_queue_can_be_claimed() -> None:
     assert found.not_tried[-2:] == untried
     both = check_loss(lambda q, k, queue, temperature: moco(q, k.detach(), queue, temperature), "info_nce", cases=cases)
     assert both.diagnosis.reasons[0].intended == "--frozen embeddings_b,negatives"
+    inverse = check_loss(
+        lambda q, k, queue, temperature: moco(q, k, queue, 1 / temperature), "info_nce", frozen="negatives", cases=cases
+    )
+    assert inverse.diagnosis.reasons[0].words == "logits are multiplied by the temperature instead of divided"
     with pytest.raises(UsageError, match="--frozen queue: info_nce can freeze embeddings_b, negatives"):
         check_loss(moco, "info_nce", frozen=("queue",))
 

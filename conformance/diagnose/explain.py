@@ -230,11 +230,7 @@ class Observation:
         self, case: Case, dtypes: Sequence[str], outcome: Outcome | None, truth: Truth | Expected, ordinary: bool = True
     ) -> None:
         self.case, self.dtypes, self.truth, self.ordinary = case, dtypes, truth, ordinary
-        right = Outcome(list(truth.values), truth.gradient, other_gradients=truth.other_gradients)
-        self.outcome = outcome or right
-        if outcome and (constant := outcome.observed.get("frozen")):  # as claimed, so nothing is to be explained
-            claimed = {name: truth.other_gradients[name] for name in constant if name in truth.other_gradients}
-            self.outcome = replace(outcome, other_gradients={**outcome.other_gradients, **claimed})
+        self.outcome = outcome or Outcome(list(truth.values), truth.gradient, other_gradients=truth.other_gradients)
         self.dtype = dtypes[0] if dtypes else "float64"
         self.match: Match | None = None
         self.views, self.alone = 1, False

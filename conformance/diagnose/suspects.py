@@ -178,11 +178,13 @@ class Failure:
         self.compared = [(self.given, self.expected)]
         matrices = ([case.embeddings[:0], *_gradients(case, x).values()] for x in (outcome, truth))
         given, expected = (torch.tensor(np.concatenate(found)) for found in matrices)
+        frozen = [self.part(name) for name in outcome.observed.get("frozen", ())]
+        self._constant = torch.stack(frozen).any(dim=0) if frozen else None
         # If the terms of a gradient cancel, their rounding errors remain.
         size = float(self.expected.abs().nan_to_num().sum() / (self.temperature * self.rows.detach().norm()))
         self.floors = (0.0, noise / 10 * size if math.isfinite(size) else 0.0)
         if len(given) == len(expected) == len(self.rows) and bool((given + expected).isfinite().all()):
-            self.compared.append((given, expected))
+            self.compared.append((given, self._moving(expected)))
         self._sizes: dict[int, tuple[Tensor, Tensor]] = {}
         self._evaluations: dict[tuple[Setting, str, float, bool], Evaluation | None] = {}
 
@@ -241,6 +243,10 @@ class Failure:
         gradients = {name: rows - effects[name].numpy() for name, rows in _gradients(case, self.outcome).items()}
         return replace(found, gradient=gradients.pop(case.first), other_gradients=gradients)
 
+    def _moving(self, gradient: Tensor) -> Tensor:
+        """Return a gradient with rows of 0 for matrices that the target treats as constant, as claimed."""
+        return gradient if self._constant is None else gradient.masked_fill(self._constant, 0.0)
+
     def left(self, found: Tensor, place: int, *, rounded: bool = False) -> float:
         """Return |given - found| / |given - expected|, or 0 if |given - found| is only noise.
 
@@ -250,6 +256,7 @@ class Failure:
             rounded: whether ``found`` is rounded to 16 bits.
         """
         given, expected = self.compared[place]
+        found = self._moving(found) if place == 1 else found
         if place not in self._sizes:
             self._sizes[place] = (given - expected).norm(), expected.norm()
         (error, size), left = self._sizes[place], (given - found).norm()
