@@ -1098,7 +1098,7 @@ def test_nothing_is_measured_if_ours_fails(monkeypatch: pytest.MonkeyPatch) -> N
     assert "pairproof.fast fails on a small batch: ValueError: backend" in result.output
 
 
-@pytest.mark.parametrize("n", [32, 64])
+@pytest.mark.parametrize("n", [32, pytest.param(64, marks=pytest.mark.slow)])
 @each("name", forms.RECIPES)
 def test_plain_torch_computes_the_same_loss_and_gradients(name: str, n: int) -> None:
     form = forms.make(name, n, 16).to(torch.float64)

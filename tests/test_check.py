@@ -9,7 +9,7 @@ import shlex
 import sys
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -464,21 +464,21 @@ def moco(q: torch.Tensor, k: torch.Tensor, queue: torch.Tensor, temperature: flo
 
 
 def test_constant_queue_can_be_claimed() -> None:
-    cases = ("golden/info_nce/queue-tau-half", "usage/retained-graph", "usage/second-derivatives")
-    reason = check_loss(moco, "info_nce", cases=cases, fuzz=0).diagnosis.reasons[0]
+    queue = "golden/info_nce/queue-tau-half"
+    judged = partial(check_loss, loss="info_nce", cases=(queue,), fuzz=0)
+    reason = judged(moco).diagnosis.reasons[0]
     assert (reason.words[-33:], reason.intended) == ("gradient flows into the negatives", "--frozen negatives")
-    found = check_loss(moco, "info_nce", frozen="negatives", cases=cases, fuzz=0)
+    usages = ("usage/retained-graph", "usage/second-derivatives")
+    found = judged(moco, frozen="negatives", cases=(queue, *usages))
     assert found.verdict == "conforms"
     untried = ["the gradient of negatives (--frozen)", "second-derivatives (not judged with --frozen)"]
     assert found.not_tried[-2:] == untried
-    both = check_loss(lambda q, k, queue, temperature: moco(q, k.detach(), queue, temperature), "info_nce", cases=cases)
+    both = judged(lambda q, k, queue, temperature: moco(q, k.detach(), queue, temperature))
     assert both.diagnosis.reasons[0].intended == "--frozen embeddings_b,negatives"
-    inverse = check_loss(
-        lambda q, k, queue, temperature: moco(q, k, queue, 1 / temperature), "info_nce", frozen="negatives", cases=cases
-    )
+    inverse = judged(lambda q, k, queue, temperature: moco(q, k, queue, 1 / temperature), frozen="negatives")
     assert inverse.diagnosis.reasons[0].words == "logits are multiplied by the temperature instead of divided"
     with pytest.raises(UsageError, match="--frozen queue: info_nce can freeze embeddings_b, negatives"):
-        check_loss(moco, "info_nce", frozen=("queue",))
+        judged(moco, frozen=("queue",))
 
 
 @pytest.mark.usefixtures("without_reasons")

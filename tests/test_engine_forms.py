@@ -15,14 +15,14 @@ from tools.engine_forms import LEAST, PARTS, broken, entered
 Entered = dict[tuple[str, str], list[GoldenCase]]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def some_by_part() -> Entered:
     """Some golden cases that enter each part: a selection, because evaluating all of them takes half a minute."""
     small = [golden for golden in load_golden() if golden.case.n >= 4 and golden.case.size <= 100]
     # Mistakes in results that are 0 cannot be seen.
     small = [one for one in small if one.expected.gradient is not None and one.expected.gradient.any()]
     more = [golden for golden in small if "many-columns" in golden.flags or "saturated" in golden.case.id]
-    return entered([*small[::5], *more])
+    return entered([*small[::7], *more])
 
 
 @pytest.mark.slow

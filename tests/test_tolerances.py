@@ -260,7 +260,7 @@ def rows_of_equal_sizes(columns: int, unused: int) -> Case:
     return Case(f"{columns} columns", "nt_xent", rows, {"partners": np.roll(np.arange(256), 128).tolist()}, {})
 
 
-@pytest.mark.parametrize(("columns", "unused"), [(128, 3), (768, 18)])
+@pytest.mark.parametrize(("columns", "unused"), [(128, 3), pytest.param(768, 18, marks=pytest.mark.slow)])
 def test_batches_of_training_size_show_errors_beyond_the_level_formula(columns: int, unused: int) -> None:
     case = rows_of_equal_sizes(columns, unused)
     right = nt_xent_by_hand(case, "float64", "")

@@ -128,7 +128,7 @@ def is_found_in_a_process(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow if usage == "usage/threads" else ())
+        pytest.param(name, marks=pytest.mark.slow if usage in ("usage/compiled", "usage/threads") else ())
         for name, usage in FINDINGS.items()
         if usage.startswith("usage/")
     ],
