@@ -278,7 +278,7 @@ def equal_arguments(function: Call, way: str) -> dict[str, Tensor]:
 @old_torch_warns
 @pytest.mark.parametrize(
     ("function", "way"),
-    slow_except([(supcon_loss, "labels"), (sigmoid_loss, "")], ALIKE),
+    slow_except([(supcon_loss, "labels")], ALIKE),
     ids=lambda part: part if isinstance(part, str) else part.__name__,
 )
 def test_compiled_loss_takes_one_tensor_for_any_two_arguments(function: Call, way: str) -> None:

@@ -88,7 +88,7 @@ class OnlyValues(Scaled):
         return replace(found, rows={name: rows / 16 for name, rows in found.rows.items()})
 
 
-@pytest.mark.parametrize("limits", [Sixteenth, OnlyValues])
+@pytest.mark.parametrize("limits", [Sixteenth, pytest.param(OnlyValues, marks=pytest.mark.slow)])
 def test_bounds_that_are_too_small_are_exceeded(limits: type[Limits]) -> None:
     cases = [golden for golden in small_covering(8) if golden.case.loss in ("supcon", "info_nce")][:12]
     results = judged(cases, range(2), limits, "fast-dense,scipy")

@@ -73,7 +73,7 @@ def of_first_order(golden: GoldenCase) -> bool:
     return (stored is not None and stored.linear) or level_of_case(golden.case, golden) < Level.RANGE
 
 
-@pytest.mark.parametrize("step", [31, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [61, pytest.param(1, marks=pytest.mark.slow)])
 def test_no_machine_changes_a_bound(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     chosen = [(golden, true) for golden, true in sampled(step) if of_first_order(golden)]
     # A copy of a case has no stored bounds.
