@@ -62,7 +62,7 @@ def thin(name: str, key: str, of: str, write: Callable[[Any], str], root: Path) 
     (root / name).write_text(write(data), encoding="utf-8")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clean folder of fixtures: one to three cases of each loss, two documents, three implementations."""
     root = Path(shutil.copytree(ROOT, tmp_path_factory.mktemp("authoring") / "fixtures"))
@@ -137,6 +137,7 @@ def damage(root: Path) -> None:
 # Rebuilding and checking.
 
 
+@pytest.mark.slow  # the command that CI runs on all cases
 def test_a_rebuild_of_a_clean_tree_changes_nothing(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before, when = files(root), times(root)
     assert call("rebuild") == 0

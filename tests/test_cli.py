@@ -389,7 +389,7 @@ for name, output in {"closed": closed, "full": full, "file": file}.items():
 """The command in three forks, one for each output; the imports take seconds."""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ends(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]]:
     """The folder and the exit codes of ``RUN_WITH_EACH_OUTPUT`` in an ASCII locale."""
     folder = tmp_path_factory.mktemp("outputs")

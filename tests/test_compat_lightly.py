@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:To copy construct from a tensor:
 NAMES = {"NTXentLoss": Lightly, "DCLLoss": LightlyDecoupled, "DCLWLoss": LightlyDecoupled}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def theirs() -> dict[str, Any]:
     """The classes of lightly, release 1.6.0."""
     try:

@@ -24,7 +24,7 @@ EXACT = 1e-11
 """Relative bound on differences in float64 from evaluations in another order."""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def theirs() -> Any:
     """open_clip's file of losses, release 3.3.0."""
     try:

@@ -70,7 +70,7 @@ def loaded(folder: Path) -> SimpleNamespace:
     )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def folder() -> Path:
     try:
         return peer.SentenceTransformers({}, "cpu").path.parents[3]
@@ -78,7 +78,7 @@ def folder() -> Path:
         pytest.skip(str(error))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def theirs(folder: Path) -> SimpleNamespace:
     return loaded(folder)
 

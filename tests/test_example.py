@@ -29,7 +29,7 @@ def loaded(name: str) -> ModuleType:
     return module
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def example() -> ModuleType:
     return loaded("train_digits")
 
@@ -136,7 +136,7 @@ def test_clip_in_two_processes_has_the_loss_of_one_process() -> None:
     assert two[1] < two[0] - 1
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def exactness(example: ModuleType) -> ModuleType:
     loaded("moco")  # exactness.py imports it, and train_digits
     return loaded("exactness")

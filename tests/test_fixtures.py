@@ -52,7 +52,7 @@ TESTS = {
 CLAIMS = {"batch_tutorial": 3, "pair_notebook": 11, "sit_article": 5, "supcon_notebook": 14, "vectorized_notebook": 5}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def worked() -> dict[str, WorkedFixture]:
     return {fixture.document.id: fixture for fixture in load_worked()}
 
@@ -515,7 +515,7 @@ def test_missing_jsonschema_is_an_error_only_for_a_copy_of_the_fixtures(
     assert len(load_worked()) == len(COUNTS | TESTS)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def texts() -> dict[str, str]:
     """The texts of the documents by checksum."""
     named = os.environ.get("PAIRPROOF_SEEDS")

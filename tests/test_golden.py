@@ -71,12 +71,12 @@ KEPT = (
 """The cases of the small copy of the fixtures that tests damage."""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def cases() -> dict[str, GoldenCase]:
     return {case.id.removeprefix("golden/"): case for case in load_golden()}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def small_original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of fixtures with a few cases of each loss."""
     root = tmp_path_factory.mktemp("golden") / "fixtures"

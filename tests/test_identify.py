@@ -282,7 +282,7 @@ def is_quick_temperature(loss, arrays, temperature):
         for given in product(LOSSES, ("torch", "numpy"), (0.05, 0.1, 0.5, 1.0))
     ],
 )
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 def test_built_in_temperature_is_recovered(loss, arrays, temperature):
     function = in_fast(loss) if arrays == "torch" else in_reference(loss)
     identification = found(built_in(function, temperature), call=CALLS[loss], arrays=arrays)

@@ -109,14 +109,14 @@ def test_a_longer_draw_contains_a_shorter_one() -> None:
 # Judging them.
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def reference_judge() -> Any:
     judge = tool.Judge("reference", lambda name: "/two-rows" in name or name == "golden/errors/temperature-zero/supcon")
     judge.survey()
     return judge
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def fast_judge() -> Any:
     judge = tool.Judge("fast", lambda name: name in ("golden/supcon/two-rows", "golden/supcon/large-256-by-64"))
     judge.survey()

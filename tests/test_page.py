@@ -50,32 +50,32 @@ IMPLEMENTATIONS = ("reference", "fast", "pair-notebook", "batch-tutorial", "stac
 FAILING = ("golden/supcon/two-positives", "golden/supcon/two-views-stacked")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def data() -> dict[str, Any]:
     selection = Selection(implementations=IMPLEMENTATIONS, cases=CASES)
     return pages.data_of(run(selection))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def failing_data() -> dict[str, Any]:
     return pages.data_of(check_loss(self_kept, "supcon", cases=FAILING))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def path(data: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("page") / "index.html"
     file.write_text(pages.page_of(data), encoding="utf-8")
     return file
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def check_path(failing_data: dict[str, Any], path: Path) -> Path:
     file = path.with_name("check.html")
     file.write_text(pages.page_of(failing_data), encoding="utf-8")
     return file
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def figure_paths(path: Path) -> Sequence[Path]:
     """The pages of a run, of a right loss in several processes, and of one without gradients through the gather."""
     targets = Path(__file__).parent / "targets" / "distributed.py"
@@ -566,7 +566,7 @@ def test_commands_write_pages(
     assert call("report", "--out", "file") == 2
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if chromium is None:

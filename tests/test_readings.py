@@ -204,7 +204,7 @@ def ratio(external: External, case: Case, dtype: str = "float64") -> float:
 
 
 @pytest.mark.parametrize("name", RIGHT)
-@pytest.mark.quick(25)
+@pytest.mark.quick(10)
 def test_signature_is_read_as_it_is_meant(name: str) -> None:
     loss, words = RIGHT[name]
     found = External(f"{READINGS}:{name}", loss=loss)
