@@ -617,7 +617,7 @@ class Match:
     def always(self, passed: float | None = None) -> str:
         """Return ``built_in`` in digits, or "" if it is None or about ``passed``. Rounding to float32 is undone."""
         used = self.built_in
-        if used is None or (passed is not None and math.isclose(used, passed, rel_tol=1e-6)):
+        if used is None or (passed is not None and math.isclose(used, passed, rel_tol=1e-9)):
             return ""
         short = f"{used:.4g}"
         return short if math.isclose(used, float(short), rel_tol=5e-7) else f"{used:.{self.digits}g}"
