@@ -443,6 +443,45 @@ def check(
 
 
 @_command(app)
+@with_options(Request, only=("loss", "call", "temperature", "settings", "dtypes"), until=" By default inferred")
+def pack(
+    library: Annotated[str, typer.Option("--for", metavar="LIBRARY", help="The array package: torch or numpy.")],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="PATH", help="The folder for test_pairproof_LOSS.py, or a name of a file.")
+    ] = Path(),
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    **options: Any,
+) -> None:
+    """Write a test file to commit to the repository of a loss. The file needs pytest and LIBRARY, but not pairproof.
+
+    It contains the few cases that together find nearly all known mistakes that a loss with these options can have, and
+    two batches of training size. In the file, edit the function that calls the loss. By default, it gets embeddings and
+    labels, pairs, or two towers, depending on the loss. Values and, for torch, gradients are compared in float64 and
+    float32; use --dtype float32 if the loss always computes in float32. The options of the loss are those of pairproof
+    check; KEY=* passes an option to the function in the file.
+
+    Exit codes: 0 the file is written, 2 invalid command line, or no case suits it, 3 the file cannot be written.
+
+    Examples:
+        pairproof pack --loss supcon --for torch --out tests/
+        pairproof pack --loss nt_xent --for numpy --call views
+        pairproof pack --loss supcon --for torch --set no_positive=drop
+    """
+    from . import pack as packing
+
+    request = Request(None, **options)
+    path = out if out.suffix == ".py" else out / f"test_pairproof_{request.loss}.py"
+    _check_path("--out", path)
+    if path.exists() and not force:
+        raise UsageError(f"--out: {path} exists: pass --force to replace it")
+    with _bar() as bar:
+        made = packing.pack(request, library, bar)
+    _write(lambda path: path.write_text(made.text, encoding="utf-8"), path)
+    left_out = {"not found": made.missed, "in no case": made.unseen}
+    _print([f"{path}: {made.summary}", *(f"  {what}: {name}" for what, names in left_out.items() for name in names)])
+
+
+@_command(app)
 @with_options(Request, only=("target", "call", "arrays", "scale", "init", "result", "limit"), until=" With --")
 def identify(
     target: str,

@@ -242,7 +242,7 @@ LAYERS = (
     {"judge"},
     {"faults"},
     {"maintain"},
-    {"explain", "report", "summary", "training"},
+    {"explain", "pack", "report", "summary", "training"},
     {"page"},
     {"cli", "pytest_plugin", "test_target", "__init__", "_moved"},
 )

@@ -213,7 +213,7 @@ HEAVY = ("torch", "numpy", "scipy", "flint", "jsonschema", "jax", "pytorch_metri
 
 COMMANDS = (
     *((), ("verify",), ("report",), ("check",), ("identify",), ("parity",), ("diagnose",), ("list",), ("new-loss",)),
-    *(("explain",), ("fixtures",)),
+    *(("explain",), ("pack",), ("fixtures",)),
     *(("fixtures", name) for name in ("rebuild", "check", "add", "show")),
 )
 

@@ -904,7 +904,7 @@ class External(Implementation):
     def _loss(self, case: Case, given: Mapping[str, Tensor], **changed: Any) -> Tensor:
         """Return the values, [K] float64, in the order of the case's anchors or pairs."""
         assert self.target is not None
-        batches, rows = self._batches(case, given, **changed)
+        batches, rows = self.batches(case, given, **changed)
         reduction = batches[0].keywords.get("reduction", self.claim.settings.get("reduction", "mean"))
         loss = joined([self.target.loss(batch) for batch in batches], reduction)
         wanted: list[Any] = case.pairs() if reduction == "none_pairs" else case.counted()
@@ -914,7 +914,7 @@ class External(Implementation):
             order = [row for row in rows if row in set(wanted)]
         return loss[[order.index(one) for one in wanted]] if rows and len(loss) == len(order) > 1 else loss
 
-    def _batches(self, case: Case, given: Mapping[str, Tensor], **changed: Any) -> tuple[list[Batch], list[int]]:
+    def batches(self, case: Case, given: Mapping[str, Tensor], **changed: Any) -> tuple[list[Batch], list[int]]:
         """Return the batches for the target, and the new order of the case's rows ([] if unchanged)."""
         claim, rows, arrays = self.claim, given[case.first], self.arrays(case)
         passed = [name for name in case.entry.scalars if name in claim.passed or (name == "bias" and claim.adds_bias)]
