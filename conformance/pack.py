@@ -341,7 +341,7 @@ class Claimed:
         allowed = {dtype: formula_bounds(bounds(case, stored_truth(case, right), dtype)) for dtype in DTYPES}
         of_rows = {dtype: max(float(rows.max()) for rows in one.rows.values()) for dtype, one in allowed.items()}
         digits = min(MOST_DIGITS, math.ceil(-math.log10(of_rows["float32"] / FINER)))
-        written = {name: np.round(one, digits) for name, one in gradients.items()}
+        written = {name: np.round(one, digits) + 0.0 for name, one in gradients.items()}  # without -0.0
         largest = {dtype: (max(allowed[dtype].values), of_rows[dtype] + 10.0**-digits) for dtype in self.dtypes}
         within = {dtype: (_up(of_value), _up(of_row)) for dtype, (of_value, of_row) in largest.items()}
         return Entry(golden, codes, written, kept, within)
@@ -592,7 +592,8 @@ def _text(
         f"The formula is {loss.name}: {loss.source}.",
         f"Options that are not passed: {claimed.options}.",
         "Expected numbers are proved by interval arithmetic. Errors may be up to ``within``: twice the bound on the "
-        "rounding errors of a straightforward implementation, which holds on every machine.",
+        "rounding errors of a straightforward implementation, which holds on every machine"
+        + (", and the last digit of a gradient." if kind.gradients else "."),
         f"The file {counts}: those that some stored case of pairproof with these options finds.",
         *([f"Not found: {', '.join(missed)}."] if missed else []),
         *([f"In no case, for lack of room: {', '.join(unseen)}."] if unseen else []),
