@@ -140,6 +140,7 @@ def test_file_is_small_and_passes_the_right_loss(loss: str, call: str) -> None:
     assert failures(file, RIGHT[loss, call]) == [[]]
 
 
+@pytest.mark.slow
 def test_numpy_file_compares_values_alone() -> None:
     file = made("nt_xent", "views", "numpy")
     assert len(file.found) >= 0.95 * len(file.found + file.missed)
@@ -154,6 +155,7 @@ def test_numpy_file_compares_values_alone() -> None:
     assert not {*file.found} & {"nt_xent/gradient-times-the-ranks"}
 
 
+@pytest.mark.slow
 def test_cases_have_every_value_of_an_option_that_is_passed() -> None:
     file = made("nt_xent", "partners", reduction="*")
     assert 'def loss(embeddings, partners, *, temperature, reduction="mean"):' in file.text
@@ -162,6 +164,7 @@ def test_cases_have_every_value_of_an_option_that_is_passed() -> None:
     assert failing
 
 
+@pytest.mark.slow
 def test_file_without_room_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = made("nt_xent", "partners", reduction="*")
     monkeypatch.setattr(packing, "MOST_BYTES", 6_000)
@@ -194,6 +197,7 @@ def test_file_of_a_claim_with_options() -> None:
     assert failing
 
 
+@pytest.mark.slow
 def test_file_in_float32_passes_a_loss_that_always_computes_in_float32() -> None:
     def narrow(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Tensor:
         return stacked(view_a.float(), view_b.float(), temperature)
@@ -207,7 +211,7 @@ def test_file_in_float32_passes_a_loss_that_always_computes_in_float32() -> None
     assert in_both[0]
 
 
-@pytest.mark.parametrize("library", ["torch", "numpy"])
+@pytest.mark.parametrize("library", ["torch", pytest.param("numpy", marks=pytest.mark.slow)])
 def test_file_imports_only_pytest_and_the_library(library: str) -> None:
     text = made("nt_xent", "views", library).text
     imports = [one for one in ast.walk(ast.parse(text)) if isinstance(one, ast.Import | ast.ImportFrom)]
