@@ -20,7 +20,7 @@ from pairproof.conformance.implementations.ranks import blamed
 from pairproof.conformance.judge.comparisons import DIFFERS, ERRORED, NOT_APPLICABLE, PASSED, Comparison, ParityResult
 from pairproof.conformance.judge.options import CouldNotRun, UsageError
 from pairproof.conformance.judge.parity import parity
-from pairproof.conformance.judge.processes import MASK, Naming, joined
+from pairproof.conformance.judge.processes import MASK, STATISTICS, Naming, joined
 from pairproof.conformance.page.write import write_figures
 from pairproof.conformance.suite.catalogue import LOSSES
 
@@ -147,6 +147,10 @@ WRONG: dict[str, dict[str, str]] = {
     "protected_without_offset": {"loss": "mask without the rank's offset"},
     "mask_without_offset": {"loss": "positive mask without the rank's offset"},
     "self_mask_without_offset": {"loss": "mask without the rank's offset"},
+    "self_pair_is_positive": {"loss": "mask without the rank's offset", "gradient": "mask without the rank's offset"},
+    "no_self_mask": {"loss": "self pairs are not left out", "gradient": "self pairs are not left out"},
+    "views_together": {"loss": "order of the gathered rows", "gradient": "order of the gathered rows"},
+    "decorrelation": {"loss": STATISTICS, "gradient": STATISTICS},
 }
 """The mistakes of each wrong loss, by part. With two ranks, ``own_rows_first`` equals ``no_offset``."""
 
@@ -164,13 +168,27 @@ def test_wrong_losses_are_named(name: str) -> None:
     assert {one.status for one in result.comparisons if "size 1" in one.name} == {PASSED}
 
 
+@pytest.mark.parametrize("name", ["self_pair_is_positive", "views_together", "decorrelation"])
+def test_the_name_depends_neither_on_the_seed_nor_on_the_world_size(name: str) -> None:
+    # With seed 11 and two ranks, no row has the label of the row with its number on the other rank.
+    for seed, world in ((11, 2), (2, 3), (3, 4)):
+        result = of(name, world, seed=seed, only=("loss", "gradient"))
+        assert {one.mistake for one in result.comparisons[:2]} == {WRONG[name]["loss"]}, result.lines()
+
+
+def test_loss_that_is_not_contrastive_has_no_contrastive_mistake() -> None:
+    result = of("decorrelation", 2, init={"mean": False}, only=("loss", "gradient"))
+    assert [(one.status, one.mistake) for one in result.comparisons] == [(DIFFERS, "")] * 2
+
+
 def test_the_coefficient_of_a_row_on_itself_is_no_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the gradient of gathered rows, it can have another sign than in one process."""
     places = [(rank, 0, k) for rank in range(2) for k in range(2)]
-    given: Any = SimpleNamespace(places=places, whole=None, projection=None, parts=[None, None])
+    true = torch.tensor([[-1, -1, 1, 1], [-1, -1, 1, 1], [1, 1, -1, -1], [1, 1, -1, -1]])
+    given: Any = SimpleNamespace(places=places, whole=None, projection=None, parts=[None, None], positives=true < 0)
     alone = SimpleNamespace(facts={"probed_as": "labels"}, answer_alone=lambda *_: {"rows": torch.zeros(4, 1).tolist()})
     naming = Naming(alone, given, None, [])  # type: ignore[arg-type]
-    true = torch.tensor([[-1, -1, 1, 1], [-1, -1, 1, 1], [1, 1, -1, -1], [1, 1, -1, -1]])
+    monkeypatch.setattr(naming, "self_pairs", lambda *_: "")
     found = true.clone().fill_diagonal_(0)
     rows = [[torch.zeros(2, 1, dtype=torch.float64)] * 2] * 2
 

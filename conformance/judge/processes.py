@@ -10,6 +10,8 @@ If they differ, further evaluations find the mistake:
 - Only one rank's loss is propagated. This shows whether a gradient reaches the rows of other ranks.
 - The gradient of an embedding is a combination of the other embeddings, which are linearly independent. The signs of
   its coefficients show which rows are positives and which are negatives.
+- A constant is added to the rows of each rank. If its loss stays the same, it normalises with its own mean.
+- All rows are equal, or all are orthogonal. Only self pairs have the same similarity in both batches.
 """
 
 from __future__ import annotations
@@ -83,6 +85,9 @@ STEP, STEP_ERROR = 1e-5, 1e-4
 READ, READ_SINGLE = 1e-8, 1e-4
 """Coefficients below this share of the largest one count as 0; the second is for results in float32."""
 
+UNCHANGED = 1e-4
+"""Largest relative difference of a loss that is independent of a change of the rows, also in float32."""
+
 UNGATHERED = "nothing is gathered"
 UNDIFFERENTIATED = "no gradient through the gather"
 CROSSING = "wrong gradient through the gather"
@@ -90,6 +95,8 @@ OFFSET = "targets without the rank's offset"
 POSITIVE_MASK = "positive mask without the rank's offset"
 MASK = "mask without the rank's offset"
 HARD_TARGETS = "hard negatives are targets"
+SELF_PAIRS = "self pairs are not left out"
+STATISTICS = "each rank normalises with its own statistics"
 ORDER = "order of the gathered rows"
 MEANS = "mean of the ranks' means"
 TIMES_WORLD, BY_WORLD = "{} x world size", "{} / world size"
@@ -116,6 +123,35 @@ class _Shared:
     def items(self) -> list[int]:
         """The number of rows of each rank."""
         return [len(part.embeddings) for part in self.parts]
+
+    @property
+    def rows(self) -> Tensor:
+        """All rows, [N, D], in the order of ``places``."""
+        hard = [self.whole.keywords[HARD].flatten(0, -2)] if HARD in self.whole.keywords else []
+        return torch.cat([self.whole.embeddings, *hard])
+
+    @property
+    def positives(self) -> Tensor:
+        """Whether two rows are a positive pair, bool [N, N]; the diagonal has no meaning."""
+        n, labels = len(self.whole.embeddings), self.whole.labels
+        groups = range(n // 2) if labels is None or self.whole.call == "partners" else labels
+        found = torch.zeros(len(self.places), len(self.places), dtype=torch.bool)
+        group = torch.tensor([groups[row % len(groups)] for row in range(n)])
+        found[:n, :n] = group[:, None] == group
+        return found
+
+    def with_rows(self, rows: Tensor) -> _Shared:
+        """Return the batch with other rows, given in the order of ``places``."""
+
+        def changed(batch: Batch, rows: Tensor) -> Batch:
+            n, keywords = len(batch.embeddings), dict(batch.keywords)
+            if HARD in keywords:
+                keywords[HARD] = rows[n:].reshape(keywords[HARD].shape)
+            return replace(batch, embeddings=rows[:n], keywords=keywords)
+
+        owners = [rank for rank, _, _ in self.places]
+        parts = [changed(part, rows[[owner == rank for owner in owners]]) for rank, part in enumerate(self.parts)]
+        return replace(self, parts=parts, whole=changed(self.whole, rows))
 
 
 @dataclass(frozen=True)
@@ -370,7 +406,10 @@ class Processes:
             if self.facts["call"] == "pairs" and world > 1 and any(one.ratio > 1 for one in parts.values()):
                 batches, answers, parts = self.with_columns_of_all(batches, expected, answers, parts)
             wrong = any(one.ratio > 1 for one in parts.values())
-            mistakes = Naming(self, batches[0], expected[0].found, answers[0]).mistakes() if wrong else {}
+            # A mask can change the loss of one batch and not that of the other.
+            worst = parts["loss"] if parts["loss"].ratio > 1 else max(parts.values(), key=lambda one: one.ratio)
+            k = [shared.name for shared in batches].index(worst.batch)
+            mistakes = Naming(self, batches[k], expected[k].found, answers[k]).mistakes() if wrong else {}
             for part, one in parts.items():
                 if ("loss" if part == "loss" else "gradient") in only:
                     yield _comparison(f"{name}: {_title(part)}", one, len(batches), mistakes.get(part, ""))
@@ -494,9 +533,15 @@ class Naming:
             hint = f"; see its parameters {gathers} (--init)" if gathers else ""
             words = f"{UNGATHERED}: every rank computes the loss of its own rows alone{hint}"
             return dict.fromkeys(self.parts, words)
-        if rows and (pairs := self.pairs(reading, rows)):
-            return dict.fromkeys(self.parts, pairs)
-        return self.factors(self.crosses(reading, rows) if rows else None)
+        factors = self.factors
+        # Other positives or negatives would change the loss.
+        if factors["loss"] is None:
+            if self.own_statistics():
+                words = "a constant that is added to all rows of a rank changes no rank's loss, but that of one process"
+                return dict.fromkeys(self.parts, f"{STATISTICS}: {words}")
+            if rows and (pairs := self.pairs(reading, rows)):
+                return dict.fromkeys(self.parts, pairs)
+        return self.named(factors, self.crosses(reading, rows) if rows else None)
 
     @property
     def parts(self) -> list[str]:
@@ -514,6 +559,22 @@ class Naming:
                 return False
         return True
 
+    def own_statistics(self) -> bool:
+        """Return whether a constant row that is added to the rows of each rank changes only the loss of one process."""
+        shared, processes = self.shared, self.processes
+        constants = torch.randn(self.world, shared.rows.shape[1], generator=processes.chance, dtype=torch.float64)
+        moved = shared.with_rows(shared.rows + constants[[rank for rank, _, _ in shared.places]])
+        try:
+            processes.ranks.join(self.world)
+            found = processes.together(moved)
+            alone = processes.alone(moved.whole, moved.projection).loss
+        except TargetError:
+            return False
+        for before, after in zip(self.answers, found, strict=True):
+            if not (_unchanged(before["value"], after["value"]) and torch.tensor(before["rows"]).any()):
+                return False  # A loss without a gradient could be a constant.
+        return math.isfinite(alone) and not _unchanged(self.true.loss, alone)
+
     def crosses(self, shared: _Shared, rows: list[list[Tensor]]) -> bool:
         """Return whether the loss of a rank has a gradient with respect to the rows of another one."""
         own = max(float(rows[rank][rank].norm()) for rank in range(self.world))
@@ -527,10 +588,13 @@ class Naming:
             true = self._signs(shared, torch.tensor(alone["rows"], dtype=torch.float64))
         except TargetError:
             return ""
+        if bool(((true < 0) & ~shared.positives).fill_diagonal_(False).any()):
+            return ""  # Not a contrastive loss: other signs have no meaning.
         places = shared.places
         index = {place: row for row, place in enumerate(places)}
         wrong: list[tuple[int, int]] = []
         changed: list[tuple[int, int]] = []
+        within = True  # Whether the pairs within a rank are those of one process.
         for rank in range(self.world):
             mine = [row for row, place in enumerate(places) if place[0] == rank]
             full = torch.zeros(len(places), rows[rank][rank].shape[1], dtype=torch.float64)
@@ -540,6 +604,7 @@ class Naming:
                 for j in range(len(places)):
                     if i == j:
                         continue
+                    within &= places[j][0] != rank or bool(found[i, j] == true[i, j])
                     if found[i, j] < 0 <= true[i, j]:
                         wrong.append((i, j))
                     elif (places[j][0] != rank and found[i, j] != true[i, j]) or true[i, j] < 0 <= found[i, j]:
@@ -558,16 +623,42 @@ class Naming:
             if any(places[j][1] < 0 <= places[i][1] for i, j in wrong):
                 i, j = next((i, j) for i, j in wrong if places[j][1] < 0 <= places[i][1])
                 return f"{HARD_TARGETS}: {shown(i, j)} are a positive pair; check the order of the gathered rows"
-            if all(self._without_offset(i, j, places, index, true) for i, j in wrong):
+            # Without the offset, not all pairs have the same view and number: on one rank, these would be self pairs.
+            others = any(places[i][1:] != places[j][1:] for i, j in wrong)
+            if others and all(self._without_offset(i, j, places, index, true) for i, j in wrong):
                 masked = self.processes.facts["probed_as"] in SEVERAL_POSITIVES
                 return f"{POSITIVE_MASK if masked else OFFSET}: {example}"
             return f"{ORDER}: {example}"
+        if any(places[i][0] == 0 for i, _ in changed):
+            return ""
+        if within and (words := self.self_pairs(shared)):
+            return words
         if changed:
             i, j = changed[0]
             signs = {-1: "a positive pair", 0: "left out", 1: "a negative pair"}
-            if all(places[i][0] > 0 for i, _ in changed):
-                return f"{MASK}: {shown(i, j)} are not {signs[int(true[i, j])]}, but they are in one process"
+            return f"{MASK}: {shown(i, j)} are not {signs[int(true[i, j])]}, but they are in one process"
         return ""
+
+    def self_pairs(self, shared: _Shared) -> str:
+        """Return the mistake if self pairs are not left out; "" if they are, or if this is unknown.
+
+        In one process, the loss of equal rows must be that of orthogonal rows: only differences of similarities count.
+        On a rank that does not leave out self pairs, their similarity of 1 makes a difference among orthogonal rows.
+        """
+        units = torch.eye(len(shared.projection), dtype=torch.float64)[: len(shared.places)]
+        batches = [shared.with_rows(rows) for rows in (units[[0] * len(units)], units)]
+        try:
+            self.processes.ranks.join(self.world)
+            found = [[one["value"] for one in self.processes.together(batch)] for batch in batches]
+            alone = [self.processes.alone(batch.whole, batch.projection).loss for batch in batches]
+        except TargetError:
+            return ""
+        ranks = [rank for rank, values in enumerate(zip(*found, strict=True)) if not _unchanged(*values)]
+        if not (ranks and _unchanged(*alone) and all(math.isfinite(value) for values in found for value in values)):
+            return ""
+        where = f"on rank {', '.join(map(str, ranks))}, but not in one process"
+        words = f"self pairs count {where}: the loss depends on the similarity of a row to itself"
+        return f"{SELF_PAIRS if 0 in ranks else MASK}: {words}"
 
     @property
     def views(self) -> int:
@@ -587,25 +678,24 @@ class Naming:
 
     def _signs(self, shared: _Shared, gradient: Tensor) -> Tensor:
         """Return the signs of the coefficients of all rows in the gradient of each row."""
-        inputs = [shared.whole.embeddings]
-        if HARD in shared.whole.keywords:
-            inputs.append(shared.whole.keywords[HARD].flatten(0, -2))
-        coefficients = gradient @ torch.linalg.pinv(torch.cat(inputs))
+        coefficients = gradient @ torch.linalg.pinv(shared.rows)
         least = (READ_SINGLE if self.processes.single else READ) * coefficients.abs().max()
         return torch.where(coefficients.abs() < least, 0.0, coefficients.sign())
 
-    def factors(self, crosses: bool | None) -> dict[str, str]:
+    @property
+    def factors(self) -> dict[str, float | None]:
+        """The factor of each part: 1, the world size or its inverse; None if it is another one, or none."""
+        known = (float(self.world), 1 / self.world, 1.0)
+        pairs = _pairs(self.true, _mean(self.answers))
+        return {part: next((c for c in known if _same(c * a, b)), None) for part, (a, b) in pairs.items()}
+
+    def named(self, factors: Mapping[str, float | None], crosses: bool | None) -> dict[str, str]:
         """Name the parts that differ by a factor of the world size, and a gradient with a wrong direction.
 
         ``crosses`` is whether a gradient reaches the rows of other ranks; None if unknown.
         """
-        found, names = _mean(self.answers), {}
-        factors: dict[str, float | None] = {}
         known = {float(self.world): TIMES_WORLD, 1 / self.world: BY_WORLD, 1.0: ""}
-        for part, (a, b) in _pairs(self.true, found).items():
-            factors[part] = next((c for c in known if _same(c * a, b)), None)
-            if (factor := factors[part]) is not None:
-                names[part] = known[factor].format(_title(part))
+        names = {part: known[c].format(_title(part)) for part, c in factors.items() if c is not None}
         if factors.get(PROJECTION, 1.0) == 1 / self.world and crosses is False:
             names[PROJECTION] += f": {UNDIFFERENTIATED}, and every rank returns the loss of all rows"
         if factors["loss"] is not None and factors.get(PROJECTION, 1.0) is None and crosses is not None:
@@ -677,6 +767,10 @@ def _title(part: str) -> str:
 
 def _same(expected: Tensor, given: Tensor) -> bool:
     return bool((expected - given).norm() <= EQUAL * expected.norm())
+
+
+def _unchanged(before: float, after: float) -> bool:
+    return abs(before - after) <= UNCHANGED * abs(before)
 
 
 def _difference_in_words(true: Tensor, found: Tensor) -> str:

@@ -312,6 +312,45 @@ def self_mask_without_offset(embeddings: Tensor, labels: Tensor) -> Tensor:
     return supcon(embeddings, with_gradient(embeddings), labels, with_gradient(labels), start, 0)
 
 
+def self_pair_is_positive(embeddings: Tensor, labels: Tensor, temperature: float = 0.1) -> Tensor:
+    """The self pairs of the positives are removed at the columns of rank 0.
+
+    As before https://github.com/vturrisi/solo-learn/pull/206, which also gathers as ``not_summed``.
+    """
+    rows = F.normalize(embeddings)
+    columns = rows if world() == 1 else OwnShare.apply(rows)  # type: ignore[no-untyped-call]
+    same = labels[:, None] == gathered(labels)
+    chances = (rows @ columns.T / temperature).exp()
+    positive = (chances * same.clone().fill_diagonal_(False)).sum(1)
+    return ((positive + (chances * ~same).sum(1)) / positive).log().mean()
+
+
+def no_self_mask(embeddings: Tensor, labels: Tensor) -> Tensor:
+    """The self pairs are left out in one process only."""
+    start = first(len(labels)) if world() == 1 else len(labels) * world()
+    return supcon(embeddings, with_gradient(embeddings), labels, with_gradient(labels), start)
+
+
+def views_together(view_a: Tensor, view_b: Tensor, temperature: float = 0.1) -> Tensor:
+    """Both views of a rank are gathered at once, but the first views of all ranks are expected before the second ones.
+
+    As before https://github.com/Spijkervet/SimCLR/pull/46.
+    """
+    rows = with_gradient(torch.cat([view_a, view_b]))
+    logits = (rows @ rows.T / temperature).masked_fill(torch.eye(len(rows), dtype=torch.bool), -torch.inf)
+    return F.cross_entropy(logits, torch.arange(len(rows)).roll(len(rows) // 2))
+
+
+def decorrelation(view_a: Tensor, view_b: Tensor, mean: bool = True) -> Tensor:
+    """Barlow Twins: columns are normalised with the statistics of the rank, and then gathered.
+
+    As in https://github.com/lightly-ai/lightly/pull/1977. If not ``mean``, the mean of the columns is not subtracted.
+    """
+    a, b = (with_gradient(F.normalize(rows - mean * rows.mean(0), dim=0)) for rows in (view_a, view_b))
+    difference = a.T @ b / world() - torch.eye(a.shape[1])
+    return (difference.square() * (0.005 + 0.995 * torch.eye(a.shape[1]))).sum()
+
+
 def hangs(view_a: Tensor, view_b: Tensor) -> Tensor:
     """Rank 0 does not gather."""
     others = view_b if rank() == 0 else gathered(view_b)
