@@ -147,6 +147,7 @@ WRONG: dict[str, dict[str, str]] = {
     "protected_without_offset": {"loss": "mask without the rank's offset"},
     "mask_without_offset": {"loss": "positive mask without the rank's offset"},
     "self_mask_without_offset": {"loss": "mask without the rank's offset"},
+    "protected_without_margin": {"loss": "mask without the rank's offset"},
     "self_pair_is_positive": {"loss": "mask without the rank's offset", "gradient": "mask without the rank's offset"},
     "no_self_mask": {"loss": "self pairs are not left out", "gradient": "self pairs are not left out"},
     "views_together": {"loss": "order of the gathered rows", "gradient": "order of the gathered rows"},
@@ -168,7 +169,10 @@ def test_wrong_losses_are_named(name: str) -> None:
     assert {one.status for one in result.comparisons if "size 1" in one.name} == {PASSED}
 
 
-@pytest.mark.parametrize("name", ["self_pair_is_positive", "views_together", "decorrelation"])
+PUBLIC = ("self_pair_is_positive", "views_together", "decorrelation", "protected_without_margin")
+
+
+@pytest.mark.parametrize("name", PUBLIC)
 def test_the_name_depends_neither_on_the_seed_nor_on_the_world_size(name: str) -> None:
     # With seed 11 and two ranks, no row has the label of the row with its number on the other rank.
     for seed, world in ((11, 2), (2, 3), (3, 4)):
@@ -181,25 +185,38 @@ def test_loss_that_is_not_contrastive_has_no_contrastive_mistake() -> None:
     assert [(one.status, one.mistake) for one in result.comparisons] == [(DIFFERS, "")] * 2
 
 
-def test_the_coefficient_of_a_row_on_itself_is_no_pair(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the gradient of gathered rows, it can have another sign than in one process."""
+def test_only_pairs_that_no_right_loss_has_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     places = [(rank, 0, k) for rank in range(2) for k in range(2)]
-    true = torch.tensor([[-1, -1, 1, 1], [-1, -1, 1, 1], [1, 1, -1, -1], [1, 1, -1, -1]])
-    given: Any = SimpleNamespace(places=places, whole=None, projection=None, parts=[None, None], positives=true < 0)
-    alone = SimpleNamespace(facts={"probed_as": "labels"}, answer_alone=lambda *_: {"rows": torch.zeros(4, 1).tolist()})
+    right = torch.tensor([[-1, -1, 1, 1], [-1, -1, 1, 1], [1, 1, -1, -1], [1, 1, -1, -1]])
+    given: Any = SimpleNamespace(places=places, whole=None, projection=None, parts=[None, None], positives=right < 0)
+    alone = SimpleNamespace(
+        facts={"probed_as": "labels"}, single=False, answer_alone=lambda *_: {"rows": torch.zeros(4, 1).tolist()}
+    )
     naming = Naming(alone, given, None, [])  # type: ignore[arg-type]
     monkeypatch.setattr(naming, "self_pairs", lambda *_: "")
-    found = true.clone().fill_diagonal_(0)
     rows = [[torch.zeros(2, 1, dtype=torch.float64)] * 2] * 2
 
-    def named(found: torch.Tensor) -> str:
-        signs = iter([true, true, found])
-        monkeypatch.setattr(naming, "_signs", lambda *_: next(signs))
+    def named(true: dict[tuple[int, int], float], found: dict[tuple[int, int], float]) -> str:
+        """The mistake, if these coefficients of one process and of rank 1 are not those of ``right``."""
+        one, last = right.double(), right.double()
+        for matrix, changed in ((one, true), (last, found)):
+            for (i, j), value in changed.items():
+                matrix[i, j] = value
+        coefficients = iter([one, right.double(), last])
+        monkeypatch.setattr(naming, "_coefficients", lambda *_: next(coefficients))
         return naming.pairs(given, rows)
 
-    assert named(found) == ""
-    found[3, 2] = 1
-    assert named(found).startswith(MASK)
+    assert named({}, {(3, 2): 1}).startswith(MASK)
+    assert named({(3, 1): 0}, {}).startswith(MASK)
+    # Without the gradient of gathered rows, the coefficient of a row on itself can have another sign.
+    assert named({}, {(2, 2): 0, (3, 3): 0}) == ""
+    # The loss of rank 0 has the coefficient, if its row is the anchor.
+    assert named({}, {(2, 0): 0}) == ""
+    assert named({}, {(2, 0): 0, (3, 1): 0}).startswith(MASK)
+    # In one process, all negatives of an anchor are left out.
+    assert named({(2, 3): 0, (3, 2): 0}, {}) == ""
+    # In one process, a negative has hardly an effect.
+    assert named({(3, 1): 1e-13}, {(3, 1): 1e-8}) == ""
 
 
 @pytest.mark.slow

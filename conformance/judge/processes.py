@@ -67,6 +67,9 @@ BIAS = -5.0
 SPREAD = 1.5
 """Root-mean-square norm of the noise that is added to a centre of norm 1, before the row is normalised."""
 
+SIMILAR = 0.3
+"""The same of a first view that is very similar to a second view of the first rank."""
+
 READING_TEMPERATURE = 0.5
 """Temperature of the batch whose gradient shows the positives. At lower ones, some coefficients are negligible."""
 
@@ -82,8 +85,12 @@ EQUAL = 1e-6
 STEP, STEP_ERROR = 1e-5, 1e-4
 """Step of a central difference, and its largest error divided by the norms of the gradient and of the direction."""
 
-READ, READ_SINGLE = 1e-8, 1e-4
-"""Coefficients below this share of the largest one count as 0; the second is for results in float32."""
+READ = 1e-8
+"""A gradient counts as 0 if its norm is at most this share of that of another one."""
+
+ZERO, ZERO_SINGLE, CLEAR, CLEAR_SINGLE = 1e-12, 1e-4, 1e-6, 1e-2
+"""Coefficients below the first share of the largest one count as 0. Two signs differ only if one of the coefficients is
+above the third share. The others are for results in float32."""
 
 UNCHANGED = 1e-4
 """Largest relative difference of a loss that is independent of a change of the rows, also in float32."""
@@ -224,15 +231,16 @@ class Processes:
         def normal(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=self.chance, dtype=torch.float64)
 
-        def around(centres: Tensor) -> Tensor:
-            rows = centres + SPREAD * normal(*centres.shape) / math.sqrt(width)
+        def around(centres: Tensor, spread: float = SPREAD) -> Tensor:
+            rows = centres + spread * normal(*centres.shape) / math.sqrt(width)
             return torch.nn.functional.normalize(rows, dim=-1)
 
         centres = torch.nn.functional.normalize(normal(2 + len(counts) + total, width), dim=-1)
         orthogonal = torch.linalg.qr(normal(width, width))[0]
         # With several positives, the coefficient of a very similar positive can have the sign of a negative.
         orthogonal_rows = reading and call in SEVERAL_POSITIVES
-        parts, used = [], 2 + len(counts)
+        parts: list[Batch] = []
+        used = 2 + len(counts)
         for rank, items in enumerate(counts):
             # The class of the first item occurs only on this rank; all ranks share the other two classes.
             classes = [2 + rank if k == 0 else k % 2 for k in range(items)]
@@ -244,6 +252,9 @@ class Processes:
             else:
                 inputs = around(centres[used : used + items].repeat(2, 1))
                 labels = classes if call == "features" and self.facts["takes_labels"] else None
+                if parts:
+                    # A loss that leaves out very similar negatives leaves out this pair, which no rank has alone.
+                    inputs[0] = around(parts[0].embeddings[counts[0]], SIMILAR)
             if orthogonal_rows:
                 inputs = orthogonal[2 * sum(counts[:rank]) :][: 2 * items]
             if hard:
@@ -585,30 +596,46 @@ class Naming:
         """Return the mistake in the choice of positives and negatives; "" if there is none."""
         try:
             alone = self.processes.answer_alone(shared.whole, shared.projection)
-            true = self._signs(shared, torch.tensor(alone["rows"], dtype=torch.float64))
+            whole = self._coefficients(shared, torch.tensor(alone["rows"], dtype=torch.float64))
         except TargetError:
             return ""
-        if bool(((true < 0) & ~shared.positives).fill_diagonal_(False).any()):
+        zero, least = (ZERO_SINGLE, CLEAR_SINGLE) if self.processes.single else (ZERO, CLEAR)
+        largest = whole.abs().max()
+        whole = whole / largest
+
+        def signs_of(coefficients: Tensor) -> Tensor:
+            return torch.where(coefficients.abs() < zero, 0.0, coefficients.sign())
+
+        true, positives = signs_of(whole), shared.positives
+        if bool(((true < 0) & ~positives).fill_diagonal_(False).any()):
             return ""  # Not a contrastive loss: other signs have no meaning.
         places = shared.places
         index = {place: row for row, place in enumerate(places)}
         wrong: list[tuple[int, int]] = []
         changed: list[tuple[int, int]] = []
-        within = True  # Whether the pairs within a rank are those of one process.
+        within = left_out = True  # Whether pairs within a rank are right; whether rows of rank 0 are left out.
         for rank in range(self.world):
             mine = [row for row, place in enumerate(places) if place[0] == rank]
             full = torch.zeros(len(places), rows[rank][rank].shape[1], dtype=torch.float64)
             full[mine] = rows[rank][rank]
-            found = self._signs(shared, full)
+            coefficients = self._coefficients(shared, full) / largest
+            found = signs_of(coefficients)
+            clear = torch.maximum(coefficients.abs(), whole.abs()) > least
             for i in mine:
                 for j in range(len(places)):
-                    if i == j:
+                    if i == j or not clear[i, j]:
                         continue
-                    within &= places[j][0] != rank or bool(found[i, j] == true[i, j])
-                    if found[i, j] < 0 <= true[i, j]:
+                    own, before, after = places[j][0] == rank, true[i, j], found[i, j]
+                    within &= not own or bool(before == after)
+                    if after < 0 and not positives[i, j]:
                         wrong.append((i, j))
-                    elif (places[j][0] != rank and found[i, j] != true[i, j]) or true[i, j] < 0 <= found[i, j]:
+                    # If 0, the loss of another rank can have the coefficient, because its row is the anchor.
+                    elif (before < 0 <= after) if own else (before <= 0 < after):
                         changed.append((i, j))
+                if rank and places[i][1] >= 0:
+                    remote = [j for j, place in enumerate(places) if place[0] != rank and place[1] == places[i][1]]
+                    j = index[0, places[i][1], places[i][2]]
+                    left_out &= bool(found[i, j] == 0 != true[i, j] and found[i, remote].any())
 
         def shown(i: int, j: int) -> str:
             (rank, kind, k), (other, kind_of_other, m) = places[i], places[j]
@@ -625,18 +652,22 @@ class Naming:
                 return f"{HARD_TARGETS}: {shown(i, j)} are a positive pair; check the order of the gathered rows"
             # Without the offset, not all pairs have the same view and number: on one rank, these would be self pairs.
             others = any(places[i][1:] != places[j][1:] for i, j in wrong)
-            if others and all(self._without_offset(i, j, places, index, true) for i, j in wrong):
+            if others and all(self._without_offset(i, j, places, index, positives) for i, j in wrong):
                 masked = self.processes.facts["probed_as"] in SEVERAL_POSITIVES
                 return f"{POSITIVE_MASK if masked else OFFSET}: {example}"
             return f"{ORDER}: {example}"
-        if any(places[i][0] == 0 for i, _ in changed):
-            return ""
-        if within and (words := self.self_pairs(shared)):
-            return words
+        known = {-1: "a positive pair", 0: "left out", 1: "a negative pair"}
+        for i, j in changed:
+            inside = places[i][0] == places[j][0] > 0
+            if not inside and not (places[i][0] > 0 and self._without_offset(i, j, places, index, positives)):
+                return ""
         if changed:
             i, j = changed[0]
-            signs = {-1: "a positive pair", 0: "left out", 1: "a negative pair"}
-            return f"{MASK}: {shown(i, j)} are not {signs[int(true[i, j])]}, but they are in one process"
+            return f"{MASK}: {shown(i, j)} are not {known[int(true[i, j])]}, but they are in one process"
+        if within and (words := self.self_pairs(shared)):
+            return words
+        if left_out and self.world > 1:
+            return f"{MASK}: on ranks above 0, a row and the row of rank 0 with its number are left out"
         return ""
 
     def self_pairs(self, shared: _Shared) -> str:
@@ -667,20 +698,20 @@ class Naming:
 
     @staticmethod
     def _without_offset(
-        i: int, j: int, places: list[tuple[int, int, int]], index: Mapping[Any, int], true: Tensor
+        i: int, j: int, places: list[tuple[int, int, int]], index: Mapping[Any, int], positives: Tensor
     ) -> bool:
-        """Return whether the pair would be positive if its row on rank 0 were on the other row's rank."""
+        """Return whether the pair would be positive, or a self pair, if its row on rank 0 were on the other's rank."""
         if places[i][0] == 0:
             i, j = j, i
         rank, (other, kind, k) = places[i][0], places[j]
         meant = index.get((rank, kind, k))
-        return other == 0 < rank and meant is not None and (meant == i or bool(true[i, meant] < 0))
+        return other == 0 < rank and meant is not None and bool(positives[i, meant])
 
-    def _signs(self, shared: _Shared, gradient: Tensor) -> Tensor:
-        """Return the signs of the coefficients of all rows in the gradient of each row."""
-        coefficients = gradient @ torch.linalg.pinv(shared.rows)
-        least = (READ_SINGLE if self.processes.single else READ) * coefficients.abs().max()
-        return torch.where(coefficients.abs() < least, 0.0, coefficients.sign())
+    @staticmethod
+    def _coefficients(shared: _Shared, gradient: Tensor) -> Tensor:
+        """Return the coefficients of all rows in the gradient of each row."""
+        found: Tensor = gradient @ torch.linalg.pinv(shared.rows)
+        return found
 
     @property
     def factors(self) -> dict[str, float | None]:

@@ -258,13 +258,13 @@ def negatives_as_targets(view_a: Tensor, view_b: Tensor, hard_negatives: Tensor)
     return ranking(view_a, columns, torch.arange(len(view_a)) + first(len(view_a)))
 
 
-def false_negatives(view_a: Tensor, view_b: Tensor, offset: int) -> Tensor:
+def false_negatives(view_a: Tensor, view_b: Tensor, offset: int, margin: float = 0.05) -> Tensor:
     """Leave out negatives that are more similar than the positive minus a margin, but not the protected positives."""
     n, start = len(view_a), first(len(view_a))
     similarities = view_a @ with_gradient(view_b).T
     numbers, columns = torch.arange(n)[:, None], torch.arange(similarities.shape[1])
     positive = similarities[torch.arange(n), start + torch.arange(n)][:, None]
-    too_similar = (similarities > positive - 0.05) & (columns != numbers + offset)
+    too_similar = (similarities > positive - margin) & (columns != numbers + offset)
     return F.cross_entropy(10 * similarities.masked_fill(too_similar, -torch.inf), torch.arange(n) + start)
 
 
@@ -276,6 +276,11 @@ def right_false_negatives(view_a: Tensor, view_b: Tensor) -> Tensor:
 def protected_without_offset(view_a: Tensor, view_b: Tensor) -> Tensor:
     """The protected columns are rank 0's: https://github.com/huggingface/sentence-transformers/pull/3817."""
     return false_negatives(view_a, view_b, 0)
+
+
+def protected_without_margin(view_a: Tensor, view_b: Tensor) -> Tensor:
+    """The same, but no rank's own positive is left out."""
+    return false_negatives(view_a, view_b, 0, margin=0)
 
 
 def supcon(
