@@ -527,11 +527,8 @@ def _judged(result: CheckResult) -> Iterator[Part]:
     if rest := reasons[len(listed) :]:
         number = sum(count for _, count in rest)
         yield Text(f"  {number} skipped for {len(rest)} other reasons: --all shows them", "dim")
-    needed = (reason.removeprefix("needs ") for reason, _ in reasons if "=" in reason)
-    yield from (
-        Text(f"  to run skipped cases, name an option built into the target, for example: --set {it}", "dim")
-        for it in [*needed][:1]
-    )
+    if any(reason.startswith("needs ") and "=" in reason for reason, _ in reasons):
+        yield Text("  if the target has an option built in that a skipped case needs, claim it with --set", "dim")
     if result.fresh:
         yield f"random batches: {len(result.fresh)}, drawn with --seed {request.seed}"
     if result.not_tried:

@@ -170,7 +170,11 @@ slow = partial(pytest.param, marks=pytest.mark.slow)
     [
         (lambda loss: loss * math.nan, "the loss is NaN for every batch"),
         (lambda loss: 0 * loss + 1.5, "the loss is the constant 1.5 for every batch"),
-        slow(lambda loss: loss * math.inf, "the loss is infinite for every batch"),
+        slow(
+            lambda loss: loss * math.inf,
+            "the loss is infinite for every batch"
+            " (often because a positive, such as the self pair, is masked with -inf)",
+        ),
         slow(lambda loss: 0 * loss, "the loss is the constant 0 for every batch"),
         slow(lambda loss: -loss, "values have the wrong sign"),
         slow(lambda loss: loss.detach() + 0 * loss, "the value is right, but the gradient is 0"),
@@ -216,6 +220,16 @@ def test_another_loss_of_the_catalogue_is_named(
     cases = tuple(f"golden/{claim}/{name}" for name in ("shape-[3-8]-*", "two-positives", "labels-*"))
     found = check_loss(target, claim, cases=cases, fuzz=0).diagnosis
     assert f"{found.reasons[0].words} (if intended: {intended}): explains" in found.sentences()[0]
+
+
+def test_dcl_of_two_views_is_named_as_a_loss_of_labels() -> None:
+    def dcl(view_a: torch.Tensor, view_b: torch.Tensor, temperature: float = 0.1) -> torch.Tensor:
+        rows, items = torch.cat([view_a, view_b]), torch.arange(len(view_a)).repeat(2)
+        return fast.supcon_loss(rows, items, denominator="only_negatives", temperature=temperature)
+
+    (reason,) = check_loss(dcl, "nt_xent", cases=("golden/nt_xent/two-views-*",), fuzz=0).diagnosis.reasons
+    assert reason.words == "the denominator lacks the positives"
+    assert reason.intended == "--loss supcon --set denominator=only_negatives"
 
 
 def supcon_with(

@@ -257,6 +257,7 @@ def test_class_is_imported_by_module_name() -> None:
             r"called with labels; the parameters .* suggest this call; .* pass --call towers\|views\|similarities$",
         ),
         ({"settings": {"no_positiv": "drop"}}, "supcon_loss has no option 'no_positiv'; known: base_temperature"),
+        ({"settings": {"direction": "both"}}, "supcon_loss has no option 'direction'.*; of info_nce: --loss"),
         ({"settings": {"no_positive": "ignore"}}, "no_positive: expected one of zero, drop, nan"),
         ({"settings": {"base_temperature": "warm"}}, "base_temperature: expected a number"),
         ({"settings": {"base_temperature": "nan"}}, "base_temperature: expected a number"),
@@ -278,6 +279,16 @@ def test_unknown_temperature_requires_an_option() -> None:
         target("built_in")
     with pytest.raises(TargetMisused, match="--temperature"):
         External(lambda embeddings, labels: embeddings.sum(), loss="supcon", call="labels")
+
+
+def test_default_of_a_number_that_is_not_that_of_the_definition_is_noted() -> None:
+    def scaled(
+        embeddings: torch.Tensor, labels: torch.Tensor, temperature: float = 0.07, base_temperature: float = 0.2
+    ) -> torch.Tensor:
+        return embeddings.sum()
+
+    note = "base_temperature: always passed; a call without it computes 0.2, not None"
+    assert note in External(scaled, loss="supcon").notes
 
 
 def test_built_in_temperature_selects_the_cases() -> None:

@@ -630,7 +630,8 @@ class _Explanation:
         with np.errstate(over="ignore"):  # the results of some cases are rounded to float32
             value, *others = np.unique(np.concatenate([one.outcome.values for one in cases]).astype(np.float32))
         name = f"the constant {value:g}" if np.isfinite(value) else "NaN" if np.isnan(value) else "infinite"
-        return "" if others else f"the loss is {name} for every batch"
+        often = " (often because a positive, such as the self pair, is masked with -inf)" * (name == "infinite")
+        return "" if others else f"the loss is {name} for every batch{often}"
 
     def _other_loss(self, words: str, explained: Sequence[Observation]) -> str:
         """Return the arguments of ``pairproof check`` for the loss of the catalogue that the words describe.
@@ -649,7 +650,7 @@ class _Explanation:
         same = replace(suspect, variant=found.right.variant, words="", general="")
         if vars(same) != vars(found.right):  # not only the variant is wrong
             return ""
-        other = same_loss(suspect.variant)
+        other = same_loss(suspect.variant, self.known.call)
         return _arguments(other) if other else ""
 
     def _narrow(self, words: str, left: Sequence[Observation]) -> None:

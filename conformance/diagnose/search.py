@@ -372,14 +372,21 @@ def known_losses(call: str, bias: float | None = None) -> list[Variant]:
     return found
 
 
-def same_loss(variant: Variant) -> Variant | None:
-    """Return another loss of the catalogue that takes the same arguments and has these parts; None if there is none."""
+def same_loss(variant: Variant, called: str = "") -> Variant | None:
+    """Return another loss of the catalogue that takes the same arguments and has these parts; None if there is none.
+
+    ``called`` is how the target is called; "" if it is not known. Unless it gets partners, it may also be a loss of
+    labels.
+    """
     if not variant.in_parts:
         return None
     own, (call, *_) = variant.entry, READ_AS[variant.entry.positives_by]
     parts = replace(variant, loss="", options=())
+    alike = {own.positives_by}
+    if own.positives_by == "partners" and called not in ("", "partners", "command"):
+        alike.add("labels")
     for known in known_losses(call):
-        same = known.in_parts and known.entry.positives_by == own.positives_by
+        same = known.in_parts and known.entry.positives_by in alike
         if same and parts == replace(known, loss="", options=(), positives=variant.positives):
             return None if known.loss == own.name else known
     return None

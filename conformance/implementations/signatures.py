@@ -893,6 +893,9 @@ def _keywords(claim: Claim, claimed: set[str], signature: Signature, notes: list
             passed.add(name)
             if found.name != name:
                 notes.append(f"{name}: passed as {found.name}")
+            if choices is None and found.default not in (found.empty, None, entry.keywords[name]):
+                usual = entry.keywords[name]
+                notes.append(f"{name}: always passed; a call without it computes {found.default!r}, not {usual!r}")
     masked = claim.call == "features" and signature.keyword("mask") is not None and "positives" in entry.keywords
     if masked and not signature.requires("labels"):  # a mask and labels contradict each other
         passed.add("positives")
@@ -950,7 +953,9 @@ def _checked_settings(claim: Claim) -> dict[str, object]:
             raise TargetMisused("the temperature has its own option, --temperature")
         if name not in entry.keywords:
             known = ", ".join(key for key in entry.keywords if key != "temperature")
-            raise TargetMisused(f"{entry.function} has no option {name!r}; known: {known}")
+            having = [loss for loss, other in LOSSES.items() if name in other.keywords]
+            elsewhere = f"; of {', '.join(having)}: --loss" if having else ""
+            raise TargetMisused(f"{entry.function} has no option {name!r}; known: {known}{elsewhere}")
         if value == EVERY:
             continue
         if name == "direction_weights":
