@@ -56,6 +56,7 @@ DIRECTIONS = ("both", "a_to_b", "b_to_a")
 RANKED = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 """The directions of a ranking loss, in order. The first is always chosen."""
 SCOPES = ("batch", "own", "own_only")
+HARD_OF_DOC = ("others", "all", "none")
 PARTITIONS = ("joint", "per_direction")
 HARDNESS_MODES = ("none", "in_batch_negatives", "hard_negatives", "all_negatives")
 BACKENDS: tuple[str, ...] = get_args(Backend)
@@ -336,9 +337,13 @@ def check_ignored_blocks(
     return dict(found)
 
 
-def check_directions(directions: object, partition: object, scope: object, hard_negatives: object) -> list[str]:
+def check_directions(
+    directions: object, partition: object, scope: object, doc_to_doc_hard: object, hard_negatives: object
+) -> list[str]:
     """Check the options of a ranking loss; return the chosen directions."""
     check_choice("hard_negatives_scope", scope, SCOPES)
+    if doc_to_doc_hard is not None:
+        check_choice("doc_to_doc_hard", doc_to_doc_hard, HARD_OF_DOC)
     check_choice("partition", partition, PARTITIONS)
     further = [chain for size in range(4) for chain in combinations(RANKED[1:], size)]
     check_choice("directions", directions, ["+".join((RANKED[0], *chain)) for chain in further])

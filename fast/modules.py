@@ -33,7 +33,7 @@ from .hard_negative import Cosine, hard_negative_loss
 from .info_nce import Direction, Inside, info_nce_loss
 from .nt_bxent import nt_bxent_loss
 from .nt_xent import PairReduction, nt_xent_loss, nt_xent_pairwise_loss
-from .ranking import Directions, HardnessMode, Partition, Scope, multiple_negatives_ranking_loss
+from .ranking import Directions, HardnessMode, HardOfDoc, Partition, Scope, multiple_negatives_ranking_loss
 from .sigmoid import sigmoid_loss
 from .supcon import NoNegative, NoPositive, Reduction, supcon_epsilon_loss, supcon_in_loss, supcon_loss
 
@@ -355,6 +355,7 @@ class MultipleNegativesRankingLoss(LossModule):
     hard_negatives_scope: Scope = "batch"
     directions: Directions = "query_to_doc"
     partition: Partition = "joint"
+    doc_to_doc_hard: HardOfDoc | None = None
     hardness_mode: HardnessMode = "none"
     hardness_strength: float = 0.0
     reduction: Reduction = "mean"
@@ -367,7 +368,7 @@ class MultipleNegativesRankingLoss(LossModule):
             ValueError: an option is invalid, or the partition does not fit the directions.
         """
         super().__post_init__()
-        check_directions(self.directions, self.partition, "batch", None)
+        check_directions(self.directions, self.partition, "batch", self.doc_to_doc_hard, None)
 
 
 @module_of(dclw_loss)

@@ -6,7 +6,7 @@ similarity of two rows divided by the temperature. The terms of query i in each 
     query_to_doc    s(a_i, b_j) for all j, and s(a_i, h_jk) for all j and k
     query_to_query  s(a_i, a_j) for j != i
     doc_to_query    s(b_i, a_j) for all j
-    doc_to_doc      s(b_i, b_j) and s(b_i, h_jk) for j != i
+    doc_to_doc      s(b_i, b_j) for j != i, and s(b_i, h_jk) for the h_jk that doc_to_doc_hard selects
 
 The loss of query i is -log(e^s(a_i, b_i) / sum of e^s over all terms of the chosen directions). With "doc_to_query",
 the denominator contains the positive twice, as in GTE. With partition "per_direction", each direction has its own
@@ -42,6 +42,7 @@ from torch import Tensor
 
 from .checks import (
     HARDNESS_MODES,
+    SIMILARITIES,
     across_ranks,
     check_alike,
     check_choice,
@@ -88,9 +89,12 @@ Directions = Literal[
     "query_to_doc+doc_to_query+doc_to_doc",
     "query_to_doc+query_to_query+doc_to_query+doc_to_doc",
 ]
+HardOfDoc = Literal["others", "all", "none"]
 Partition = Literal["joint", "per_direction"]
 HardnessMode = Literal["none", "in_batch_negatives", "hard_negatives", "all_negatives"]
 Reduction = Literal["mean", "sum", "none"]
+ROUNDING = 16
+"""Rounding errors of a product of two rows, in units of eps times their sizes: far above those that occur."""
 
 
 @across_ranks
@@ -102,6 +106,7 @@ def multiple_negatives_ranking_loss(
     hard_negatives_scope: Scope = "batch",
     directions: Directions = "query_to_doc",
     partition: Partition = "joint",
+    doc_to_doc_hard: HardOfDoc | None = None,
     ignored: Tensor | None = None,
     hardness_mode: HardnessMode = "none",
     hardness_strength: float = 0.0,
@@ -133,19 +138,21 @@ def multiple_negatives_ranking_loss(
         embeddings_a: floating ``[N, D]``, N >= 1: the queries.
         embeddings_b: floating ``[N, D]``: the documents. Row i is the positive of query i.
         hard_negatives: floating ``[N, H, D]``: H hard negatives of each query.
-        hard_negatives_scope: "batch": each hard negative is contrasted with every query and, under doc_to_doc, with the
-            documents of the other queries. "own": only with its own query. "own_only": only with its own query, and
-            query_to_doc leaves out the documents of other queries; requires hard_negatives.
+        hard_negatives_scope: "batch": each hard negative is contrasted with every query. "own": only with its own
+            query. "own_only": only with its own query, and query_to_doc leaves out the documents of other queries;
+            requires hard_negatives.
         directions: "query_to_doc", optionally followed by "query_to_query", "doc_to_query" and "doc_to_doc", in this
             order, joined by "+".
         partition: "joint": one denominator for all directions. "per_direction": one for each direction; not allowed
             with query_to_query or doc_to_doc, which have no positives.
+        doc_to_doc_hard: the hard negatives of documents under doc_to_doc: those of the "others" (the other queries), of
+            "all" queries, or "none". None: "others" with scope "batch", else "none".
         ignored: bool ``[N, C]``: pairs to leave out. Row i has the pairs of query i and of its document. The columns
             are blocks, in this order: N documents; N H hard negatives, if given, those of query 0 first; N columns for
-            each further direction, in the order of ``directions``. With doc_to_doc and scope "batch", the N H hard
-            negatives follow again, as negatives of the documents. The positive, column i of the first block, must not
-            be ignored. With "per_direction", neither must the positive of doc_to_query. Entries of pairs that are not
-            contrasted have no effect. `gist_masks` returns the mask of GISTEmbed.
+            each further direction, in the order of ``directions``. With doc_to_doc, the N H hard negatives follow
+            again, as negatives of the documents, unless ``doc_to_doc_hard`` is "none". The positive, column i of the
+            first block, must not be ignored. With "per_direction", neither must the positive of doc_to_query. Entries
+            of pairs that are not contrasted have no effect. `gist_masks` returns the mask of GISTEmbed.
         hardness_mode: which negatives of query_to_doc are weighted by e^(hardness_strength * similarity): "none",
             "in_batch_negatives" (documents and hard negatives of other queries), "hard_negatives" (those of the query
             itself) or "all_negatives" (both).
@@ -174,7 +181,8 @@ def multiple_negatives_ranking_loss(
         arXiv 1705.00652, section 4.4; GTE, arXiv 2308.03281, section 3.3; hardness: arXiv 2503.04812, equation 5;
         multiple_negatives_ranking.py of sentence-transformers.
     """
-    chosen = check_directions(directions, partition, hard_negatives_scope, hard_negatives)
+    chosen = check_directions(directions, partition, hard_negatives_scope, doc_to_doc_hard, hard_negatives)
+    hard_of_doc = _hard_of_doc(chosen, hard_negatives_scope, doc_to_doc_hard)
     rule, policy = Rule("out", similarity, temperature, "only_negatives"), Policy(reduction, base_temperature)
     check_options(rule, policy, backend, validate=validate)
     check_choice("hardness_mode", hardness_mode, HARDNESS_MODES)
@@ -194,8 +202,9 @@ def multiple_negatives_ranking_loss(
         of_hard = check(hard, name="hard_negatives", shape="[N, H, D]")
         check_alike("hard_negatives", hard, "embeddings_a", a)
     plain = ranks is None and ignored is None and (hardness_mode == "none" or not hardness_strength)
-    if backend == "auto" and plain and hard_negatives_scope == "batch":
-        to_query, to_doc = "doc_to_query" in chosen, "doc_to_doc" in chosen
+    to_query, to_doc = "doc_to_query" in chosen, "doc_to_doc" in chosen
+    plain = plain and hard_negatives_scope == "batch" and (hard is None or not to_doc or hard_of_doc == "others")
+    if backend == "auto" and plain:
         apart = partition == "per_direction" and to_query
         contrasted = blocks.Directions("query_to_query" in chosen, to_query, to_doc, apart)
         options: dict[str, Any] = {"directions": directions, "partition": partition, "similarity": similarity}
@@ -235,7 +244,7 @@ def multiple_negatives_ranking_loss(
     positives = pair_logits(a, b, rule, (of_a, of_b))
     of_queries: Rows = (a, of_a)
     of_documents: Rows = (b, of_b)
-    shared: list[Rows] = [(hard, of_hard)] if hard is not None and hard_negatives_scope == "batch" else []
+    every_hard: list[Rows] = [] if hard is None else [(hard, of_hard)]
     every_query, every_document, place, total = of_queries, of_documents, local, a.shape[0]
     if ranks is not None:
         ranks.meet(a, least=1)
@@ -245,10 +254,11 @@ def multiple_negatives_ranking_loss(
         every_document = share.rows(b).to(computing), None
         if chosen != ["query_to_doc"]:
             every_query = share.rows(a).to(computing), None
-        if hard is not None and shared:
-            shared = [(share.rows(hard.view(len(a), number, a.shape[1])).flatten(0, 1).to(computing), None)]
+        if hard is not None and (hard_negatives_scope == "batch" or hard_of_doc != "none"):
+            every_hard = [(share.rows(hard.view(len(a), number, a.shape[1])).flatten(0, 1).to(computing), None)]
+    shared = every_hard if hard_negatives_scope == "batch" else []
     evaluate = partial(_log_sum, rule=rule, storage=storage, backend=backend)
-    widths = _widths(total, number * total, chosen, hard_negatives_scope)
+    widths = _widths(total, number * total, chosen, hard_of_doc)
     masks = dict.fromkeys(widths)
     if ignored is not None:
         with_positives = ["query_to_doc"] if partition == "joint" else chosen
@@ -282,11 +292,12 @@ def multiple_negatives_ranking_loss(
         documents.append(evaluate(of_documents, [every_query], partners=place, ignored=masks["doc_to_query"]))
     elif "doc_to_query" in chosen:
         queries.append(evaluate(of_documents, [every_query], ignored=masks["doc_to_query"]) - positives)
-    if "doc_to_doc" in chosen and shared:
-        ids = place, torch.cat([torch.arange(total, device=a.device), owners])
-        left_out = _beside(masks["doc_to_doc"], masks["doc_to_hard"])
-        queries.append(evaluate(of_documents, [every_document, *shared], ids=ids, ignored=left_out) - positives)
-    elif "doc_to_doc" in chosen:
+    if to_doc and every_hard and hard_of_doc != "none":
+        left_out = owners if hard_of_doc == "others" else torch.full_like(owners, -1)
+        ids = place, torch.cat([torch.arange(total, device=a.device), left_out])
+        mask = _beside(masks["doc_to_doc"], masks["doc_to_hard"])
+        queries.append(evaluate(of_documents, [every_document, *every_hard], ids=ids, ignored=mask) - positives)
+    elif to_doc:
         queries.append(evaluate(of_documents, [every_document], own=place, ignored=masks["doc_to_doc"]) - positives)
 
     values = torch.cat([_cross_entropy(parts) for parts in (queries, documents) if parts])
@@ -400,10 +411,16 @@ class _Repeatable(Reverse):
             return None, None, *torch.func.vjp(ctx.again, *ctx.saved_tensors)[1](grad)
 
 
-def _widths(n: int, hard: int, chosen: list[str], scope: str) -> dict[str, int]:
+def _hard_of_doc(chosen: list[str], scope: str, given: str | None) -> str:
+    """Return the hard negatives of documents: "others", "all" or "none"."""
+    default = "others" if scope == "batch" else "none"
+    return (given or default) if "doc_to_doc" in chosen else "none"
+
+
+def _widths(n: int, hard: int, chosen: list[str], hard_of_doc: str) -> dict[str, int]:
     """Return the number of columns of each block of ``ignored``, for n queries and ``hard`` hard negatives in total."""
     found = {"query_to_doc": n, "hard": hard, **dict.fromkeys(chosen[1:], n)}
-    return found | ({"doc_to_hard": hard} if "doc_to_doc" in chosen and scope == "batch" else {})
+    return found | ({} if hard_of_doc == "none" else {"doc_to_hard": hard})
 
 
 def _beside(first: Tensor | None, second: Tensor | None) -> Tensor | None:
@@ -433,18 +450,21 @@ def gist_masks(
     guide_b: Tensor,
     guide_hard_negatives: Tensor | None = None,
     *,
+    hard_negatives_scope: Scope = "batch",
     directions: Directions = "query_to_doc+query_to_query+doc_to_doc",
     margin_strategy: Literal["absolute", "relative"] = "absolute",
     margin: float = 0.0,
+    similarity: Similarity = "cosine",
 ) -> Tensor:
     """Return the mask of pairs that GISTEmbed leaves out, because a guide model considers them too similar.
 
-    Let s be the cosine of the guide's embeddings. A pair in row i is ignored if s is greater than the limit
+    Let s be the similarity of the guide's embeddings. A pair in row i is ignored if s is greater than the limit
 
         "absolute"  s(a_i, b_i) - margin
         "relative"  s(a_i, b_i) - margin * |s(a_i, b_i)|
 
-    Pairs of a document and a hard negative are always ignored. The loss of GISTEmbed is
+    by more than rounding errors, so a second copy of the document is never ignored at margin 0. Pairs of a document and
+    a hard negative are always ignored. The loss of GISTEmbed is
 
         multiple_negatives_ranking_loss(a, b, hard_negatives=h, directions=directions, ignored=gist_masks(...),
                                         temperature=0.01)
@@ -465,12 +485,14 @@ def gist_masks(
         guide_a: floating ``[N, E]``, the guide's embeddings of the queries.
         guide_b: floating ``[N, E]``, the guide's embeddings of the documents.
         guide_hard_negatives: floating ``[N, H, E]``, the guide's embeddings of the hard negatives, if there are any.
+        hard_negatives_scope: the scope of the loss, which decides whether documents have columns of hard negatives.
         directions: the directions of the loss.
         margin_strategy: "absolute" or "relative".
         margin: finite number, see the limit above.
+        similarity: "cosine" or "dot".
 
     Returns:
-        bool ``[N, C]``, the argument ``ignored`` for ``hard_negatives_scope="batch"``.
+        bool ``[N, C]``, the argument ``ignored`` of the loss.
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
@@ -479,14 +501,15 @@ def gist_masks(
     Source:
         Solatorio 2024, arXiv 2402.16829; gist_embed.py of sentence-transformers 6.2.0.
     """
-    chosen = check_directions(directions, "joint", "batch", None)
+    chosen = check_directions(directions, "joint", hard_negatives_scope, None, guide_hard_negatives)
     check_choice("margin_strategy", margin_strategy, ("absolute", "relative"))
     given: object = margin
     if isinstance(given, bool) or not isinstance(given, Real):
         raise TypeError(f"margin: expected a number, got {type(given).__name__}")
     if not math.isfinite(given):
         raise ValueError(f"margin: expected a finite number, got {given}")
-    check = partial(check_embeddings, similarity="cosine", validate=False, least=1)
+    check_choice("similarity", similarity, SIMILARITIES)
+    check = partial(check_embeddings, similarity=similarity, validate=False, least=1)
     check(guide_a, name="guide_a")
     check(guide_b, name="guide_b")
     if guide_a.shape != guide_b.shape:
@@ -496,15 +519,29 @@ def gist_masks(
         rows = check_hard_negatives(guide_hard_negatives, guide_a, "guide_hard_negatives")
         check(rows, name="guide_hard_negatives", shape="[N, H, E]")
         check_alike("guide_hard_negatives", rows, "guide_a", guide_a)
-    with torch.no_grad():
-        a, b = (F.normalize(rows, dim=1) for rows in (guide_a, guide_b))
-        h = b[:0] if guide_hard_negatives is None else F.normalize(guide_hard_negatives.flatten(0, 1), dim=1)
+    with torch.no_grad(), without_autocast(guide_a):
+        given = [guide_a, guide_b, guide_b[:0] if guide_hard_negatives is None else guide_hard_negatives.flatten(0, 1)]
+        a, b, h = (rows.to(dtypes_of(rows)[0]) for rows in given)
+        if similarity == "cosine":
+            a, b, h = (F.normalize(rows, dim=1) for rows in (a, b, h))
         positive = (a * b).sum(dim=1, keepdim=True)
-        threshold = positive - margin * (positive.abs() if margin_strategy == "relative" else 1)
+        limit = positive - margin * (positive.abs() if margin_strategy == "relative" else 1)
         pairs = {"query_to_doc": (a, b), "hard": (a, h), "query_to_query": (a, a)}
         pairs |= {"doc_to_query": (b, a), "doc_to_doc": (b, b), "doc_to_hard": (b, h)}
-        found = {name: rows @ columns.T > threshold for name, (rows, columns) in pairs.items()}
+        found = {name: _exceeds(limit, *rows) for name, rows in pairs.items()}
         for name in ("query_to_doc", "doc_to_query"):
             found[name].fill_diagonal_(False)
         found["doc_to_hard"].fill_(True)
-        return torch.cat([found[name] for name in _widths(len(a), len(h), chosen, "batch")], dim=1)
+        widths = _widths(len(a), len(h), chosen, _hard_of_doc(chosen, hard_negatives_scope, None))
+        return torch.cat([found[name] for name in widths], dim=1)
+
+
+def _exceeds(limit: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Return which products ``[N, M]`` of rows and columns are greater than their row's limit ``[N, 1]``.
+
+    A product that rounding errors may have moved over the limit is not: equal documents have similarities that differ
+    in their last bits, because products of matrices add their terms in another order.
+    """
+    sizes = rows.norm(dim=1, keepdim=True) * columns.norm(dim=1)
+    found: Tensor = rows @ columns.T - limit > ROUNDING * torch.finfo(rows.dtype).eps * (sizes + limit.abs())
+    return found

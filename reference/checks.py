@@ -37,6 +37,7 @@ CHOICES = {
     "reduction": ("mean", "sum", "none"),
     "similarity": ("cosine", "dot"),
     "hard_negatives_scope": ("batch", "own", "own_only"),
+    "doc_to_doc_hard": ("others", "all", "none"),
     "partition": ("joint", "per_direction"),
     "hardness_mode": ("none", "in_batch_negatives", "hard_negatives", "all_negatives"),
     "detach_weights": (True, False),
@@ -185,9 +186,13 @@ def check_hard_negatives(hard_negatives: npt.ArrayLike, similarity: str, a: Matr
     )
 
 
-def check_directions(directions: object, partition: object, scope: object, hard_negatives: object) -> list[str]:
+def check_directions(
+    directions: object, partition: object, scope: object, doc_to_doc_hard: object, hard_negatives: object
+) -> list[str]:
     """Return the chosen directions. Raise an error for an unknown option, or for one that does not fit the others."""
     check_choice("hard_negatives_scope", scope, CHOICES["hard_negatives_scope"])
+    if doc_to_doc_hard is not None:
+        check_choice("doc_to_doc_hard", doc_to_doc_hard, CHOICES["doc_to_doc_hard"])
     check_choice("partition", partition, CHOICES["partition"])
     further = [chain for size in range(4) for chain in combinations(DIRECTIONS[1:], size)]
     check_choice("directions", directions, ["+".join((DIRECTIONS[0], *chain)) for chain in further])

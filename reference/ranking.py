@@ -6,7 +6,7 @@ Let s(x, y) = similarity(x, y) / temperature. Each direction has these terms for
     query_to_doc    s(a_i, b_j) for all j, and s(a_i, h_jk) for all j and k
     query_to_query  s(a_i, a_j) for j ≠ i
     doc_to_query    s(b_i, a_j) for all j
-    doc_to_doc      s(b_i, b_j) and s(b_i, h_jk) for j ≠ i
+    doc_to_doc      s(b_i, b_j) for j ≠ i, and s(b_i, h_jk) for the h_jk that doc_to_doc_hard selects
 
 With partition "joint", all chosen directions share one denominator:
 
@@ -25,7 +25,11 @@ The argument hard_negatives_scope selects what query i is contrasted with:
     "own"       all documents and its own hard negatives
     "own_only"  its own document and its own hard negatives
 
-With "own" and "own_only", doc_to_doc has no hard negatives.
+The argument doc_to_doc_hard selects the hard negatives of doc_to_doc:
+
+    "others"  those of the other queries (the default with scope "batch")
+    "all"     those of all queries
+    "none"    none (the default with scope "own" and "own_only")
 
 With hardness strength α, the terms e^s of some negatives of query_to_doc are multiplied by e^(α · similarity). No
 gradient flows through this factor. The hardness mode selects the negatives:
@@ -67,6 +71,11 @@ from .similarity import similarity_matrix
 from .terms import Anchor, Columns, Result, Row
 
 
+def hard_of_documents(doc_to_doc_hard: str | None, hard_negatives_scope: str) -> str:
+    """Return the value of doc_to_doc_hard that applies, if None is given too."""
+    return doc_to_doc_hard or ("others" if hard_negatives_scope == "batch" else "none")
+
+
 def multiple_negatives_ranking_weights(
     similarity: Sequence[Row],
     P: Sequence[Columns],
@@ -77,6 +86,7 @@ def multiple_negatives_ranking_weights(
     hard_negatives_scope: str,
     directions: str,
     partition: str,
+    doc_to_doc_hard: str | None,
 ) -> list[list[Scalar]]:
     """Return [R][C]: α · similarity for the negatives of query_to_doc that the hardness mode selects, else 0."""
     chosen = directions.split("+")
@@ -84,7 +94,7 @@ def multiple_negatives_ranking_weights(
     n = len(similarity) // 2 if apart else len(similarity)
     # The columns are N documents, the N H hard negatives, and the blocks of further directions.
     blocks = 0 if apart else len(chosen) - 1
-    repeated = "doc_to_doc" in chosen and hard_negatives_scope == "batch"
+    repeated = "doc_to_doc" in chosen and hard_of_documents(doc_to_doc_hard, hard_negatives_scope) != "none"
     each = (len(similarity[0]) - n * (1 + blocks)) // (2 if repeated else 1) // n
 
     def is_harder(i: int, k: int) -> bool:
@@ -118,6 +128,7 @@ def multiple_negatives_ranking_loss(
     hard_negatives_scope: str = "batch",
     directions: str = "query_to_doc",
     partition: str = "joint",
+    doc_to_doc_hard: str | None = None,
     ignored: npt.ArrayLike | None = None,
     hardness_mode: str = "none",
     hardness_strength: float = 0.0,
@@ -139,19 +150,20 @@ def multiple_negatives_ranking_loss(
         embeddings_a: [N, D] floats, complex numbers, or intervals (balls of python-flint); the queries.
         embeddings_b: [N, D], the documents; row i is the positive of query i.
         hard_negatives: [N, H, D], H hard negatives of every query.
-        hard_negatives_scope: "batch": a hard negative is contrasted with every query and, under doc_to_doc, with the
-            documents of the other queries. "own": only with its own query. "own_only": the same, and a query is
-            contrasted with its own document only; requires hard_negatives.
+        hard_negatives_scope: "batch": a hard negative is contrasted with every query. "own": only with its own query.
+            "own_only": the same, and a query is contrasted with its own document only; requires hard_negatives.
         directions: "query_to_doc", or "query_to_doc" followed by some of "query_to_query", "doc_to_query" and
             "doc_to_doc", in this order and joined by "+".
         partition: "joint": one denominator for all directions. "per_direction": one denominator per direction. It is
             not available with query_to_query or doc_to_doc, which have no positives.
+        doc_to_doc_hard: under doc_to_doc, a document is contrasted with the hard negatives of the "others" (the other
+            queries), of "all" queries, or of "none". None: "others" with scope "batch", else "none".
         ignored: bool [N, C]; True leaves a pair out. Row i holds the pairs of query i and of its document. The columns
             are the N documents, the N H hard negatives (those of query 0 first), then N columns for each further
-            direction, in the order of ``directions``. With doc_to_doc and scope "batch", N H columns follow for the
-            hard negatives as negatives of the documents. Positives must not be ignored: the diagonal of the first N
-            columns and, with "per_direction", of the columns of doc_to_query. Entries of pairs that are not contrasted
-            have no effect.
+            direction, in the order of ``directions``. With doc_to_doc, N H columns follow for the hard negatives as
+            negatives of the documents, unless doc_to_doc_hard selects none. Positives must not be ignored: the
+            diagonal of the first N columns and, with "per_direction", of the columns of doc_to_query. Entries of pairs
+            that are not contrasted have no effect.
         hardness_mode: the negatives of query_to_doc whose exponentials are multiplied by
             e^(hardness_strength · similarity): "none", "in_batch_negatives" (the documents and the hard negatives of
             the other queries), "hard_negatives" (those of the query itself) or "all_negatives" (both).
@@ -185,6 +197,7 @@ def _evaluate(
     hard_negatives_scope: str,
     directions: str,
     partition: str,
+    doc_to_doc_hard: str | None,
     ignored: object,
     hardness_mode: str,
     hardness_strength: float,
@@ -192,7 +205,7 @@ def _evaluate(
     **options: Any,
 ) -> Result:
     """Check the arguments, compute the logits and A(i) of every anchor, and evaluate the formula."""
-    chosen = checks.check_directions(directions, partition, hard_negatives_scope, hard_negatives)
+    chosen = checks.check_directions(directions, partition, hard_negatives_scope, doc_to_doc_hard, hard_negatives)
     hardness = {"hardness_mode": hardness_mode, "hardness_strength": hardness_strength}
     checks.check_options({**options, **hardness, "similarity": similarity})
     a = checks.check_embeddings(embeddings_a, similarity, name="embeddings_a", least=1)
@@ -217,8 +230,8 @@ def _evaluate(
         documents.append((block(b, a), lambda i: list(range(n))))
     if "doc_to_doc" in chosen:
         documents.append((block(b, b), lambda i: [j for j in range(n) if j != i]))
-        if shared:
-            documents.append((block(b, h), lambda i: [k for k in range(len(h)) if owner[k] != i]))
+        if (kind := hard_of_documents(doc_to_doc_hard, hard_negatives_scope)) != "none":
+            documents.append((block(b, h), lambda i: [k for k in range(len(h)) if kind == "all" or owner[k] != i]))
 
     width = sum(len(similarities[0]) for similarities, _ in queries + documents)
     left_out = [[False] * width] * n
@@ -254,6 +267,7 @@ def _evaluate(
         hard_negatives_scope=hard_negatives_scope,
         directions=directions,
         partition=partition,
+        doc_to_doc_hard=doc_to_doc_hard,
     )
     return evaluate_similarities(
         multiple_negatives_ranking_anchor, matrix, is_positive, members=members, weights=weights, **options

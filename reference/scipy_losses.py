@@ -568,6 +568,7 @@ def multiple_negatives_ranking_loss(
     hard_negatives_scope: str = "batch",
     directions: str = "query_to_doc",
     partition: str = "joint",
+    doc_to_doc_hard: str | None = None,
     ignored: npt.ArrayLike | None = None,
     hardness_mode: str = "none",
     hardness_strength: float = 0.0,
@@ -600,10 +601,11 @@ def multiple_negatives_ranking_loss(
         "query_to_doc": np.hstack(query_to_doc),
         "query_to_query": scores(a, a, same),
         "doc_to_query": scores(b, a, same & False),
-        "doc_to_doc": np.hstack([scores(b, b, same), scores(b, h, own | (hard_negatives_scope != "batch"))]),
+        "doc_to_doc": scores(b, b, same),
     }
-    if hard_negatives_scope != "batch":
-        mats["doc_to_doc"] = mats["doc_to_doc"][:, :n]
+    of_documents = doc_to_doc_hard or ("others" if hard_negatives_scope == "batch" else "none")
+    if of_documents != "none":
+        mats["doc_to_doc"] = np.hstack([mats["doc_to_doc"], scores(b, h, own & (of_documents == "others"))])
     positive = np.diag(mats["query_to_doc"])
     if hardness_mode != "none":
         # The hardness penalty of multiple_negatives_ranking.py.

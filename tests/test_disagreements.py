@@ -69,6 +69,8 @@ def names_of(case: Case) -> dict[str, Any]:
     given |= {name: torch.tensor(array) for name, array in {**case.arguments, **case.others}.items()}
     if "embeddings_b" in given:
         given |= {"a": given["z"], "b": given["embeddings_b"], "queue": given.get("negatives")}
+    if "hard_negatives" in given:
+        given["hard"] = given["hard_negatives"].unflatten(0, (case.n, -1))
     if case.loss == "sigmoid":
         cosines = F.normalize(given["a"], dim=1) @ F.normalize(given["b"], dim=1).T
         given |= {"bias": case.bias, "logits": cosines / case.temperature + case.bias}
@@ -103,7 +105,7 @@ def test_answers_to_a_question_differ() -> None:
     for text, _, _, value, _ in ROWS:
         question = text or question
         values.setdefault(question, []).append(value)
-    assert len(values) == 19
+    assert len(values) == 20
     assert all(len({*found}) == len(found) >= 2 for found in values.values())
 
 

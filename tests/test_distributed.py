@@ -24,6 +24,7 @@ from pairproof.conformance.truth.compare import compare
 from pairproof.conformance.truth.evaluate import stored_truth
 from pairproof.conformance.truth.tolerances import bounds
 from pairproof.fast import Ring, SigmoidLoss, SupConLoss, distributed, supcon_loss
+from pairproof.reference.ranking import hard_of_documents
 from tests.distributed_jobs import Learner, end_early, evaluate, memory, record, train, work_with_torch
 from tests.ranks import LIMIT, run_ranks
 
@@ -131,7 +132,8 @@ class Split:
         chosen = str(self.case.option("directions")).split("+")
         hard = "hard_negatives" in call
         widths = [n, *([n * h] if hard else []), *[n] * (len(chosen) - 1)]
-        shared = hard and "doc_to_doc" in chosen and self.case.option("hard_negatives_scope") == "batch"
+        kind = hard_of_documents(self.case.option("doc_to_doc_hard"), self.case.option("hard_negatives_scope"))
+        shared = hard and "doc_to_doc" in chosen and kind != "none"
         return widths + ([n * h] if shared else [])
 
     def job(self, rank: int, **options: Any) -> tuple[str, dict[str, Any], list[str]]:

@@ -32,7 +32,7 @@ def cosine(x: Tensor, y: Tensor) -> float:
     return float(x @ y / (x.norm() * y.norm()))
 
 
-def by_hand(hard: bool, scope: str, directions: str, partition: str) -> list[float]:
+def by_hand(hard: bool, scope: str, directions: str, partition: str, hard_of_doc: str | None) -> list[float]:
     """The value of every anchor, term by term as in multiple_negatives_ranking.py."""
     q, d = QUERIES, DOCUMENTS
     found: list[list[float]] = [[], []]
@@ -41,8 +41,9 @@ def by_hand(hard: bool, scope: str, directions: str, partition: str) -> list[flo
         if hard:
             query_to_doc += [(q[i], HARD[j, k]) for j in range(N) for k in range(H) if scope == "batch" or j == i]
         doc_to_doc = [(d[i], d[j]) for j in range(N) if j != i]
-        if hard and scope == "batch":
-            doc_to_doc += [(d[i], HARD[j, k]) for j in range(N) for k in range(H) if j != i]
+        kind = hard_of_doc or {"batch": "others"}.get(scope, "none")
+        if hard and kind != "none":
+            doc_to_doc += [(d[i], HARD[j, k]) for j in range(N) for k in range(H) if j != i or kind == "all"]
         terms = {
             "query_to_doc": query_to_doc,
             "query_to_query": [(q[i], q[j]) for j in range(N) if j != i],
@@ -57,11 +58,14 @@ def by_hand(hard: bool, scope: str, directions: str, partition: str) -> list[flo
 
 
 COMBINATIONS = [
-    (hard, scope, directions, partition)
-    for hard, scope, directions, partition in itertools.product(
-        (False, True), *(ENTRY.choices[name] for name in ("hard_negatives_scope", "directions", "partition"))
+    (hard, scope, directions, partition, hard_of_doc)
+    for hard, scope, directions, partition, hard_of_doc in itertools.product(
+        (False, True),
+        *(ENTRY.choices[name] for name in ("hard_negatives_scope", "directions", "partition")),
+        (None, *ENTRY.choices["doc_to_doc_hard"]),
     )
-    if not ENTRY.unfit(
+    if (hard_of_doc is None or (hard and "doc_to_doc" in directions))
+    and not ENTRY.unfit(
         {
             "hard_negatives": hard or None,
             "hard_negatives_scope": scope,
@@ -75,11 +79,12 @@ COMBINATIONS = [
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.quick(1)
 def test_value_of_every_combination_is_that_of_the_formula(reduction: str) -> None:
-    assert len(COMBINATIONS) == 50
-    for hard, scope, directions, partition in COMBINATIONS:
+    assert len(COMBINATIONS) == 50 + 3 * 4 * 3
+    for combination in COMBINATIONS:
+        hard, scope, directions, partition, hard_of_doc = combination
         options: dict[str, Any] = {"hard_negatives_scope": scope, "directions": directions, "partition": partition}
-        options |= {"temperature": T, "reduction": reduction}
-        each = by_hand(hard, scope, directions, partition)
+        options |= {"doc_to_doc_hard": hard_of_doc, "temperature": T, "reduction": reduction}
+        each = by_hand(*combination)
         expected = {"none": each, "mean": [math.fsum(each) / len(each)], "sum": [math.fsum(each)]}[reduction]
         rows = [QUERIES, DOCUMENTS, HARD]
         a, b, h = (z.numpy() for z in rows)
@@ -89,6 +94,22 @@ def test_value_of_every_combination_is_that_of_the_formula(reduction: str) -> No
         for backend in BACKENDS:
             value = fast.multiple_negatives_ranking_loss(QUERIES, DOCUMENTS, **given, backend=backend)
             assert value.reshape(-1).tolist() == pytest.approx(expected, rel=1e-12), (options, backend)
+
+
+def test_hard_negatives_of_documents_have_the_values_of_the_libraries() -> None:
+    """Directions query_to_doc and doc_to_doc: sentence-transformers is others, ms-swift all, and GISTEmbed none."""
+    given: Any = {"directions": "query_to_doc+doc_to_doc", "temperature": 0.5}
+    for scope, expected in (("batch", (1.615709, 1.770847, 1.491317)), ("own", (1.575339, 1.734058, 1.442630))):
+        for kind, value in zip(ENTRY.choices["doc_to_doc_hard"], expected, strict=True):
+            found = reference.multiple_negatives_ranking_loss(
+                [[1.0, 0.0], [0.0, 1.0]],
+                [[0.8, 0.6], [0.6, 0.8]],
+                hard_negatives=[[[0.96, 0.28]], [[-0.6, 0.8]]],
+                hard_negatives_scope=scope,
+                doc_to_doc_hard=kind,
+                **given,
+            )
+            assert float(found.loss) == pytest.approx(value, abs=1e-6)
 
 
 @pytest.mark.parametrize(("scope", "columns"), [("batch", N + N * H), ("own", N + H), ("own_only", 1 + H)])
@@ -280,6 +301,36 @@ def test_gist_masks_give_the_loss_and_gradient_of_the_installed_file(strategy: s
             results.append((value, *torch.autograd.grad(value, leaves)))
         for found, expected in zip(*results, strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_another_copy_of_the_document_is_not_left_out_at_margin_0(similarity: Any) -> None:
+    """Products of matrices and sums of products differ in their last bits."""
+    for seed in range(100):
+        a, b = torch.randn(2, 8, 13, generator=torch.Generator().manual_seed(seed))
+        b[4:], a[5] = b[:4], b[5]  # copies of documents, and a query that is its document
+        h = b[:, None].clone()  # the hard negatives are the documents
+        masks = fast.gist_masks(a, b, h, similarity=similarity)
+        documents, hard = masks[:, :8], masks[:, 8:16]
+        pairs = torch.arange(8)
+        assert not documents[pairs, (pairs + 4) % 8].any()
+        assert not hard[pairs, pairs].any()
+        assert not hard[pairs, (pairs + 4) % 8].any()
+
+
+def test_masks_of_a_guide_have_the_columns_of_the_scope_and_its_similarity() -> None:
+    own: Any = {"hard_negatives_scope": "own", "directions": GIST}
+    masks = fast.gist_masks(*GUIDE, **own, margin=0.1)
+    assert masks.shape == (N, N + N * H + 2 * N)
+    torch.testing.assert_close(masks, fast.gist_masks(*GUIDE, directions=GIST, margin=0.1)[:, : masks.shape[1]])
+    given: Any = {"hard_negatives": HARD, "temperature": 0.1, **own}
+    found = fast.multiple_negatives_ranking_loss(QUERIES, DOCUMENTS, **given, ignored=masks)
+    assert found < fast.multiple_negatives_ranking_loss(QUERIES, DOCUMENTS, **given)
+    longer = GUIDE[1] * torch.tensor([[1.0], [1.0], [1.0], [4.0]])
+    dot = fast.gist_masks(GUIDE[0], longer, directions="query_to_doc", similarity="dot")
+    products = GUIDE[0] @ longer.T
+    torch.testing.assert_close(dot, products > products.diagonal()[:, None])
+    assert not torch.equal(dot, fast.gist_masks(GUIDE[0], longer, directions="query_to_doc"))
 
 
 def test_installed_gistembed_keeps_self_pairs_where_the_guides_of_query_and_document_coincide() -> None:

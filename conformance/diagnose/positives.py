@@ -230,16 +230,16 @@ def _queue(direction: str, *calls: str, queue: bool = True, keys: bool = False) 
     return Positives(calls or (QUEUE,), change)
 
 
-RANKING_OPTIONS = ("directions", "partition", "hard_negatives_scope", "hardness_mode")
+RANKING_OPTIONS = ("directions", "partition", "hard_negatives_scope", "hardness_mode", "doc_to_doc_hard")
 """The options of multiple_negatives_ranking that choose the pairs."""
 
 
-def ranking_reading(directions: str, partition: str, scope: str, mode: str) -> str:
+def ranking_reading(*options: str) -> str:
     """Return the key in ``POSITIVES`` for values of ``RANKING_OPTIONS``."""
-    return f"ranking {directions}, {partition}, {scope}, {mode}"
+    return f"ranking {', '.join(options)}"
 
 
-def _ranking(directions: str, partition: str, scope: str, mode: str) -> Positives:
+def _ranking(directions: str, partition: str, scope: str, mode: str, hard_of_doc: str) -> Positives:
     """Contrast queries (first views) with documents (second views) and with hard negatives."""
     apart = partition == "per_direction"
 
@@ -253,10 +253,11 @@ def _ranking(directions: str, partition: str, scope: str, mode: str) -> Positive
         own = same(owners)
         every, nothing = torch.ones_like(own), torch.zeros_like(own)
         to_doc = document & (own if scope == "own_only" else every) | hard & (every if scope == "batch" else own)
+        hard_of_documents = {"others": hard & ~own, "all": hard & every, "none": nothing}
         columns = {
             "query_to_query": query & ~own,
             "doc_to_query": query & every,
-            "doc_to_doc": document & ~own | hard & ~own & torch.tensor(scope == "batch"),
+            "doc_to_doc": document & ~own | hard_of_documents[hard_of_doc],
         }
         chosen = {name: mask if name in directions else nothing for name, mask in columns.items()}
         harder = {"in_batch_negatives": ~own, "hard_negatives": hard & own, "all_negatives": hard | ~own}

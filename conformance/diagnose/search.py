@@ -25,6 +25,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 
+from pairproof.reference.ranking import hard_of_documents
+
 from ..implementations.callable import Answer, Batch, Target
 from ..implementations.sandbox import TargetError
 from ..suite.catalogue import LOSSES, Loss
@@ -400,14 +402,18 @@ def _rankings(loss: Loss, call: str) -> Iterator[Variant]:
     """Yield multiple_negatives_ranking with the combinations of its options that fit a call.
 
     Equivalent combinations are yielded once. Those that equal info_nce get its way to read the positives. To save time,
-    hardness is combined only with the directions in ``RANKED``.
+    hardness is combined only with the directions in ``RANKED``, and not with ``doc_to_doc_hard``.
     """
     if call not in (VIEWS, HARD):
         return
     names = ("similarity", *RANKING_OPTIONS)
     for values in product(*(loss.choices[name] for name in names), NUMBERS_TRIED["hardness_strength"]):
         chosen = dict(zip((*names, "hardness_strength"), values, strict=True))
-        directions, partition, scope, mode = (chosen[name] for name in RANKING_OPTIONS)
+        directions, partition, scope, mode, hard_of_doc = options = [chosen[name] for name in RANKING_OPTIONS]
+        if hard_of_doc == hard_of_documents(None, scope):
+            chosen["doc_to_doc_hard"] = None
+        elif call == VIEWS or "doc_to_doc" not in directions or mode != "none":
+            continue
         alone = call == VIEWS and (scope != "batch" or mode not in ("none", "in_batch_negatives"))
         same = partition == "per_direction" and directions == "query_to_doc"
         same = same or (scope == "own_only" and mode in ("in_batch_negatives", "all_negatives"))
@@ -417,7 +423,7 @@ def _rankings(loss: Loss, call: str) -> Iterator[Variant]:
             continue
         towers = {"joint": "towers a_to_b", "per_direction": "towers"}[partition]
         plain = call == VIEWS and mode == "none" and (partition != "joint" or directions == "query_to_doc")
-        reading = towers if plain else ranking_reading(directions, partition, scope, mode)
+        reading = towers if plain else ranking_reading(*options)
         yield replace(variant_of(loss, chosen), positives=reading)
 
 

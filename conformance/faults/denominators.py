@@ -175,7 +175,13 @@ def multiple_negatives_ranking_self_pairs_kept(given: parts.Ranking) -> parts.Ra
 @fault("multiple_negatives_ranking", build=parts.ranking)
 def multiple_negatives_ranking_own_hard_negatives_of_a_document(given: parts.Ranking) -> parts.Ranking:
     """A document is contrasted with the hard negatives of its own query too."""
-    return given._replace(doc_to_hard=given.raw.doc_to_hard if given.scope == "batch" else given.doc_to_hard)
+    return given._replace(doc_to_hard=given.raw.doc_to_hard if given.hard_of_doc == "others" else given.doc_to_hard)
+
+
+@fault("multiple_negatives_ranking", build=parts.ranking)
+def multiple_negatives_ranking_hard_negatives_of_documents_follow_the_scope(given: parts.Ranking) -> parts.Ranking:
+    """The hard negatives of a document are those of the default, whatever doc_to_doc_hard says."""
+    return given._replace(doc_to_hard=given.again(doc_to_doc_hard=None, ignored=None).doc_to_hard)
 
 
 @fault("dclw", build=parts.decoupled)

@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pairproof.reference.ranking import hard_of_documents
+
 from ..implementations import base
 from ..suite.catalogue import LOSSES
 
@@ -190,7 +192,7 @@ class Ranking(NamedTuple):
         doc_to_hard: [N, N H].
         chosen: names of the directions that the loss uses.
         partition: "joint" (one denominator) or "per_direction".
-        scope: the option ``hard_negatives_scope`` of the loss.
+        hard_of_doc: "others", "all" or "none", the hard negatives of documents.
         arguments: the arguments of ``ranking``.
         raw: a ``Ranking`` with the logits of all pairs, without hardness.
     """
@@ -203,7 +205,7 @@ class Ranking(NamedTuple):
     doc_to_hard: Tensor
     chosen: tuple[str, ...]
     partition: str
-    scope: str
+    hard_of_doc: str
     arguments: Mapping[str, Any]
     raw: Any = None
 
@@ -568,6 +570,7 @@ def ranking(
     hard_negatives_scope: str = "batch",
     directions: str = "query_to_doc",
     partition: str = "joint",
+    doc_to_doc_hard: str | None = None,
     ignored: Tensor | None = None,
     hardness_mode: str = "none",
     hardness_strength: float = 0.0,
@@ -592,13 +595,15 @@ def ranking(
     pairs = [(a, b), (a, h), (a, a), (b, a), (b, b), (b, h)]
     raw = [left @ right.T / temperature for left, right in pairs]
     chosen, other, shared = tuple(directions.split("+")), off_diagonal(len(a)), hard_negatives_scope == "batch"
+    hard_of_doc = hard_of_documents(doc_to_doc_hard, hard_negatives_scope)
 
     def made(found: list[Tensor], raw: Ranking | None = None) -> Ranking:
         a_b, a_h, a_a, b_a, b_b, b_h = found
-        return Ranking(a_b, a_h, a_a, b_a, b_b, b_h, chosen, partition, hard_negatives_scope, arguments, raw)
+        return Ranking(a_b, a_h, a_a, b_a, b_b, b_h, chosen, partition, hard_of_doc, arguments, raw)
 
     own = made(raw).own
-    kept = [~other | (hard_negatives_scope != "own_only"), own | shared, other, other | True, other, ~own & shared]
+    of_documents = {"others": ~own, "all": own | True, "none": own & False}[hard_of_doc]
+    kept = [~other | (hard_negatives_scope != "own_only"), own | shared, other, other | True, other, of_documents]
     whole, strength = torch.cat(raw[:2], dim=1), hardness_strength * (1 if divided else temperature)
     penalty = strength * (whole if flows else whole.detach())
     chosen_columns = (harder or harder_columns)(hardness_mode, own)
@@ -606,7 +611,7 @@ def ranking(
     found = [s.where(mask, -torch.inf) for s, mask in zip([*of_queries, *raw[2:]], kept, strict=True)]
     if ignored is not None:
         blocks = [0, 1, *(k for k, name in enumerate(Ranking._fields[:5]) if k > 1 and name in chosen)]
-        blocks += [5] if shared and "doc_to_doc" in chosen else []
+        blocks += [5] if hard_of_doc != "none" and "doc_to_doc" in chosen else []
         for k, mask in zip(blocks, torch.split(ignored, [found[k].shape[1] for k in blocks], dim=1), strict=True):
             found[k] = found[k].where(~mask | ~kept[k], left_out)
     return made(found, made(raw))

@@ -27,6 +27,8 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from pairproof.reference.ranking import hard_of_documents
+
 from ..suite.cases import Case, called
 from .base import Support, clamped_norms
 from .files import FilePeer, load_from_package
@@ -150,7 +152,7 @@ class SentenceTransformers(_Ranking):
     attribute = "MultipleNegativesRankingLoss"
     support = Support(
         losses=("info_nce", "multiple_negatives_ranking"),
-        options={"reduction": ("mean",), "hard_negatives_scope": ("batch",)},
+        options={"reduction": ("mean",), "hard_negatives_scope": ("batch",), "doc_to_doc_hard": (None, "others")},
         lacks=("negatives", "base_temperature"),
     )
     deviations = (clamped_norms(1e-12),)
@@ -178,6 +180,7 @@ class SymmetricSentenceTransformers(_Ranking):
             "hard_negatives_scope": ("batch",),
             "directions": ("query_to_doc+doc_to_query",),
             "partition": ("per_direction",),
+            "doc_to_doc_hard": (None, "others"),
             "hardness_mode": ("none",),
         },
         lacks=("base_temperature",),
@@ -234,7 +237,7 @@ class CachedSentenceTransformers(_Ranking):
     attribute = "CachedMultipleNegativesRankingLoss"
     support = Support(
         losses=("multiple_negatives_ranking",),
-        options={"reduction": ("mean",), "hard_negatives_scope": ("batch",)},
+        options={"reduction": ("mean",), "hard_negatives_scope": ("batch",), "doc_to_doc_hard": (None, "others")},
         lacks=("base_temperature",),
     )
     deviations = (clamped_norms(1e-12),)
@@ -268,6 +271,7 @@ class GistSentenceTransformers(_Loss):
             "reduction": ("mean",),
             "hard_negatives_scope": ("batch",),
             "partition": ("joint",),
+            "doc_to_doc_hard": (None, "others", "none"),
             "hardness_mode": ("none",),
             "directions": (
                 "query_to_doc",
@@ -340,7 +344,8 @@ def _ignored(case: Case) -> dict[str, Mask]:
     """Return the mask of ignored pairs, split into named blocks of columns; all False without ``ignored``."""
     n, hard, further = case.n, len(_hard(case)), case.option("directions").split("+")[1:]
     widths = {"query_to_doc": n, "hard": hard, **dict.fromkeys(further, n)}
-    widths |= {"doc_to_hard": hard} if "doc_to_doc" in further and hard else {}
+    kind = hard_of_documents(case.option("doc_to_doc_hard"), case.option("hard_negatives_scope"))
+    widths |= {"doc_to_hard": hard} if "doc_to_doc" in further and hard and kind != "none" else {}
     given = case.arguments.get("ignored")
     mask = np.zeros((n, sum(widths.values())), dtype=bool) if given is None else np.array(given, dtype=bool)
     return dict(zip(widths, np.split(mask, np.cumsum([*widths.values()])[:-1], axis=1), strict=True))

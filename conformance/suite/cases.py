@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from pairproof import reference
 from pairproof.reference.batch import evaluate_similarities
+from pairproof.reference.ranking import hard_of_documents
 from pairproof.reference.scalars import zero_like
 from pairproof.reference.similarity import similarity_matrix
 
@@ -212,7 +213,8 @@ class Case:
         if "doc_to_query" in chosen:
             documents.append((b, a, same | True))
         if "doc_to_doc" in chosen:
-            documents += [(b, b, ~same), *([(b, h, ~own)] if scope == "batch" else [])]
+            kind = hard_of_documents(self.option("doc_to_doc_hard"), scope)
+            documents += [(b, b, ~same), *([(b, h, ~own | (kind == "all"))] if kind != "none" else [])]
         apart = self.option("partition") == "per_direction" and documents
         # Both bands need the same width, so documents also have columns of hard negatives, outside A(i).
         bands = [queries, [*documents, (b, h, own & False)]] if apart else [queries + documents]

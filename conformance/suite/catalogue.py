@@ -37,6 +37,7 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
         for others in combinations(("query_to_query", "doc_to_query", "doc_to_doc"), count)
     ),
     "partition": ("joint", "per_direction"),
+    "doc_to_doc_hard": ("others", "all", "none"),
     "hardness_mode": ("none", "in_batch_negatives", "hard_negatives", "all_negatives"),
     "detach_weights": (True, False),
     "weights_divisor": ("count", "weight"),
@@ -88,7 +89,7 @@ TOWER_TARGETS: Mapping[str, object] = {"partners": None, "labels": None, "ref_la
 OUTSIDE_FORMULA = (
     *(*COMMON, *REFERENCES, *IGNORED, *WEIGHTS, *TOWER_TARGETS),
     *("anchors", "no_positive", "negatives", "direction", "direction_weights", "bias", "detach_weights"),
-    *("hard_negatives", "hard_negatives_scope", "directions", "partition", "zero_row"),
+    *("hard_negatives", "hard_negatives_scope", "directions", "partition", "doc_to_doc_hard", "zero_row"),
 )
 """The keywords that are not passed to the formula."""
 
@@ -462,14 +463,17 @@ def ranking_weights_baseline(
     hard_negatives_scope: str,
     directions: str,
     partition: str,
+    doc_to_doc_hard: str | None,
 ) -> Tensor:
     """``hardness_strength`` times the similarity for the negatives that ``hardness_mode`` selects, 0 elsewhere."""
     import torch
 
+    from pairproof.reference.ranking import hard_of_documents
+
     further, columns = directions.count("+"), similarity.shape[1]
     apart = partition == "per_direction" and "doc_to_query" in directions
     n = len(similarity) // 2 if apart else len(similarity)
-    repeated = "doc_to_doc" in directions and hard_negatives_scope == "batch"
+    repeated = "doc_to_doc" in directions and hard_of_documents(doc_to_doc_hard, hard_negatives_scope) != "none"
     number = (columns - n * (1 if apart else 1 + further)) // (2 if repeated else 1)
     own = torch.eye(n, dtype=torch.bool)
     of_hard = own.repeat_interleave(number // n, dim=1)
@@ -633,6 +637,7 @@ for _loss in (
             "hard_negatives_scope": "batch",
             "directions": "query_to_doc",
             "partition": "joint",
+            "doc_to_doc_hard": None,
             "ignored": None,
             "hardness_mode": "none",
             "hardness_strength": 0.0,
@@ -640,7 +645,10 @@ for _loss in (
         baseline=ranking_baseline,
         weights=Weights(
             ranking_weights_baseline,
-            ("hardness_mode", "hardness_strength", "hard_negatives_scope", "directions", "partition"),
+            (
+                *("hardness_mode", "hardness_strength", "hard_negatives_scope", "directions", "partition"),
+                "doc_to_doc_hard",
+            ),
         ),
         unfit=unfit_for_ranking,
         variant={"form": "mean", "denominator": "all"},
