@@ -569,7 +569,7 @@ def diagnose(
     collapsed only if their directions are nearly equal, and are random only if positives are no closer than negatives.
 
     Files are npy, csv, pt (a tensor, as torch.save writes it), or a named tensor of a file: FILE.safetensors:TENSOR or
-    FILE.pt:TENSOR. If the temperature is learned, pass that of the last step.
+    FILE.pt:TENSOR. If the temperature is learned, pass the one that the last value was computed with.
 
     Exit codes: 0 no problem found, 1 a problem, such as a value that only a collapsed encoder has, a gradient of 0 or a
     value below the lowest, 2 invalid command line, 3 a file cannot be written.

@@ -227,7 +227,7 @@ class Diagnosis:
             return "all are NaN"
         side = "below" if finite[-1] < self.levels.chance else "above"
         if not self.crossings:
-            return f"always {side} chance"
+            return f"always {side} chance at this temperature"
         times = f"{len(self.crossings)} times, last " if len(self.crossings) > 1 else ""
         return f"crossed chance {times}at step {self.crossings[-1]}, and {side} it since"
 
@@ -740,7 +740,10 @@ def _problems(found: Diagnosis, batch: _Batch) -> Iterator[str]:
             " temperature. Run pairproof identify on it."
         )
     if value is not None and found.computed is not None and not _close(value, found.computed):
-        yield "The value is not the loss of these embeddings: run pairproof check on the function that printed it."
+        yield (
+            "The value is not the loss of these embeddings at this temperature: pass the one that the value was"
+            " computed with, or run pairproof check on the function that printed it."
+        )
     if found.near == ("collapsed",):
         words = "The value is that of equal embeddings, whose gradient is 0: the encoder has collapsed"
         if rows is None:

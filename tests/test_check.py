@@ -473,8 +473,12 @@ def test_constant_queue_can_be_claimed() -> None:
     assert found.verdict == "conforms"
     untried = ["the gradient of negatives (--frozen)", "second-derivatives (not judged with --frozen)"]
     assert found.not_tried[-2:] == untried
-    both = judged(lambda q, k, queue, temperature: moco(q, k.detach(), queue, temperature))
-    assert both.diagnosis.reasons[0].intended == "--frozen embeddings_b,negatives"
+    # pairproof swaps the towers for the second case, so that the keys would be the first tower.
+    cases = (queue, "golden/info_nce/b-to-a-queue-mean")
+    both = partial(judged, lambda q, k, queue, temperature: moco(q, k.detach(), queue, temperature), cases=cases)
+    assert both().diagnosis.reasons[0].intended == "--frozen embeddings_b,negatives"
+    found = both(frozen=("embeddings_b", "negatives"))
+    assert (found.verdict, {one.case for one in found.judged}) == ("conforms", {queue})
     inverse = judged(lambda q, k, queue, temperature: moco(q, k, queue, 1 / temperature), frozen="negatives")
     assert inverse.diagnosis.reasons[0].words == "logits are multiplied by the temperature instead of divided"
     with pytest.raises(UsageError, match="--frozen queue: info_nce can freeze embeddings_b, negatives"):

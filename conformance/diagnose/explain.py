@@ -835,9 +835,8 @@ def _frozen(words: str, explained: Sequence[Observation]) -> str:
     """Return the argument that claims that the queue, or keys and queue, are constant; "" if the words are others."""
     if words == suspects.QUEUE_DETACHED:
         return "--frozen negatives"
-    one_way = all(one.case.option("direction") == "a_to_b" for one in explained)
-    queue = any("negatives" in one.case.others for one in explained)
-    return "--frozen embeddings_b,negatives" if words.endswith(FLOWS["columns"]) and one_way and queue else ""
+    of_keys = any(one.case.option("direction") == "a_to_b" and "negatives" in one.case.others for one in explained)
+    return "--frozen embeddings_b,negatives" if words.endswith(FLOWS["columns"]) and of_keys else ""
 
 
 def _safely(test: Test) -> Any:
