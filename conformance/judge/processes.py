@@ -88,9 +88,9 @@ STEP, STEP_ERROR = 1e-5, 1e-4
 READ = 1e-8
 """A gradient counts as 0 if its norm is at most this share of that of another one."""
 
-ZERO, ZERO_SINGLE, CLEAR, CLEAR_SINGLE = 1e-12, 1e-4, 1e-6, 1e-2
-"""Coefficients below the first share of the largest one count as 0. Two signs differ only if one of the coefficients is
-above the third share. The others are for results in float32."""
+ZERO, ZERO_SINGLE, CLEAR, CLEAR_SINGLE = 1e-10, 1e-4, 1e-6, 1e-2
+"""Coefficients below the first share of the largest one count as 0. Those below the third share have no known sign. The
+others are for results in float32."""
 
 UNCHANGED = 1e-4
 """Largest relative difference of a loss that is independent of a change of the rows, also in float32."""
@@ -601,12 +601,13 @@ class Naming:
             return ""
         zero, least = (ZERO_SINGLE, CLEAR_SINGLE) if self.processes.single else (ZERO, CLEAR)
         largest = whole.abs().max()
-        whole = whole / largest
 
         def signs_of(coefficients: Tensor) -> Tensor:
-            return torch.where(coefficients.abs() < zero, 0.0, coefficients.sign())
+            """Return 1, -1, 0, or NaN if the sign is unknown."""
+            sizes = coefficients.abs()
+            return coefficients.sign().where(sizes > least, math.nan).where(sizes >= zero, 0.0)
 
-        true, positives = signs_of(whole), shared.positives
+        true, positives = signs_of(whole / largest), shared.positives
         if bool(((true < 0) & ~positives).fill_diagonal_(False).any()):
             return ""  # Not a contrastive loss: other signs have no meaning.
         places = shared.places
@@ -618,15 +619,13 @@ class Naming:
             mine = [row for row, place in enumerate(places) if place[0] == rank]
             full = torch.zeros(len(places), rows[rank][rank].shape[1], dtype=torch.float64)
             full[mine] = rows[rank][rank]
-            coefficients = self._coefficients(shared, full) / largest
-            found = signs_of(coefficients)
-            clear = torch.maximum(coefficients.abs(), whole.abs()) > least
+            found = signs_of(self._coefficients(shared, full) / largest)
             for i in mine:
                 for j in range(len(places)):
-                    if i == j or not clear[i, j]:
+                    if i == j:
                         continue
                     own, before, after = places[j][0] == rank, true[i, j], found[i, j]
-                    within &= not own or bool(before == after)
+                    within &= not (own and bool((before - after).abs() > 0))
                     if after < 0 and not positives[i, j]:
                         wrong.append((i, j))
                     # If 0, the loss of another rank can have the coefficient, because its row is the anchor.
