@@ -63,6 +63,14 @@ def test_right_loss_passes_also_with_uneven_rows(tmp_path: Path) -> None:
     assert (text.count('class="mark c0"'), text.count('class="missing"'), text.count("middle strong")) == (4, 0, 0)
 
 
+def test_exchange_is_counted_beside_the_smallest_gather() -> None:
+    """Both views are gathered, and three times the numbers of rows. The sum of all gradients needs two rounds."""
+    (note,) = [note for note in of("right", 2, only="loss").notes if note.startswith("exchange on 2 ranks (gloo): ")]
+    rows = 2 * 6 * 16 * 8 // 2
+    assert f"7 collective operations in one step; a rank receives {3 * rows + 3 * 8} bytes, 1.52 times" in note
+    assert f"the {2 * rows} of all rows" in note
+
+
 def test_missing_gradient_of_gathered_rows_is_named(tmp_path: Path) -> None:
     result = of("no_gradient", 2, only=("loss", "gradient"), html=tmp_path / "wrong.html")
     assert statuses(result)["world size 2: loss"] == PASSED

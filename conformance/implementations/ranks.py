@@ -22,7 +22,9 @@ from typing import Any
 
 import torch
 from torch import distributed
+from torch.utils._pytree import tree_leaves
 
+from ..truth.rounding import Dispatch
 from .callable import Batch, Target
 from .child import Child, Served
 from .sandbox import NoCallFits, TargetError, TargetMisused, copy_of, find
@@ -67,6 +69,27 @@ class Subject:
     result: str | None = None
     against: object = None
     scale: str | None = None
+
+
+class Exchange(Dispatch):
+    """Count the collective operations of a rank, and the bytes that it receives if blocks travel around a ring."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations, self.received = 0, 0.0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function. Of W blocks, W - 1 come from other ranks; the sum of all ranks needs two rounds."""
+        found = function(*args, **(kwargs or {}))
+        library, _, name = function._schema.name.partition("::")
+        if library in ("c10d", "_c10d_functional") and not re.search("wait|barrier|send", name):
+            world = distributed.get_world_size()
+            written = args[0] if library == "c10d" else found
+            size = sum(x.nbytes for x in tree_leaves(written) if isinstance(x, Tensor))
+            rounds = world if "reduce_scatter" in name else 1 + ("allreduce" in name.replace("_", ""))
+            self.operations += 1
+            self.received += size if "recv" in name else rounds * size * (world - 1) / world
+        return found
 
 
 class Member:
@@ -247,6 +270,12 @@ class Member:
         flat = torch.cat([g.double().flatten(0, -2) for g in of_rows])
         return {"value": float(value.detach()), "values": loss.numel(), "gradients": gradients, "rows": flat.tolist()}
 
+    def exchange(self, *given: Any) -> tuple[int, float]:
+        """Evaluate a batch, and return the counts of ``Exchange``; the arguments are those of ``evaluate``."""
+        with Exchange() as counted:
+            self.evaluate(*given)
+        return counted.operations, counted.received
+
 
 @contextmanager
 def _silent() -> Iterator[None]:
@@ -328,13 +357,13 @@ class Ranks:
         store, wait = self._store(), min(seconds, self._limit)
         self._ask([("join", rank, world, store, wait, self.choice) for rank in range(world)])
 
-    def together(self, requests: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+    def together(self, requests: Sequence[Sequence[Any]], method: str = "evaluate") -> list[Any]:
         """Evaluate one batch on each rank at the same time; the arguments are those of ``Member.evaluate``.
 
         Raises:
             TargetError: a rank failed; the message names it.
         """
-        return self._ask([("evaluate", *request) for request in requests])
+        return self._ask([(method, *request) for request in requests])
 
     def _ask(self, requests: Sequence[Sequence[Any]]) -> list[Any]:
         """Send one request to each rank at the same time. If a rank fails, end all processes."""

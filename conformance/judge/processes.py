@@ -282,7 +282,8 @@ class Processes:
         if self.facts["alone"]:
             return self.ranks.alone(*given)
         self.ranks.join(1)
-        return self.ranks.together([given])[0]
+        found: dict[str, Any] = self.ranks.together([given])[0]
+        return found
 
     def expected(self, shared: _Shared) -> _Expected:
         """Evaluate a batch in one process, and estimate the effect of rounding by random relative changes.
@@ -355,6 +356,21 @@ class Processes:
             cosines = [float(torch.cosine_similarity(*pair, dim=0)) for pair in both]
             self.arrivals[world] = Arrivals(shares, cosines)
 
+    def exchange(self, shared: _Shared) -> None:
+        """Note what the ranks exchange in one step, unless it cannot be counted."""
+        world, rows = len(shared.parts), shared.rows
+        given = [(part, shared.projection, self.learned) for part in shared.parts]
+        with suppress(TargetError):
+            self.ranks.join(world)
+            operations, received = zip(*self.ranks.together(given, "exchange"), strict=True)
+            mean = sum(received) / world
+            # The rows of other ranks, and the gradients of its own rows from each of them.
+            least = 2 * rows.nbytes * (world - 1) / world
+            self.notes.append(
+                f"exchange on {world} ranks (gloo): {max(operations)} collective operations in one step; a rank "
+                f"receives {mean:.0f} bytes, {mean / least:.3g} times the {least:.0f} of all rows and their gradients"
+            )
+
     # Comparisons
 
     def comparisons(self) -> Iterator[Comparison]:
@@ -421,6 +437,8 @@ class Processes:
             worst = parts["loss"] if parts["loss"].ratio > 1 else max(parts.values(), key=lambda one: one.ratio)
             k = [shared.name for shared in batches].index(worst.batch)
             mistakes = Naming(self, batches[k], expected[k].found, answers[k]).mistakes() if wrong else {}
+            if world > 1:
+                self.exchange(batches[0])
             for part, one in parts.items():
                 if ("loss" if part == "loss" else "gradient") in only:
                     yield _comparison(f"{name}: {_title(part)}", one, len(batches), mistakes.get(part, ""))
