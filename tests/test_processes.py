@@ -181,6 +181,7 @@ PUBLIC = ("self_pair_is_positive", "views_together", "decorrelation", "protected
 
 
 @pytest.mark.parametrize("name", PUBLIC)
+@pytest.mark.quick(1)
 def test_the_name_depends_neither_on_the_seed_nor_on_the_world_size(name: str) -> None:
     # With seed 11 and two ranks, no row has the label of the row with its number on the other rank.
     for seed, world in ((11, 2), (2, 3), (3, 4)):
