@@ -69,9 +69,10 @@ def test_training_batches_come_with_the_random_batches() -> None:
     assert Request("a:b", "supcon", cases=("training-12-3",)).with_seed(5).seed == 12
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.quick(1)
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "loss", [pytest.param(loss, marks=() if loss == "supcon" else pytest.mark.slow) for loss in LOSSES]
+)
 def test_training_batches_have_their_size_and_suit_the_claim(loss: str, seed: int) -> None:
     claim = _claim(loss)
     for number in NUMBERS:
