@@ -92,7 +92,7 @@ test: $(VENV_STAMP) $(PEERS_STAMP) ## run the tests, except slow ones (ARGS is f
 
 # Two workers more than there are processors: many slow tests wait for other processes.
 test-all: $(VENV_STAMP) $(PEERS_STAMP) ## run the tests, including slow ones
-	@echo "test-all: pytest on tests/ without tests/kernels; about 33 minutes on two cores"
+	@echo "test-all: pytest on tests/ without tests/kernels; half an hour to three quarters on two cores"
 	@$(PYTEST) -n $$(($$(getconf _NPROCESSORS_ONLN) + 2)) --ignore=tests/kernels -m "" $(ARGS) tests
 
 kernels: $(VENV_STAMP) ## compile every variant of the GPU kernels, without a GPU

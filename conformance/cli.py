@@ -716,12 +716,18 @@ def explain(
 def _rebuild(peers: dict[str, str], *, keep: bool) -> None:
     """Rebuild the fixtures and print the changes. The changes are written only if ``keep``."""
     from .maintain.rebuild import rebuild, shortened
+    from .maintain.renew import renew
+    from .suite.catalogue import LOSSES
+    from .suite.store import fixtures_root
 
     with _bar() as bar:
         found = rebuild(peers, progress=bar, keep=keep)
     _print([*shortened(found.changes), *shortened(found.notes), *shortened(found.failed)])
     changes = len(found.changes)
     if keep:
+        for loss, entry in LOSSES.items():
+            if any(change.startswith(f"{entry.golden_file}: ") for change in found.changes):
+                _print([f"updated: {name}" for name in renew(fixtures_root().parent, loss)])
         typer.echo(f"fixtures: {changes} changes" if changes else "fixtures: nothing changed")
     else:
         typer.echo(f"fixtures: a rebuild would {f'make {changes} changes' if changes else 'change nothing'}")
@@ -738,9 +744,10 @@ def _rebuild(peers: dict[str, str], *, keep: bool) -> None:
 def fixtures_rebuild(peers: dict[str, str]) -> None:
     """Recompute the derived parts of the fixtures, and write the changes.
 
-    This proves the golden results, formats the worked examples, runs every check, and updates counts and checksums. The
-    changes are printed. The results of a peer are recorded again only if its path is given. If a proof fails, nothing
-    is written. Exit code 1 if a check of an implementation fails.
+    This proves the golden results, formats the worked examples, runs every check, and updates counts, checksums and, if
+    golden cases have changed, the tables in the documents. The changes are printed. The results of a peer are recorded
+    again only if its path is given. If a proof fails, nothing is written. Exit code 1 if a check of an implementation
+    fails.
 
     Examples:
         pairproof fixtures rebuild

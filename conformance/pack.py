@@ -591,8 +591,8 @@ def _text(
         "Edit the function ``loss`` only: it calls the loss under test. The file does not need pairproof.",
         f"The formula is {loss.name}: {loss.source}.",
         f"Options that are not passed: {claimed.options}.",
-        "Expected numbers are proved by interval arithmetic. Errors may be up to ``within``: twice the bound on the "
-        "rounding errors of a straightforward implementation, which holds on every machine"
+        "Expected numbers are proved by interval arithmetic. Errors may be up to ``within``: twice the largest bound "
+        "on the rounding errors of a straightforward implementation, which holds on every machine"
         + (", and the last digit of a gradient." if kind.gradients else "."),
         f"The file {counts}: those that some stored case of pairproof with these options finds.",
         *([f"Not found: {', '.join(missed)}."] if missed else []),

@@ -72,7 +72,7 @@ from .terms import Anchor, Columns, Result, Row
 
 
 def hard_of_documents(doc_to_doc_hard: str | None, hard_negatives_scope: str) -> str:
-    """Return the value of doc_to_doc_hard that applies, if None is given too."""
+    """Return doc_to_doc_hard, or its default for this scope if it is None."""
     return doc_to_doc_hard or ("others" if hard_negatives_scope == "batch" else "none")
 
 

@@ -150,8 +150,11 @@ def test_a_rebuild_of_a_clean_tree_changes_nothing(root: Path, capsys: pytest.Ca
     assert times(root) == when
 
 
-def test_a_rebuild_repairs_damage(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = files(root)
+def test_a_rebuild_repairs_damage(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, renewed = files(root), []
+    monkeypatch.setattr(renew, "renew", lambda *given: renewed.append(given) or ["a table"])
     damage(root)
     (root / "manifest.json").unlink()
     damaged = files(root)
@@ -168,8 +171,10 @@ def test_a_rebuild_repairs_damage(root: Path, capsys: pytest.CaptureFixture[str]
         assert line in reported
     assert files(root) == damaged
     assert call("rebuild") == 0
-    assert capsys.readouterr().out.splitlines()[:5] == reported.splitlines()[:5]
+    repaired = capsys.readouterr().out.splitlines()
+    assert repaired[:5] == reported.splitlines()[:5]
     assert files(root) == before
+    assert (renewed, repaired[-2:]) == ([(root.parent, "supcon")], ["updated: a table", "fixtures: 5 changes"])
 
 
 def test_changed_files_are_reported(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,6 @@ import inspect
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -133,9 +132,7 @@ def test_file_finds_the_faults(loss: str, call: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("loss", "call"), RIGHT)
 def test_file_is_small_and_passes_the_right_loss(loss: str, call: str) -> None:
-    start = time.process_time()
     file = made(loss, call)
-    assert time.process_time() - start < 10  # 1 to 4 seconds on an idle machine
     assert len(file.text.encode()) <= MOST_BYTES <= 15_000
     assert failures(file, RIGHT[loss, call]) == [[]]
 

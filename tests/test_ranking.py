@@ -304,18 +304,34 @@ def test_gist_masks_give_the_loss_and_gradient_of_the_installed_file(strategy: s
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
-def test_another_copy_of_the_document_is_not_left_out_at_margin_0(similarity: Any) -> None:
-    """Products of matrices and sums of products differ in their last bits."""
-    for seed in range(100):
-        a, b = torch.randn(2, 8, 13, generator=torch.Generator().manual_seed(seed))
-        b[4:], a[5] = b[:4], b[5]  # copies of documents, and a query that is its document
+@pytest.mark.parametrize(
+    ("seeds", "shape", "dtype"),
+    [
+        (100, (8, 13), torch.float32),
+        pytest.param(1, (256, 32_768), torch.float64, marks=pytest.mark.slow),
+    ],
+)
+def test_another_copy_of_the_document_is_not_left_out_at_margin_0(
+    similarity: Any, seeds: int, shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    """Products of matrices and sums of products differ in their last bits, more with more columns."""
+    n = shape[0]
+    pairs = torch.arange(n)
+    for seed in range(seeds):
+        a, b = torch.randn(2, *shape, generator=torch.Generator().manual_seed(seed), dtype=dtype).abs()
+        b[n // 2 :], a[5] = b[: n // 2], b[5]  # copies of documents, and a query that is its document
         h = b[:, None].clone()  # the hard negatives are the documents
-        masks = fast.gist_masks(a, b, h, similarity=similarity)
-        documents, hard = masks[:, :8], masks[:, 8:16]
-        pairs = torch.arange(8)
-        assert not documents[pairs, (pairs + 4) % 8].any()
+        masks = fast.gist_masks(a, b, h, similarity=similarity, directions="query_to_doc")
+        documents, hard = masks[:, :n], masks[:, n:]
+        assert not documents[pairs, (pairs + n // 2) % n].any()
         assert not hard[pairs, pairs].any()
-        assert not hard[pairs, (pairs + 4) % 8].any()
+        assert not hard[pairs, (pairs + n // 2) % n].any()
+
+
+def test_masks_of_narrow_guides_are_those_of_the_same_rows_in_float32() -> None:
+    guide = [rows.bfloat16() for rows in GUIDE]
+    found = fast.gist_masks(*guide, directions=GIST)
+    assert torch.equal(found, fast.gist_masks(*(rows.float() for rows in guide), directions=GIST))
 
 
 def test_masks_of_a_guide_have_the_columns_of_the_scope_and_its_similarity() -> None:

@@ -770,7 +770,7 @@ class External(Implementation):
     def refuses(self, case: Case) -> str | None:
         """Return the reason to skip a case, or None. A case is also skipped if too many calls of its kind were late."""
         if "embeddings_b" in self.frozen and self.claim.directed_here and case.option("direction") != "a_to_b":
-            return "needs a gradient of the second tower, because pairproof would swap the towers"
+            return "pairproof would swap the towers, and --frozen makes one of them constant"
         return super().refuses(case) or self.not_run(_kind_of(case))
 
     @cached_property

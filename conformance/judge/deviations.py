@@ -6,12 +6,12 @@ also be called ``[[deviations]]``::
     [[tool.pairproof.deviations]]
     loss = "supcon"                                      # optional: only this loss
     target = "mylib.losses:MyLoss"                       # optional: only this target
-    flag = "lonely-anchors"                              # or case = "golden/supcon/two-rows"; one, or a list
-    dtype = "float32"                                    # optional: one, or a list
+    flag = "lonely-anchors"                              # or case = "golden/supcon/two-rows"
+    dtype = "float32"                                    # optional
     reason = "anchors without positives are not counted"
     link = "https://example.org/mylib/issues/7"
 
-A case may be a usage, such as "usage/zero-row". A declaration is strict:
+A case may be a usage, such as "usage/zero-row"; flag, case and dtype may be lists. A declaration is strict:
 
 - Every check that it names must fail.
 - A complete run on its target, loss and dtype must contain at least one of these checks.

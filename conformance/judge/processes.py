@@ -566,7 +566,7 @@ class Naming:
         # Other positives or negatives would change the loss.
         if factors["loss"] is None:
             if self.own_statistics():
-                words = "a constant that is added to all rows of a rank changes no rank's loss, but that of one process"
+                words = "if a constant is added to all rows of a rank, the loss changes in one process, but on no rank"
                 return dict.fromkeys(self.parts, f"{STATISTICS}: {words}")
             if rows and (pairs := self.pairs(reading, rows)):
                 return dict.fromkeys(self.parts, pairs)
@@ -643,7 +643,7 @@ class Naming:
                     if i == j:
                         continue
                     own, before, after = places[j][0] == rank, true[i, j], found[i, j]
-                    within &= not (own and bool((before - after).abs() > 0))
+                    within &= not (own and bool((before - after).abs() > 0))  # NaN, an unknown sign, is no evidence
                     if after < 0 and not positives[i, j]:
                         wrong.append((i, j))
                     # If 0, the loss of another rank can have the coefficient, because its row is the anchor.
