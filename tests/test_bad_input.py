@@ -1125,14 +1125,14 @@ def evaluate(package: str, loss: Loss, arguments: Mapping[str, Any]) -> Any:
 HardCall = tuple[str, dict[str, Any], dict[str, str]]
 
 
-def some_of(calls: list[HardCall], step: int) -> list[HardCall]:
+def some_of(calls: list[HardCall], step: int, start: int = 0) -> list[HardCall]:
     """Return every ``step``-th call, and more, so that every batch and every value of every option occurs."""
 
     def choices(call: HardCall) -> set[object]:
         title, _, options = call
         return {title, *options.items()}
 
-    chosen = calls[::step]
+    chosen = calls[start % step :: step]
     seen = set[object]().union(*map(choices, chosen))
     for call in calls:
         if not choices(call) <= seen:
@@ -1141,20 +1141,38 @@ def some_of(calls: list[HardCall], step: int) -> list[HardCall]:
     return chosen
 
 
+FEW = 1000
+"""Losses with at most so many hard calls are tested with all of them for all embeddings and temperatures."""
+
+parts = pytest.mark.parametrize("step", [1000, pytest.param(5, marks=pytest.mark.slow)])
+HARD_TEMPERATURES = [1e-3, 0.07, 1e3]
+
+
+def chosen_calls(loss: Loss, name: str, temperature: float, step: int) -> list[HardCall]:
+    """Return some hard calls for these embeddings and this temperature; for others, they start at other calls."""
+    calls = hard_calls(loss, HARD_EMBEDDINGS[name])
+    if step == 5 and len(calls) <= FEW:
+        return calls
+    return some_of(calls, step, 2 * list(HARD_EMBEDDINGS).index(name) + HARD_TEMPERATURES.index(temperature))
+
+
 @each("loss", LOSSES.values(), ids=LOSSES)
-def test_some_of_the_hard_calls_have_every_batch_and_every_option_value(loss: Loss) -> None:
-    embeddings = HARD_EMBEDDINGS["plain"]
-    calls = some_of(hard_calls(loss, embeddings), 13)
-    assert {title for title, _, _ in calls} == {title for title, _ in hard_batches(loss, embeddings)}
-    for name in loss.choices:
-        values = {options[name] for _, _, options in calls}
-        assert values == {options[name] for options in option_values(loss)}, name
+def test_some_of_the_hard_calls_have_every_batch_and_every_pair_of_option_values(loss: Loss) -> None:
+    def pairs(calls: list[HardCall]) -> set[object]:
+        return {pair for _, _, options in calls for pair in itertools.combinations(options.items(), 2)}
+
+    every = hard_calls(loss, HARD_EMBEDDINGS["plain"])
+    fifths = [chosen_calls(loss, "plain", temperature, 5) for temperature in HARD_TEMPERATURES]
+    for calls in (some_of(every, 13), *fifths):
+        assert {title for title, _, _ in calls} == {title for title, _, _ in every}
+        for name in loss.choices:
+            values = {options[name] for _, _, options in calls}
+            assert values == {options[name] for options in option_values(loss)}, name
+    for calls in fifths:
+        assert pairs(calls) == pairs(every)
 
 
-part_or_all = pytest.mark.parametrize("step", [1000, pytest.param(1, marks=pytest.mark.slow)])
-
-
-@part_or_all
+@parts
 @pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 @pytest.mark.parametrize("temperature", [1e-3, pytest.param(0.07, marks=pytest.mark.slow), 1e3])
@@ -1162,19 +1180,19 @@ part_or_all = pytest.mark.parametrize("step", [1000, pytest.param(1, marks=pytes
 @pytest.mark.quick(80)
 def test_good_input_gives_no_nan(package: str, loss: Loss, temperature: float, name: str, step: int) -> None:
     """Finite input gives NaN only under the policy "nan"."""
-    for title, batch, options in some_of(hard_calls(loss, HARD_EMBEDDINGS[name]), step):
+    for title, batch, options in chosen_calls(loss, name, temperature, step):
         loss_value = evaluate(package, loss, {**batch, "temperature": temperature, **options})
         values = np.asarray(loss_value, dtype=np.float64)
         assert np.isfinite(values).all(), (title, options, values)
 
 
-@part_or_all
+@parts
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 @pytest.mark.parametrize("temperature", [1e-3, pytest.param(0.07, marks=pytest.mark.slow), 1e3])
 @pytest.mark.parametrize("name", ["plain", "all rows equal", "opposite rows"])
 @pytest.mark.quick(22)
 def test_good_input_gives_no_nan_in_the_gradient(loss: Loss, temperature: float, name: str, step: int) -> None:
-    for title, batch, options in some_of(hard_calls(loss, HARD_EMBEDDINGS[name]), step):
+    for title, batch, options in chosen_calls(loss, name, temperature, step):
         leaves = {key: for_package("fast", batch[key]).requires_grad_() for key in batch if key in MATRICES}
         evaluate("fast", loss, {**batch, **leaves, "temperature": temperature, **options}).sum().backward()
         for key, leaf in leaves.items():
@@ -1182,7 +1200,7 @@ def test_good_input_gives_no_nan_in_the_gradient(loss: Loss, temperature: float,
             assert torch.isfinite(leaf.grad).all(), (title, options, key, leaf.grad)
 
 
-@part_or_all
+@parts
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 @pytest.mark.parametrize("temperature", [1e-3, 1e3])
 @pytest.mark.parametrize("name", ["all rows equal", "opposite rows"])
@@ -1190,8 +1208,9 @@ def test_good_input_gives_no_nan_in_the_gradient(loss: Loss, temperature: float,
 def test_good_input_gives_no_nan_in_the_gradient_of_the_temperature(
     loss: Loss, temperature: float, name: str, step: int
 ) -> None:
-    calls = hard_calls(loss, HARD_EMBEDDINGS[name])
-    for title, batch, options in some_of([call for call in calls if call[2]["reduction"] == "mean"], step):
+    for title, batch, options in chosen_calls(loss, name, temperature, step):
+        if options["reduction"] != "mean":
+            continue
         leaves = {key: for_package("fast", batch[key]).requires_grad_() for key in batch if key in MATRICES}
         leaves["temperature"] = torch.tensor(temperature, dtype=torch.float64, requires_grad=True)
         evaluate("fast", loss, {**batch, **leaves, **options}).backward()

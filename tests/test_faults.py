@@ -50,7 +50,8 @@ def judged_at(loss: str, temperature: float, every: int) -> None:
     """Assert that the faults of a loss are caught if this temperature is built in, unless they equal the right loss."""
     faults = [fault for fault in FAULTS if fault.loss == loss]
     right_here = {one.name for one in faults if one.right_at and one.right_at[0] <= temperature <= one.right_at[1]}
-    found, right = judge(loss, faults, temperature, every, {one.name for one in faults} - right_here)
+    until_caught = {one.name for one in faults} - right_here
+    found, right = judge(loss, faults, temperature, every, until_caught, every_right=3)
     for fault, verdict in zip(faults, found, strict=True):
         if fault.name in right_here:
             # A single row has only itself, whose term the fault may need.

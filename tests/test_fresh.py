@@ -557,7 +557,7 @@ def test_proofs_are_stored_and_read(cache_folder: Path, monkeypatch: pytest.Monk
             _, second = proofs.as_claimed(golden.case, golden, claim)
         assert second is not None
         once, twice = (stored_truth(case, each.expected) for each in (first, second))
-        for name in (*(vars(truth(case)).keys() - {"sensitivity"}), "similarity", "weights"):
+        for name in (*(vars(truth(case)).keys() - {"similarities", "sensitivity"}), "similarity", "weights"):
             for a, b in zip(*map(_numbers, (getattr(once, name), getattr(twice, name))), strict=True):
                 # The sensitivities, which only scale the bounds, are computed in another order.
                 if name == "weights":

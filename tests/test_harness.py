@@ -42,7 +42,7 @@ from pairproof.conformance.truth import tolerances
 from pairproof.conformance.truth.baseline import plain_outcome
 from pairproof.conformance.truth.certify import certify
 from pairproof.conformance.truth.compare import compare
-from pairproof.conformance.truth.evaluate import not_stored, stored_truth, truth
+from pairproof.conformance.truth.evaluate import sensitivity_of, stored_truth, truth
 from pairproof.conformance.truth.tolerances import (
     SMALLEST_SUBNORMAL,
     WEIGHTS_LIFTED,
@@ -136,7 +136,7 @@ def test_three_evaluations_agree_on_every_gradient(case: Case) -> None:
 @pytest.mark.parametrize("case", OTHER_SHAPES, ids=lambda case: case.id)
 def test_weights_sum_to_zero_over_the_contrasted_columns(case: Case) -> None:
     """The weights dL/ds of an anchor sum to 0 over A(i), and are 0 outside A(i)."""
-    found = not_stored(case)[1]
+    found = sensitivity_of(case)
     assert found.shape == case.shape
     np.testing.assert_allclose(found.sum(axis=1), 0, atol=1e-15)
     for i, members in enumerate(case.members()):
@@ -147,7 +147,7 @@ def test_weights_sum_to_zero_over_the_contrasted_columns(case: Case) -> None:
     # The squares of these rows overflow.
     others = {name: matrix * 2.0**700 for name, matrix in case.others.items()}
     large = replace(case, embeddings=case.embeddings * 2.0**700, others=others)
-    np.testing.assert_array_equal(not_stored(large)[1], found)
+    np.testing.assert_array_equal(sensitivity_of(large), found)
 
 
 @pytest.mark.parametrize(
@@ -190,11 +190,11 @@ def test_undefined_anchors_leave_the_weights_of_the_others(reduction: str) -> No
         replace(alone, keywords={"no_positive": policy, "reduction": reduction}) for policy in ("zero", "nan")
     )
     assert undefined.undefined() == {2, 3}
-    assert not_stored(kept)[1][:2].all(axis=1).tolist() == [False, False]
+    assert sensitivity_of(kept)[:2].all(axis=1).tolist() == [False, False]
     for case in (kept, undefined):
-        assert np.count_nonzero(not_stored(case)[1].any(axis=1)) == 2
-        np.testing.assert_allclose(not_stored(case)[1], not_stored(kept)[1], rtol=1e-12)
-        np.testing.assert_allclose(truth(case).weights, not_stored(kept)[1], rtol=1e-12)
+        assert np.count_nonzero(sensitivity_of(case).any(axis=1)) == 2
+        np.testing.assert_allclose(sensitivity_of(case), sensitivity_of(kept), rtol=1e-12)
+        np.testing.assert_allclose(truth(case).weights, sensitivity_of(kept), rtol=1e-12)
 
 
 def test_several_processes_find_the_same_checks_in_the_same_order() -> None:

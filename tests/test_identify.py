@@ -1199,7 +1199,7 @@ def test_failure_of_a_registered_loss_is_explained(options, words):
     right, gradient = values_of()
     with registered(PULLED):
         case = Case("mine", "pulled", rows.detach().numpy(), {"labels": list(labels)}, {"temperature": 0.4})
-        true = Truth(right[0], {}, gradient, sensitivity=lambda: (None, np.zeros((8, 8))))
+        true = Truth(right[0], {}, gradient, similarities=lambda: None, sensitivity=lambda: np.zeros((8, 8)))
         assert words in explain_case(case, Outcome(*values_of(**options)), true)
 
 

@@ -155,7 +155,7 @@ def test_weights_of_a_loss_without_a_formula_come_from_the_loops(monkeypatch: py
     expected = truth(case)
     monkeypatch.setattr(matrices, "FORMULAS", {})
     assert not matrices.has_formula(case)
-    np.testing.assert_allclose(evaluate.not_stored(replace(case))[1], expected.weights, rtol=1e-9, atol=1e-15)
+    np.testing.assert_allclose(evaluate.sensitivity_of(replace(case)), expected.weights, rtol=1e-9, atol=1e-15)
 
 
 def test_result_that_stays_wide_raises_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,13 +46,13 @@ def _one_thread() -> Iterator[None]:
 
 
 def properties_and_losses() -> Iterator[Any]:
-    """Yield every property with every loss and ten examples, which is slow, and every second one with two examples."""
+    """Yield every property with every loss and six examples, which is slow, and every second one with two examples."""
     for number, prop in enumerate(PROPERTIES):
         if number % 2:
             loss = prop.losses[number % len(prop.losses)]
             yield pytest.param(prop, loss, 2, id=f"{prop.name}-{loss}-2")
         for loss in prop.losses:
-            yield pytest.param(prop, loss, 10, id=f"{prop.name}-{loss}-10", marks=pytest.mark.slow)
+            yield pytest.param(prop, loss, 6, id=f"{prop.name}-{loss}-6", marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(("prop", "loss", "examples"), list(properties_and_losses()))

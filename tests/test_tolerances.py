@@ -264,7 +264,9 @@ def rows_of_equal_sizes(columns: int, unused: int) -> Case:
 def test_batches_of_training_size_show_errors_beyond_the_level_formula(columns: int, unused: int) -> None:
     case = rows_of_equal_sizes(columns, unused)
     right = nt_xent_by_hand(case, "float64", "")
-    true = Truth(right.values[0], {}, right.gradient, sensitivity=lambda: (None, np.zeros(case.shape)))
+    true = Truth(
+        right.values[0], {}, right.gradient, similarities=lambda: None, sensitivity=lambda: np.zeros(case.shape)
+    )
     mistakes = {
         "float64": ("epsilon", "gradient-times-1.001", "mean-over-n-minus-1"),
         "float32": ("bfloat16", "tf32", "sum-in-bfloat16"),

@@ -16,7 +16,7 @@ from pairproof.conformance.suite.cases import Case, call_reference
 from pairproof.conformance.suite.catalogue import COMMON, Loss, Weights, registered
 from pairproof.conformance.truth.baseline import plain_outcome, plain_weights
 from pairproof.conformance.truth.certify import certify
-from pairproof.conformance.truth.evaluate import not_stored, truth
+from pairproof.conformance.truth.evaluate import sensitivity_of, truth
 from pairproof.reference.batch import evaluate
 from pairproof.reference.scalars import detached, log_sum_exp
 from pairproof.reference.terms import cross_entropy
@@ -133,7 +133,7 @@ def test_every_gradient_is_that_of_constant_or_of_variable_weights(keywords: dic
 @pytest.mark.parametrize("detach", [True, False])
 def test_derivatives_by_similarities_equal_those_of_the_baseline(detach: bool) -> None:
     case = case_of(detach)
-    np.testing.assert_allclose(not_stored(case)[1], plain_weights(case), atol=1e-12)
+    np.testing.assert_allclose(sensitivity_of(case), plain_weights(case), atol=1e-12)
     np.testing.assert_allclose(truth(case).weights, plain_weights(case), atol=1e-12)
 
 

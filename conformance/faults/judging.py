@@ -90,6 +90,7 @@ def judge(
     temperature: float | None = None,
     every: int = 1,
     until_caught: Collection[str] = (),
+    every_right: int = 1,
 ) -> tuple[list[Verdict], list[Verdict]]:
     """Judge faults of one loss, and the correct loss for every call that the faults use.
 
@@ -99,6 +100,7 @@ def judge(
         temperature: if given, all implementations use it, and each case is proved again at this temperature.
         every: 1 judges all cases, 2 every second case, and so on.
         until_caught: names of faults that are judged only until a case of their level or below catches them.
+        every_right: like ``every``, for the correct implementations; of the cases that the faults are judged on.
 
     Returns:
         The verdicts on the faults, in their order, and on the correct implementations.
@@ -112,11 +114,14 @@ def judge(
     found: dict[str, list[Check]] = {target.name: [] for target in targets}
     claims = {str(target.claim.settings): target.claim for target in targets}
     levels, done = {fault.name: fault.level for fault in faults if fault.name in until_caught}, set[str]()
-    for golden in [golden for golden in small_cases() if golden.case.loss == loss][::every]:
+    names = {fault.name for fault in faults}
+    for k, golden in enumerate([golden for golden in small_cases() if golden.case.loss == loss][::every]):
+        here = [one for one in targets if one.name not in done and (one.name in names or k % every_right == 0)]
         # Targets with the same claim share the truth and the bounds of a case.
         for settings, claim in claims.items():
+            if not (same := [one for one in here if str(one.claim.settings) == settings]):
+                continue
             case, proved = (golden.case, golden) if temperature is None else as_claimed(golden.case, golden, claim)
-            same = [one for one in targets if str(one.claim.settings) == settings and one.name not in done]
             for check in judge_case(case, proved, same, Selection(dtypes=DTYPES)):
                 found[check.implementation].append(check)
                 level = levels.get(check.implementation)

@@ -24,8 +24,12 @@ EIGHT = [1, 0, 3, 2, 5, 4, 7, 6]
 ROWS = ("nt_xent_loss requires 8 interleaved rows", lambda case: [*case.arguments.get("partners", EIGHT)] != EIGHT)
 NEGATIVES = (
     "nt_bxent_loss divides by the number of negatives, which must not be 0",
-    lambda case: any(len(p) == case.n - 1 for p in case.positives()),
+    lambda case: case.n - 1 in case.positive_counts(),
 )
+LARGEST = 4_000_000
+"""Largest N N D: cosine_similarity builds matrices of this size, up to 0.5 GB each for the golden cases above it."""
+
+FITS = ("builds N x N x D matrices that are too large", lambda case: case.n**2 * case.embeddings.shape[1] > LARGEST)
 
 
 def pair_nt_xent(x: torch.Tensor, temperature: float) -> torch.Tensor:
@@ -119,7 +123,7 @@ class PairNotebook(_Document):
 
     name = "pair-notebook"
     title = "the pair notebook's nt_xent_loss and nt_bxent_loss"
-    support = replace(SUPPORT, losses=("nt_xent", "nt_bxent"), also=(ROWS, NEGATIVES))
+    support = replace(SUPPORT, losses=("nt_xent", "nt_bxent"), also=(FITS, ROWS, NEGATIVES))
     deviations = (base.clamped_norms(1e-8, "cosine_similarity"), sigmoid_cancels)
 
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -143,7 +147,7 @@ class StackedCriterion(_Document):
 
     name = "stacked-criterion"
     title = "SiT's ContrastiveLoss, the vectorized notebook's Criterion"
-    support = replace(SUPPORT, losses=("nt_xent",))
+    support = replace(SUPPORT, losses=("nt_xent",), also=(FITS,))
     deviations = (base.clamped_norms(1e-12), exponentials_overflow)
 
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -142,8 +142,8 @@ def _per_anchor(case: Case) -> bool:
 
 
 def _pairs_do_not_fit(case: Case) -> bool:
-    pairs = 0 if case.loss in SUPCON else sum(len(p) for p in case.positives())
-    return pairs * (sum(len(members) for members in case.members()) - pairs) > LARGEST_PAIRS
+    pairs = 0 if case.loss in SUPCON else sum(case.positive_counts())
+    return pairs * (sum(case.member_counts()) - pairs) > LARGEST_PAIRS
 
 
 PAIRS_FIT = ("NTXentLoss would build a pairs x pairs matrix that is too large", _pairs_do_not_fit)
@@ -154,7 +154,7 @@ CANNOT_DROP = (
 )
 POSITIVES_IN_THE_BATCH = (
     "PerAnchorReducer builds a batch x batch matrix: IndexError for a positive outside the batch",
-    lambda case: _per_anchor(case) and any(j >= case.n for found in case.positives() for j in found),
+    lambda case: _per_anchor(case) and bool((case.member_array() & case.positive_array())[:, case.n :].any()),
 )
 OWN_ROWS_ONLY = (
     "can exclude only the batch's own rows from the memory, one for each anchor",

@@ -8,9 +8,9 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar, TypeVarTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,7 @@ COUNTED = {"negatives": "negatives", "hard_negatives": "hard negatives", "ref_em
 
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 def once(method: Callable[[Case], T]) -> Callable[[Case], T]:
@@ -55,6 +56,32 @@ def once(method: Callable[[Case], T]) -> Callable[[Case], T]:
         return found
 
     return stored
+
+
+def once_for_similarities(function: Callable[[Case, *Ts], T]) -> Callable[[Case, *Ts], T]:
+    """Cache the result of a function that depends on a case only by its similarities, for all cases that share them.
+
+    Callers must not change the result.
+    """
+
+    @functools.lru_cache(maxsize=1024)
+    def stored(key: _Key[*Ts]) -> T:
+        return function(key.case, *key.more)
+
+    @functools.wraps(function)
+    def found(case: Case, *more: *Ts) -> T:
+        return stored(_Key((case.similarity_key(), more), case, more))
+
+    return found
+
+
+@dataclass(frozen=True)
+class _Key(Generic[*Ts]):
+    """A case and further arguments, equal to those of other cases that have the same similarities."""
+
+    key: Hashable
+    case: Case = field(compare=False)
+    more: tuple[*Ts] = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -197,6 +224,13 @@ class Case:
         return found
 
     @once
+    def similarity_key(self) -> Hashable:
+        """Equal for cases whose similarity matrices are equal."""
+        blocks = tuple((block.left, block.right, repr(block.part)) for block in self.blocks())
+        matrices = tuple((name, matrix.shape, matrix.tobytes()) for name, matrix in self.matrices.items())
+        return self.option("similarity"), blocks, matrices
+
+    @once
     def _bands(self) -> list[list[tuple[str, str, npt.NDArray[np.bool_]]]]:
         """The blocks of a loss with ``directions``: one list per band of N anchors, from left to right.
 
@@ -288,7 +322,8 @@ class Case:
         def holds(dtype: str) -> bool:
             smallest = {"float16": -14, "bfloat16": -126, "float32": -126, "float64": -1022}[dtype]
             normal = (exponent > smallest) & (exponent <= 2 - smallest)
-            return bool((normal & (fraction * 2.0 ** SIGNIFICAND[dtype] % 1 == 0)).all())
+            scaled = fraction * 2.0 ** SIGNIFICAND[dtype]
+            return bool((normal & (scaled == np.rint(scaled))).all())
 
         return list(filter(holds, SIGNIFICAND))
 

@@ -65,15 +65,17 @@ class Truth(Expected):
     The rows of a gradient that are not stored (see ``products``) are those of the straightforward implementation.
 
     Attributes:
-        sensitivity: computes ``similarity`` and ``weights``, which few checks need.
+        similarities: computes ``similarity``, which only checks of the reference need.
+        sensitivity: computes ``weights``, which few checks need.
     """
 
-    sensitivity: Callable[[], tuple[Matrix | None, Matrix]]
+    similarities: Callable[[], Matrix | None]
+    sensitivity: Callable[[], Matrix]
 
     @cached_property
     def similarity(self) -> Matrix | None:
         """The similarity matrix, of the case's ``shape``; None for large batches."""
-        return self.sensitivity()[0]
+        return self.similarities()
 
     @cached_property
     def weights(self) -> Matrix:
@@ -81,7 +83,7 @@ class Truth(Expected):
 
         s_ij and s_ji are separate entries.
         """
-        return self.sensitivity()[1]
+        return self.sensitivity()
 
 
 @dataclass(frozen=True)

@@ -103,17 +103,27 @@ def _ratio(expected: float, found: float, bound: float) -> float:
 def _terms(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds) -> Iterator[tuple[str, float, float, float]]:
     """Yield (name, true value, found value, bound) for each term of the outcome except the gradients."""
     if outcome.terms is not None and truth.similarity is not None:
-        what = "rows" if len(case.matrices) == 1 else "anchor and column"
-        matrices = truth.similarity.tolist(), outcome.terms.similarity, bounds.similarity().tolist()
-        for i, rows in enumerate(zip(*matrices, strict=True)):
-            for j, (expected, found, bound) in enumerate(zip(*rows, strict=True)):
-                yield f"similarity of {what} {i} and {j}", expected, float(found), bound
+        yield from _similarities(case, truth.similarity, outcome.terms, bounds.similarity())
         yield from _pairs(outcome.terms)
     if outcome.anchors is not None:
         for i, expected in truth.anchors.items():
             yield f"value of anchor {i}", expected, outcome.anchors.get(i, math.nan), bounds.anchors[i]
     for k, (expected, found) in enumerate(zip(truth.values, outcome.values, strict=False)):
         yield "loss" if len(truth.values) == 1 else f"loss, value {k}", expected, found, bounds.values[k]
+
+
+def _similarities(
+    case: Case, expected: Matrix, terms: Terms, allowed: Matrix
+) -> Iterator[tuple[str, float, float, float]]:
+    """Yield two recorded similarities: the first one whose error exceeds its bound, and that of the largest ratio."""
+    what = "rows" if len(case.matrices) == 1 else "anchor and column"
+    found = np.array(terms.similarity, dtype=float)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = np.where(found == expected, 0.0, np.abs(found - expected) / allowed)
+    wrong = ~(ratios <= 1)
+    for at in (np.argmax(wrong), np.argmax(np.where(np.isnan(ratios), np.inf, ratios))):
+        i, j = (int(k) for k in np.unravel_index(at, ratios.shape))
+        yield f"similarity of {what} {i} and {j}", float(expected[i, j]), float(found[i, j]), float(allowed[i, j])
 
 
 def _pairs(terms: Terms) -> Iterator[tuple[str, float, float, float]]:

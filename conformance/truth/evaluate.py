@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from flint import arb
 
-from ..suite.cases import SIGNIFICAND, Case, reference_of_similarities, row_norms
+from ..suite.cases import SIGNIFICAND, Case, once_for_similarities, reference_of_similarities, row_norms
 from ..suite.records import Expected, Matrix, Truth
 from . import autodiff as tape
 from . import loops, matrices
@@ -69,7 +69,8 @@ def truth(
             loss=loss if case.separate else loss[0],
             anchors={i: float(v) for i, v in found.anchors.items()},
             gradient=gradients.pop(case.first, None),
-            sensitivity=partial(tuple, (_rounded(found.similarity), _finite(_slopes(case, found)))),  # type: ignore[arg-type]
+            similarities=partial(np.asarray, _rounded(found.similarity)),
+            sensitivity=partial(_finite, _slopes(case, found)),
             other_gradients=gradients,
             temperature_gradient=float(found.temperature_gradient) if defined else None,
             bias_gradient=float(found.bias_gradient) if defined and "bias" in case.entry.keywords else None,
@@ -124,7 +125,7 @@ def stored_truth(case: Case, expected: Expected) -> Truth:
             name: _completed(matrix, plain.other_gradients[name]) for name, matrix in expected.other_gradients.items()
         }
         expected = replace(expected, gradient=_completed(expected.gradient, plain.gradient), other_gradients=others)
-    return Truth(**vars(expected), sensitivity=partial(not_stored, case))
+    return Truth(**vars(expected), similarities=partial(similarity_of, case), sensitivity=partial(sensitivity_of, case))
 
 
 def _completed(matrix: Matrix, other: Matrix) -> Matrix:
@@ -132,21 +133,32 @@ def _completed(matrix: Matrix, other: Matrix) -> Matrix:
     return np.where(np.isnan(matrix), other, matrix)
 
 
-@lru_cache(maxsize=1024)  # several implementations, dtypes and tests use the same case
-def not_stored(case: Case) -> tuple[Matrix | None, Matrix]:
-    """Return the true similarities and the derivative of the loss with respect to each, as read-only matrices.
+@once_for_similarities
+def similarity_of(case: Case) -> Matrix | None:
+    """The true similarities, as a read-only matrix.
 
-    For cases larger than ``PROVE_UP_TO``, the similarities are None, and the derivatives are those of the
-    straightforward implementation, because no check of a large case needs their last digits.
+    None for cases larger than ``PROVE_UP_TO``, because no check of a large case needs them.
+    """
+    if case.size > PROVE_UP_TO:
+        return None
+    with precision():
+        found = _rounded(matrices.similarities(case))
+    found.setflags(write=False)
+    return found
+
+
+@lru_cache(maxsize=1024)  # several dtypes and tests use the same case
+def sensitivity_of(case: Case) -> Matrix:
+    """The derivative of the loss with respect to each similarity, as a read-only matrix.
+
+    For cases larger than ``PROVE_UP_TO``, it is that of the straightforward implementation, because no check of a
+    large case needs its last digits.
     """
     if case.size > PROVE_UP_TO:
         from .baseline import plain_weights  # imports torch, which not every command needs
 
-        return None, _finite(plain_weights(case))
-    with precision():
-        similarity = _rounded(loops.similarities_in_balls(case))
-    similarity.setflags(write=False)
-    return similarity, _finite(_weights(case) if matrices.has_formula(case) else _weights_by_loops(case, similarity))
+        return _finite(plain_weights(case))
+    return _finite(_weights(case) if matrices.has_formula(case) else _weights_by_loops(case))
 
 
 def _weights(case: Case) -> Matrix:
@@ -167,8 +179,10 @@ def _slopes(case: Case, found: Enclosures) -> Matrix:
     return slopes
 
 
-def _weights_by_loops(case: Case, similarity: Matrix) -> Matrix:
+def _weights_by_loops(case: Case) -> Matrix:
     """The derivative of the loss with respect to each similarity, for a loss that ``matrices.py`` does not have."""
+    similarity = similarity_of(case)
+    assert similarity is not None
     with precision(), np.errstate(all="ignore"):
         variables = tape.variables(similarity.tolist())
         loss = reference_of_similarities(case, variables).loss

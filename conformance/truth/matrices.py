@@ -141,9 +141,9 @@ def enclosures(
     assert formula is not None
     with precision(bits), without_collections():
         unit, norms = normalised(case)
-        similarities = _by_pairs(case, partial(_products, case, norms))
-        matrix = _filled(case, similarities)
-        exponentials = _filled(case, _by_pairs(case, partial(_exponentials, case, similarities)))
+        parts = _by_pairs(case, partial(_products, case, norms))
+        matrix = _filled(case, parts)
+        exponentials = _filled(case, _by_pairs(case, partial(_exponentials, case, parts)))
         temperature, base, reduction = arb(case.temperature), case.option("base_temperature"), case.option("reduction")
         scale = arb(1) if base is None else temperature / arb(base)
         weights = None if case.option("hardness_mode") == "none" else weights_of(case, matrix)
@@ -249,6 +249,11 @@ def _exponentials(case: Case, similarities: Mapping[tuple[str, str], Rows], left
         logits = [x * inverse for x in row[len(known) :]]
         found.append([*known, *((x + bias).exp() for x in logits)] if bias else [*known, *(x.exp() for x in logits)])
     return found
+
+
+def similarities(case: Case) -> Rows:
+    """The similarity matrix of a case, in balls."""
+    return _filled(case, _by_pairs(case, partial(_products, case, normalised(case)[1])))
 
 
 def _filled(case: Case, parts: Mapping[tuple[str, str], Rows]) -> Rows:

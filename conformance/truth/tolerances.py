@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import numpy as np
 
-from ..suite.cases import SIGNIFICAND, Case, once, row_norms
+from ..suite.cases import SIGNIFICAND, Case, once, once_for_similarities, row_norms
 from ..suite.golden import known_rounding
 from ..suite.records import Bounds, Matrix, Rounding, Truth
 
@@ -210,6 +210,7 @@ def accumulated_bounds(case: Case, truth: Truth, dtype: str, narrowed: str = "")
     )
 
 
+@once_for_similarities
 @_with_rules
 def _similarity_bounds(case: Case, dtype: str) -> Matrix:
     from .baseline import similarities

@@ -58,7 +58,8 @@ def truth_of(case: Case) -> Truth:
         loss=tuple(found.values) if case.option("reduction") == "none" else found.values[0],
         anchors=found.anchors or {},
         gradient=found.gradient,
-        sensitivity=lambda: (None, weights.nan_to_num(0, 0, 0).numpy()),
+        similarities=lambda: None,
+        sensitivity=lambda: weights.nan_to_num(0, 0, 0).numpy(),
         other_gradients=found.other_gradients,
     )
 
