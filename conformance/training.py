@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from .suite.catalogue import IGNORED, PUBLISHED_BASE, REFERENCES, TOWER_TARGETS, WEIGHTS, Loss, find_loss
@@ -293,6 +292,8 @@ def lowest_value(
 
     def dual(price: float) -> float:
         return sum(count * best(P, N, price) for P, N, count in kinds)
+
+    from scipy.optimize import minimize_scalar  # takes 0.4 s, and few commands need it
 
     # Above the highest price, n = 1 is the minimum for every kind, and the dual decreases.
     breaks = [1 / (N * temperature) for N in with_negatives]

@@ -607,11 +607,8 @@ def unit_rows(matrix: Matrix) -> Matrix:
 
 
 def row_norms(matrix: Matrix) -> Matrix:
-    """Return the norms of rows, without overflow or underflow of squares.
-
-    Rows are scaled to entries below 1, because ``math.hypot`` scales by subnormal numbers, which a process may flush.
-    """
+    """Return the norms of rows, without overflow or underflow of squares: rows are scaled to entries below 1."""
     exponents = np.frexp(np.abs(matrix).max(axis=1, initial=0.0))[1]
     scaled = np.ldexp(matrix, -exponents[:, None])
     with np.errstate(over="ignore"):
-        return np.asarray(np.ldexp([math.hypot(*row) for row in scaled.tolist()], exponents))
+        return np.asarray(np.ldexp(np.linalg.norm(scaled, axis=1), exponents))

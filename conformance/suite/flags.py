@@ -17,39 +17,74 @@ from .records import Matrix
 
 
 class Facts:
-    """The properties of a case that conditions use.
-
-    Attributes:
-        case: the case.
-        members: for every row, the number of columns that it is contrasted with.
-        positives: for every row, the number of its positives.
-        negatives: for every row, the number of its negatives.
-        rows: the rows of all matrices, concatenated.
-        norms: the norm of each of those rows.
-        given: the arguments, the matrices except the first, and the keywords of the case, by name.
-        longest: the largest norm.
-        shortest: the smallest norm of a row that is not zero; 0 if all rows are zero.
-        anchors: the rows that are anchors.
-        first_views: the rows of the first view, if the batch has two, three or four views. One entry per possible
-            number of views and layout (stacked, interleaved).
-        mutual: whether the mask of positives is square and symmetric.
-        labels: the labels of rows and references, or a single 0.
-    """
+    """The properties of a case that conditions use. They are computed when they are used."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
-        mask = case.positive_array()
-        self.members, self.positives = case.member_counts(), case.positive_counts()
-        self.negatives = [m - p for m, p in zip(self.members, self.positives, strict=True)]
-        self.rows = np.concatenate(list(case.matrices.values())) + 0.0
-        self.norms = row_norms(self.rows).tolist()
-        self.longest, self.shortest = max(self.norms), min((x for x in self.norms if x), default=0.0)
-        self.anchors = case.anchors()
-        counts = [views for views in (2, 3, 4) if case.n % views == 0]
-        self.first_views = [list(rows) for v in counts for rows in (range(case.n // v), range(0, case.n, v))]
-        self.mutual = mask.shape[0] == mask.shape[1] and np.array_equal(mask, mask.T)
         self.given: dict[str, Any] = {**case.arguments, **case.others, **case.keywords}
-        self.labels = [*self.given.get("labels", [0]), *self.given.get("ref_labels", [])]
+        """The arguments, the matrices except the first, and the keywords of the case, by name."""
+
+    @cached_property
+    def members(self) -> list[int]:
+        """For every row, the number of columns that it is contrasted with."""
+        return self.case.member_counts()
+
+    @cached_property
+    def positives(self) -> list[int]:
+        """For every row, the number of its positives."""
+        return self.case.positive_counts()
+
+    @cached_property
+    def negatives(self) -> list[int]:
+        """For every row, the number of its negatives."""
+        return [m - p for m, p in zip(self.members, self.positives, strict=True)]
+
+    @cached_property
+    def rows(self) -> Matrix:
+        """The rows of all matrices, concatenated."""
+        return np.concatenate(list(self.case.matrices.values())) + 0.0
+
+    @cached_property
+    def norms(self) -> list[float]:
+        """The norm of each of ``rows``."""
+        found: list[float] = row_norms(self.rows).tolist()
+        return found
+
+    @cached_property
+    def longest(self) -> float:
+        """The largest norm."""
+        return max(self.norms)
+
+    @cached_property
+    def shortest(self) -> float:
+        """The smallest norm of a row that is not zero; 0 if all rows are zero."""
+        return min((x for x in self.norms if x), default=0.0)
+
+    @cached_property
+    def anchors(self) -> list[int]:
+        """The rows that are anchors."""
+        return self.case.anchors()
+
+    @cached_property
+    def first_views(self) -> list[list[int]]:
+        """The rows of the first view, if the batch has two, three or four views.
+
+        One entry per possible number of views and layout (stacked, interleaved).
+        """
+        n = self.case.n
+        counts = [views for views in (2, 3, 4) if n % views == 0]
+        return [list(rows) for v in counts for rows in (range(n // v), range(0, n, v))]
+
+    @cached_property
+    def mutual(self) -> bool:
+        """Whether the mask of positives is square and symmetric."""
+        mask = self.case.positive_array()
+        return mask.shape[0] == mask.shape[1] and np.array_equal(mask, mask.T)
+
+    @cached_property
+    def labels(self) -> list[int]:
+        """The labels of rows and references, or a single 0."""
+        return [*self.given.get("labels", [0]), *self.given.get("ref_labels", [])]
 
     @cached_property
     def farthest_positive(self) -> Matrix:
