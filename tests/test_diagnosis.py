@@ -19,7 +19,7 @@ from pairproof import fast
 from pairproof.conformance.diagnose.explain import Diagnosis, Known, Observation, Reason, explain, proposed, redraw
 from pairproof.conformance.diagnose.identify import identify
 from pairproof.conformance.diagnose.search import Match, _levels, drawn
-from pairproof.conformance.diagnose.suspects import HIDDEN, OVERFLOW, Failure, not_finite
+from pairproof.conformance.diagnose.suspects import CANCELLED, HIDDEN, OVERFLOW, UNDERFLOW, Failure, not_finite
 from pairproof.conformance.diagnose.variants import QUEUE_NOT_NORMALISED, SIMILARITIES, Variant, variant_of
 from pairproof.conformance.implementations.callable import External
 from pairproof.conformance.implementations.child import PRINTED
@@ -665,6 +665,14 @@ def test_last_line_counts_all_reasons(number: int, more: str) -> None:
     assert Diagnosis(reasons, failing=7).short == f"reason 0 (2 of 7 failing cases){more}"
 
 
+def test_the_last_reason_says_how_many_cases_are_not_explained() -> None:
+    first, second = (Reason(f"reason {k}", (f"case {k}",)) for k in range(2))
+    share = "explains 1 of 5 failing cases"
+    found = [f"reason 0: {share}, 4 left", f"reason 1: {share}, 3 not explained"]
+    assert Diagnosis([first, second], failing=5).sentences() == found
+    assert Diagnosis([first], failing=1).sentences() == ["reason 0: explains 1 of 1 failing case, none left"]
+
+
 def test_norms_that_are_clamped_are_described() -> None:
     (reason,) = checked(
         "clamps_norms_at_1e_8", "nt_xent", "golden/nt_xent/*norms-float64", level="range"
@@ -718,6 +726,35 @@ def test_infinity_of_two_towers_is_neither_only_an_overflow_nor_due_to_a_self_pa
     found = dict(not_finite(Failure(case, Outcome([value]), truth(case))))
     assert found.get(OVERFLOW) == words
     assert HIDDEN not in found
+
+
+def test_loss_of_one_view_against_the_other_is_described_as_such() -> None:
+    def one_way(z_i: torch.Tensor, z_j: torch.Tensor, temperature: float) -> torch.Tensor:
+        a, b = (torch.nn.functional.normalize(z, dim=1) for z in (z_i, z_j))
+        exponentials = (a @ b.T / temperature).exp()
+        positive = exponentials.diagonal()
+        return -(positive / (exponentials.sum(dim=1) - positive)).log().mean()
+
+    reason = check_loss(one_way, "nt_xent", cases=("golden/nt_xent/t*", "fresh-*"), fuzz=8, seed=1).diagnosis.reasons[0]
+    assert reason.words == (
+        "the positive is missing from its own denominator; only rows of the first view are anchors, and they are "
+        "contrasted only with rows of the second view"
+    )
+
+
+def test_a_sum_that_loses_its_terms_by_a_difference_does_not_underflow() -> None:
+    rows = torch.eye(4, dtype=torch.float64)[[0, 1, 0, 1]].numpy()
+    for temperature, words in ((0.02, CANCELLED), (0.001, UNDERFLOW)):
+        case = Case("mine", "nt_xent", rows, {"partners": [2, 3, 0, 1]}, {"temperature": temperature})
+        assert list(dict(not_finite(Failure(case, Outcome([-math.inf]), truth(case))))) == [words]
+
+
+def test_self_pair_in_the_maximum_is_named_beside_an_overflow() -> None:
+    # Under dot, the self pairs of rows 0 and 2 have the logit 1,000, and their positives 100.
+    rows = torch.tensor([[30.0, 10.0], [1.0, 0.0], [0.0, 10.0], [0.0, 1.0]], dtype=torch.float64).numpy()
+    options = {"temperature": 1.0, "similarity": "dot"}
+    case = Case("mine", "nt_xent", rows, {"partners": [2, 3, 0, 1]}, options)
+    assert [*dict(not_finite(Failure(case, Outcome([math.nan]), truth(case))))] == [OVERFLOW, HIDDEN]
 
 
 @pytest.mark.slow

@@ -22,7 +22,14 @@ from pairproof import fast
 from pairproof.conformance import check_loss, cli, report
 from pairproof.conformance.judge import check as checking
 from pairproof.conformance.judge.fresh import with_proof
-from pairproof.conformance.judge.levels import IN_FLOAT32, ROUNDS_TEMPERATURE, Level, level_of, level_of_case
+from pairproof.conformance.judge.levels import (
+    IN_FLOAT32,
+    ROUNDS_BIAS,
+    ROUNDS_TEMPERATURE,
+    Level,
+    level_of,
+    level_of_case,
+)
 from pairproof.conformance.judge.options import Request, UsageError
 from pairproof.conformance.judge.ranges import Limit
 from pairproof.conformance.judge.results import Status
@@ -192,6 +199,23 @@ def test_target_that_rounds_its_temperature_is_judged_as_float32() -> None:
     assert (found.verdict, ROUNDS_TEMPERATURE in found.notes) == ("conforms", True)
     found = of(wrong, *CASES, dtypes="float64")
     assert (found.verdict, ROUNDS_TEMPERATURE in found.notes) == ("does not conform", True)
+
+
+def test_target_that_rounds_its_bias_is_judged_as_float32() -> None:
+    def rounds(image: Tensor, text: Tensor, temperature: float = 0.1, bias: float = -10.0) -> Tensor:
+        rows, columns = (torch.nn.functional.normalize(x, dim=1) for x in (image, text))
+        logits = rows @ columns.T / temperature + torch.as_tensor(bias)
+        signs = 2 * torch.eye(len(logits), dtype=logits.dtype) - 1
+        return -torch.nn.functional.logsigmoid(signs * logits).sum() / len(logits)
+
+    def wrong(image: Tensor, text: Tensor, temperature: float = 0.1, bias: float = -10.0) -> Tensor:
+        return 1.00001 * rounds(image, text, temperature, bias)
+
+    for target, verdict in ((rounds, "conforms"), (wrong, "does not conform")):
+        found = check_loss(
+            target, "sigmoid", call="towers", dtypes="float64", seed=1, fuzz=8, cases=("fresh-*", "golden/*/t*")
+        )
+        assert (found.verdict, ROUNDS_BIAS in found.notes) == (verdict, True)
 
 
 def test_target_that_stores_its_built_in_temperature_in_float32_is_judged_as_float32() -> None:

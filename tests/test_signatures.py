@@ -162,6 +162,52 @@ def test_required_queue_is_judged_only_with_a_queue() -> None:
     assert found.refuses(case) == "has no negatives, which the target requires"
 
 
+def triplets(anchor: torch.Tensor, positive: torch.Tensor, negative: torch.Tensor, temperature: float) -> torch.Tensor:
+    a, p, n = (torch.nn.functional.normalize(x, dim=-1) for x in (anchor, positive, negative))
+    logits = torch.cat([a @ p.T, a @ n.T], dim=1) / temperature
+    return torch.nn.functional.cross_entropy(logits, torch.arange(len(a)))
+
+
+def several(query: torch.Tensor, docs: torch.Tensor, negatives: torch.Tensor, temperature: float) -> torch.Tensor:
+    return triplets(query, docs, negatives.flatten(0, 1), temperature)
+
+
+def test_triplets_are_queries_documents_and_one_hard_negative_each() -> None:
+    found = External(triplets, loss="multiple_negatives_ranking")
+    found.settle()
+    assert found.claim.required == {"hard_negatives"}
+    assert "hard negatives: passed as [N, D]; only batches with one for each query are judged" in found.notes
+    assert "negative = hard_negatives [N, D]" in found.notes[-1]
+    one, two = (
+        trial_case("multiple_negatives_ranking", {"temperature": 0.5}, ["hard_negatives"], q) for q in ("[N, D]", "")
+    )
+    assert ratio(found, one) <= 1
+    assert found.refuses(two) == "has several hard negatives of each query"
+    assert found.refuses(trial_case("multiple_negatives_ranking", {})) == (
+        "has no hard_negatives, which the target requires"
+    )
+
+
+def test_negatives_of_a_ranking_loss_are_hard_negatives() -> None:
+    found = External(several, loss="multiple_negatives_ranking")
+    found.settle()
+    for queue in ("", "[N, D]"):
+        case = trial_case("multiple_negatives_ranking", {"temperature": 0.5}, ["hard_negatives"], queue)
+        assert found.refuses(case) is None
+        assert ratio(found, case) <= 1
+
+
+def test_negative_of_a_loss_with_a_queue_is_the_queue() -> None:
+    def one_positive(anchor: torch.Tensor, positive: torch.Tensor, negative: torch.Tensor, temperature: float) -> Any:
+        a, p, n = (torch.nn.functional.normalize(x, dim=-1) for x in (anchor, positive, negative))
+        logits = torch.cat([(a * p).sum(dim=1, keepdim=True), a @ n.T], dim=1) / temperature
+        return torch.nn.functional.cross_entropy(logits, torch.zeros(len(a), dtype=torch.int64))
+
+    found = External(one_positive, loss="info_nce")
+    found.settle()
+    assert ratio(found, trial_case("info_nce", {"temperature": 0.5}, ["negatives"])) <= 1
+
+
 def test_direction_of_a_required_queue_is_a_to_b_unless_claimed() -> None:
     found = settled("required_queue", "info_nce")
     assert found.claim.settings == {"direction": "a_to_b"}

@@ -47,16 +47,18 @@ RIGHT = (
     "SupCon",
     "LearnedSupCon",
     "Clip",
+    "ClipWithAccuracy",
     "nt_xent",
     "nt_xent_by_partners",
     "refuses_bfloat16",
     "reads_a_number",
     "siglip",
     "SigLip",
+    "SigLipWithAnInitialBias",
 )
 """Straightforward losses."""
 
-QUICK = ("supcon", "LearnedSupCon", "Clip", "nt_xent", "siglip")
+QUICK = ("supcon", "LearnedSupCon", "ClipWithAccuracy", "nt_xent", "siglip")
 """Those of them that ``make test`` judges."""
 
 

@@ -32,7 +32,7 @@ from ..suite.catalogue import NUMBERS, WEIGHTS
 from ..suite.records import Expected, Matrix, Outcome, Truth
 from ..truth.baseline import plain_outcome
 from . import suspects
-from .positives import CASE, LAYOUTS, MIXED_UP, POSITIVES, RIGHT_POSITIVES
+from .positives import CASE, LAYOUTS, MIXED_UP, POSITIVES, RIGHT_POSITIVES, TOWERS
 from .search import Match, Searched, same_loss
 from .suspects import Failure, Suspect
 from .variants import COUNTS, FLOWS, ROUNDED, WRONG_COUNTS, Variant, weights_words, words_of
@@ -172,7 +172,8 @@ class Diagnosis:
             left -= count
             remedy = f" (if intended: {reason.intended})" * bool(reason.intended)
             also = "also, " * reason.also
-            share = f"explains {count} of {_cases(self.failing)}, {left or 'none'} left"
+            rest = "not explained" if left and reason is self.reasons[-1] else "left"
+            share = f"explains {count} of {_cases(self.failing)}, {left or 'none'} {rest}"
             found.append(f"{also}{reason.words}{remedy}: {share}")
         if self.failing and not found:
             found.append(f"no known mistake explains any of {_cases(self.failing)}")
@@ -874,6 +875,8 @@ def proposed(match: Match, found: Failure) -> tuple[str, Suspect] | None:
     if direction and found.case.option("direction") not in (None, direction):
         suspect = replace(suspect, read_as=found.read_again("", direction=direction).read_as)
         elsewhere.append(OPTION_WORDS["direction", direction])
+    if not found.case.entry.two_towers:
+        elsewhere += [TOWERS[variant.positives]] if variant.positives in TOWERS else []
     wrong, factor = match.words() + [words_of(match.count)] * (match.count in WRONG_COUNTS), list[str]()
     others = dict({*variant.options} ^ {*right.options} if variant.loss == right.loss else ())
     numbers = [name for name in NUMBERS if name in others and not any(f"the {name} " in one for one in wrong)]

@@ -333,6 +333,14 @@ RIGHT_POSITIVES = (
 
 FIRST_VIEW = "only rows of the first view are anchors"
 
+_ACROSS = "only rows of the {} view are anchors, and they are contrasted only with rows of the {} view"
+TOWERS = {
+    "towers": "rows are contrasted only with rows of the other view",
+    "towers a_to_b": _ACROSS.format("first", "second"),
+    "towers b_to_a": _ACROSS.format("second", "first"),
+}
+"""Descriptions of what is right for a loss of two towers, but wrong for a loss of one matrix with two views."""
+
 LAYOUTS: Mapping[tuple[str, str], str] = {
     ("views", FIRST_VIEW): "one_way",
     ("stacked", MIXED_UP): "interleaved",

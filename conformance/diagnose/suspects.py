@@ -80,13 +80,14 @@ WITHOUT_POSITIVES = "if no anchor has positives"
 NO_NEGATIVES = "the loss is NaN or infinite if an anchor has no negatives"
 OVERFLOW = "the loss is NaN or infinite where logits are large"
 UNDERFLOW = "the loss is NaN or infinite where exponentials underflow"
+CANCELLED = "the loss is minus infinity where a positive dominates the sum of exponentials from which it is subtracted"
 HIDDEN = (
     "the loss is NaN or infinite where the logit of a self pair exceeds all other logits of its row by more than 87"
 )
 
 QUEUE_DETACHED = "the value is right, but no gradient flows into the negatives"
 
-NOT_FINITE = (NO_POSITIVES, NO_NEGATIVES, UNDERFLOW, HIDDEN, OVERFLOW)
+NOT_FINITE = (NO_POSITIVES, NO_NEGATIVES, UNDERFLOW, CANCELLED, HIDDEN, OVERFLOW)
 
 ORDINARY_LOGIT = 10
 """Largest absolute logit at temperature 0.1 under cosine similarity."""
@@ -380,18 +381,25 @@ def not_finite(found: Failure) -> Iterator[tuple[str, str]]:
     if full := [i for i in found.anchors if len(found.positives[i]) == len(members[i])]:
         yield NO_NEGATIVES, f"{_have(full)} no negatives, and the loss becomes {value}"
         return
-    if largest > OVERFLOWS and not minus:
+    overflows = largest > OVERFLOWS and not minus
+    if overflows:
         yield OVERFLOW, overflow
-        return
-    # Two towers have no self pairs.
+    # If the maximum is subtracted, nothing overflows, but the self pair may hide the others. Two towers have none.
     own = logits.masked_fill(~setting.own | found.case.entry.two_towers, -math.inf).amax(dim=1)
     hidden = (own - seen.amax(dim=1) > 87).nonzero().reshape(-1).tolist()
     if hidden:
         words = f"{value}: the self pair of row {hidden[0]} has the largest logit, and the other exponentials underflow"
         yield HIDDEN, f"{words}; leave it out before the maximum is taken"
-    if minus:
+    if overflows:
+        return
+    reach = max(-least, largest)
+    if minus and reach < OVERFLOWS:  # no exponential underflows
+        ahead = seen.amax(dim=1) - seen.masked_fill(setting.positive, -math.inf).amax(dim=1)
+        if bool((ahead > 16).any()):  # float32 has 24 bits, and 24 log(2) is 16.6
+            yield CANCELLED, "minus infinity: the difference is rounded to 0; leave the positive out before the sum"
+    elif minus:
         yield UNDERFLOW, "minus infinity: every term of a denominator underflows, and the logarithm of 0 is taken"
-    elif max(-least, largest) > 80:
+    elif reach > 80:
         yield UNDERFLOW, f"{value}: exponentials overflow or underflow in the dtype; logits reach {largest:.4g}"
 
 

@@ -24,7 +24,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ..suite.cases import Case, called
-from ..suite.catalogue import IGNORED, TOWER_TARGETS, WEIGHTS
+from ..suite.catalogue import IGNORED, LOSSES, TOWER_TARGETS, WEIGHTS
 from ..suite.records import Outcome
 from ..truth.tolerances import shares_of
 from .base import (
@@ -39,7 +39,7 @@ from .base import (
     targets_of,
     unusable,
 )
-from .forms import Form, Reading, cannot_be_called, other_readings, plausible_forms, reading, trial_case
+from .forms import ONE_EACH, Form, Reading, cannot_be_called, other_readings, plausible_forms, reading, trial_case
 from .gpu import ON_CPU, OnCPU, lacks_gpu
 from .returned import choose, note, parts_of, take
 from .sandbox import (
@@ -55,7 +55,18 @@ from .sandbox import (
     within,
     within_memory,
 )
-from .signatures import OF_VIEWS, Claim, Signature, check_call, complete, guess_arrays, is_module, kind_of, method_of
+from .signatures import (
+    HARD,
+    OF_VIEWS,
+    Claim,
+    Signature,
+    check_call,
+    complete,
+    guess_arrays,
+    is_module,
+    kind_of,
+    method_of,
+)
 from .subprocess import Lines
 from .usages import BY_NAME, NotApplicable, NotJudged, Use
 
@@ -233,6 +244,8 @@ class Target:
         """
         check_call(call, arrays)
         self.signature = Signature(thing, init, scale or "")
+        matrices = LOSSES[loss].matrices if loss in LOSSES else ()
+        self.signature.further = next((name for name in ("negatives", HARD) if name in matrices), "")
         self.thing, self.spec = thing, thing if spec is None else spec
         self.constructs = self.signature.constructs
         self.__name__ = str(getattr(thing, "__name__", type(thing).__name__))
@@ -363,7 +376,7 @@ class Target:
         keywords |= self.trial_keywords
         if self.probed_as in REQUIRED:
             loss, name = REQUIRED[self.probed_as]
-            keywords[name] = torch.tensor(called(trial_case(loss, {}, [name]).matrices)[name])
+            keywords[name] = torch.tensor(called(trial_case(loss, {}, [name], self.form.queue).matrices)[name])
         pairs = case.arguments["positive_pairs"]
         # Some losses raise an error if the rows are not normalised.
         rows = torch.nn.functional.normalize(torch.tensor(case.embeddings)).requires_grad_()
@@ -753,7 +766,8 @@ class External(Implementation):
         signature: Signature | None = None
         notes: tuple[str, ...] = ("call: command, one JSON object per line",)
         if self.target:
-            self._claimed = replace(self._claimed, call=self.target.call, arrays=self.target.arrays)
+            one_hard = self.target.form.queue == ONE_EACH
+            self._claimed = replace(self._claimed, call=self.target.call, arrays=self.target.arrays, one_hard=one_hard)
             signature, notes = self.target.signature, self.target.notes
             if "bfloat16" in self.dtypes and self.target.arrays == "numpy":
                 raise TargetMisused("numpy has no bfloat16")
@@ -810,7 +824,8 @@ class External(Implementation):
         def attempt(_: int) -> Tensor:
             self._complete()
             options = {name: values[0] for name, values in self.support.options.items()}
-            case = trial_case(self.claim.loss, {"temperature": TRIAL_TEMPERATURE, **options}, required)
+            queue = self.target.form.queue if self.target else ""
+            case = trial_case(self.claim.loss, {"temperature": TRIAL_TEMPERATURE, **options}, required, queue)
             errors = []
             for dtype in self.dtypes:
                 with within(self.limit):

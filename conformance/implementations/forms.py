@@ -24,7 +24,9 @@ from .signatures import (
     ALIASES,
     ARRAYS,
     CALLS,
+    HARD,
     OF_VIEWS,
+    ONE_NEGATIVE,
     PARTNERS,
     SCALARS,
     SETTINGS,
@@ -104,6 +106,10 @@ _NUMBER = {"stacked": (1, 1), "features": (1, 2), "similarities": (1, 1)}
 """Smallest and largest number of arrays that a call passes; (2, 2) for the other calls."""
 
 
+ONE_EACH = "[N, D]"
+"""How one hard negative of each query is passed."""
+
+
 @dataclass(frozen=True)
 class Form:
     """One way to call a target.
@@ -116,6 +122,7 @@ class Form:
             similarities instead. How a mask is passed: "" for bool,
             "float" for numbers.
         queue: how the queue is passed: "" for [K, D], or "[D, K]", or "[N, K, D]" with the same rows for each anchor.
+            How hard negatives are passed: "" for [N, H, D], or "[N, D]" for one hard negative of each query.
         arrays: the arrays that are passed, one of ``ARRAYS``.
         guess: what the arrays were guessed from; "" if the user gave them.
         tensors: why the temperature and the bias are passed as tensors; "" if they are passed as floats.
@@ -140,7 +147,9 @@ class Form:
             yield "mask: passed as numbers, because a mask of bool raises an error"
         elif self.labels in ("column", "one-hot"):
             yield f"labels: passed as a {self.labels} matrix, because a vector does not fit"
-        if self.queue:
+        if self.queue == ONE_EACH:
+            yield "hard negatives: passed as [N, D]; only batches with one for each query are judged"
+        elif self.queue:
             yield f"negatives: passed as {self.queue}, because [K, D] raises an error"
         if self.tensors:
             yield f"temperature and bias: tensors where they are passed, because {self.tensors}"
@@ -180,6 +189,8 @@ class Form:
             return (value[:, None] == value).fill_diagonal_(False).float()
         if name == "mask" and self.labels == "float" and isinstance(value, Tensor):
             return value.float()
+        if name == HARD and self.queue == ONE_EACH:
+            return value.reshape(len(rows), -1)
         if name == "negatives" and self.queue and isinstance(value, Tensor):
             return value.T if self.queue == "[D, K]" else value.repeat(len(rows), 1, 1)
         return value
@@ -204,7 +215,9 @@ def plausible_forms(
     if call == "labels" and any(snake_case(p.name) in PARTNERS for p in signature.places[:2]):
         call = "partners" if "partners" in (LOSSES[loss].calls if loss in LOSSES else CALLS) else call
     calls = [(call, "")] if call else _guessed(signature, loss)
-    queues = ("", "[D, K]", "[N, K, D]") if signature.keyword("negatives") is not None else ("",)
+    queues: tuple[str, ...] = ("", "[D, K]", "[N, K, D]") if signature.keyword("negatives") is not None else ("",)
+    if signature.further == HARD and (hard := signature.keyword(HARD)) is not None:
+        queues = (ONE_EACH, "") if ONE_NEGATIVE.fullmatch(snake_case(hard.name)) else ("", ONE_EACH)
     several = re.search(r"multi[-_ ]?(label|hot)|one[-_ ]?hot", signature.source.lower())
     of_labels = ("", "one-hot", "column") if several else ("", "column", "one-hot")
     shapes: dict[str, tuple[str, ...]] = dict.fromkeys(("labels", "features", "similarities"), of_labels)
@@ -217,7 +230,7 @@ def plausible_forms(
     for shape, names in (("transposed", f"{_MATRICES}|{_OF_TOWERS}"), ("mask", _MASKS)):
         if re.fullmatch(names, second):
             shapes["similarities"] = (shape,)
-    known = LOSSES[loss].matrices if loss in LOSSES else ("negatives", "hard_negatives")
+    known = LOSSES[loss].matrices if loss in LOSSES else ("negatives", HARD)
     matrices = tuple(name for name in known if name != "ref_embeddings" and signature.requires(name))
     forms = [
         Form(call, words, labels, queue, kind, guess, matrices=matrices)
@@ -226,7 +239,13 @@ def plausible_forms(
     ]
     # Try all calls before reshaping labels or the queue, and all of these before other arrays.
     plain = {call: shapes.get(call, ("",))[0] for call, _ in calls}
-    forms.sort(key=lambda form: (arrays.index(form.arrays), form.labels not in (plain[form.call], "float"), form.queue))
+    forms.sort(
+        key=lambda form: (
+            arrays.index(form.arrays),
+            form.labels not in (plain[form.call], "float"),
+            queues.index(form.queue),
+        )
+    )
     numbers = [
         p for p in map(signature.keyword, ("temperature", "bias")) if p and not isinstance(p.default, (int, float))
     ]
@@ -299,23 +318,25 @@ def _guessed(signature: Signature, loss: str) -> list[tuple[str, str]]:
 
 
 _ROWS_OF_TRIAL = np.random.default_rng(20).normal(size=(8, 3)).round(2)
-_MATRICES_OF_TRIAL = {"negatives": 7, "hard_negatives": 8}
+_MATRICES_OF_TRIAL = {"negatives": 7, HARD: 8}
 """The number of rows of each optional matrix."""
 _LABELS_OF_TRIAL = [0, 1, 0, 2, 1, 0, 2, 0]
 
 
-def trial_case(loss: str, options: Mapping[str, Any], matrices: Collection[str] = ()) -> Case:
+def trial_case(loss: str, options: Mapping[str, Any], matrices: Collection[str] = (), queue: str = "") -> Case:
     """Return a small batch: eight rows, or four in each of two towers. Every anchor has a positive.
 
     Args:
         loss: short name in the catalogue.
         options: values of options, such as the temperature.
         matrices: the optional matrices that it has, such as "negatives".
+        queue: how hard negatives are passed; see ``Form``.
     """
     entry, rows = LOSSES[loss], _ROWS_OF_TRIAL
     half = len(rows) // 2
     others: dict[str, Any] = {"embeddings_b": rows[half:]} if entry.two_towers else {}
-    others |= {name: rows[:number] + 1 for name, number in _MATRICES_OF_TRIAL.items() if name in matrices}
+    numbers = _MATRICES_OF_TRIAL | ({HARD: half} if queue == ONE_EACH else {})
+    others |= {name: rows[:number] + 1 for name, number in numbers.items() if name in matrices}
     partners = [(k + half) % len(rows) for k in range(len(rows))]
     arguments: dict[str, Any] = {
         "labels": _LABELS_OF_TRIAL,
@@ -424,7 +445,8 @@ def reading(signature: Signature, form: Form, keywords: Collection[str], loss: s
     if one_each:
         each = _INSTEAD.get(form.labels, "one class per item [items]")
         given["labels"] = each if signature.requires("labels") else ""
-    constructor, call = _passed(signature, form, given if form.several else own, {it: it for it in keywords})
+    words = {it: f"{it} {ONE_EACH}" if it == HARD and form.queue == ONE_EACH else it for it in keywords}
+    constructor, call = _passed(signature, form, given if form.several else own, words)
     line = ", ".join(f"{name} = {words}" for name, words in {**constructor, **call}.items())
     return f"{READING}{line}"
 

@@ -61,12 +61,14 @@ PARTNERS = (
 )
 """Names of parameters for the row of each row's positive."""
 
+HARD = "hard_negatives"
+
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "temperature": (*TEMPERATURES, *INVERSES, *LOGARITHMS),
     "base_temperature": ("base_temperature", "base_temp"),
     "bias": ("bias", "logit_bias", "b"),
     "labels": ("labels", "label", "targets", "target", "y", "classes", "class_labels", "y_true", "ids", "lbls"),
-    "hard_negatives": (
+    HARD: (
         *("hard_negatives", "hard_negs", "hard_negative_embeddings", "hard_negatives_embeddings"),
         *("hard_neg_embeddings", "embeddings_hard"),
     ),
@@ -83,6 +85,9 @@ _OTHERS = {
     "temperature": re.compile(r"logit_scale_\w+"),
 }
 """Other names of parameters for arguments of the catalogue."""
+
+ONE_NEGATIVE = re.compile(r"(hard_)?neg(ative)?(_(vec|emb|embedding|feat|feature|rep|item|doc|passage|candidate))?")
+"""Names of parameters for the further negatives of a loss, or for one hard negative of each query."""
 
 FACTS: Mapping[str, tuple[str, ...]] = {
     "batch_size": ("batch_size", "batchsize", "bs", "bsz"),
@@ -189,6 +194,8 @@ class Signature:
         named: the parameters of the call, without ``*args`` and ``**keywords``.
         packs: the parameters that are made of several values, which replace them in ``call`` and ``constructor``.
         takes_anything: whether the call or the constructor has ``**keywords``.
+        further: the further negatives that the loss takes, "negatives" or "hard_negatives"; "" if none or unknown. A
+            parameter called ``negative`` gets them.
         scale: the parameter that gets 1 / temperature although its name does not show it; "" if there is none.
     """
 
@@ -203,6 +210,7 @@ class Signature:
             raise TargetError(f"it is {kind_of(thing)}, which cannot be called")
         self.thing, self.init, self.constructs, self.scale = thing, dict(init), isinstance(thing, type), scale
         self._logarithms: dict[str, bool] = {}
+        self.further = ""
         self.call = _parameters(_called(thing))
         self.constructor = _parameters(thing) if self.constructs else {}
         if self.constructs:
@@ -252,9 +260,15 @@ class Signature:
 
     def keyword(self, name: str) -> inspect.Parameter | None:
         """Return the parameter for an option of the catalogue; None if there is none or the user gives its value."""
-        words = ALIASES.get(name, (name,))
+        words, own = ALIASES.get(name, (name,)), [*map(plain_name, (*self.constructor, *self.call))]
+        if self.further == HARD and name == "negatives":
+            return None
+        if self.further == name:
+            words = (*words, *filter(ONE_NEGATIVE.fullmatch, own))
+            if name == HARD:
+                words = (*words, *ALIASES["negatives"], *filter(_OTHERS["negatives"].fullmatch, own))
         if name in _OTHERS:
-            words = (*words, *filter(_OTHERS[name].fullmatch, map(plain_name, (*self.constructor, *self.call))))
+            words = (*words, *filter(_OTHERS[name].fullmatch, own))
         if name == "temperature" and self.scale:
             words = (plain_name(self.scale),)
         found = self._named(*words)
@@ -285,8 +299,8 @@ class Signature:
     @cached_property
     def places(self) -> list[inspect.Parameter]:
         """The parameters for embeddings, labels and the like: those that are no option and no fact."""
-        taken = [self.keyword(name) for name in ("temperature", "negatives", *SCALARS)]
-        facts = chain(*FACTS.values(), ALIASES["negatives"], ALIASES["hard_negatives"])
+        taken = [self.keyword(name) for name in ("temperature", "negatives", HARD, *SCALARS)]
+        facts = chain(*FACTS.values(), ALIASES["negatives"], ALIASES[HARD])
         names = {*self.init, *(p.name for p in (*taken, *self._named(*facts)) if p)}
         names |= {key for pack in self.packs if pack.name.lower() in SETTINGS for key in pack.keys}
         arrays = (p for p in self.named if not isinstance(p.default, (int, float, str)))
@@ -686,6 +700,7 @@ class Claim:
         default_temperature: the temperature that the target uses if none is passed; None if it has no such default.
         unused: optional parameters for further negatives, which the loss does not have and which are never passed.
         unlabelled: whether it gets views without the labels that the loss takes.
+        one_hard: whether it takes at most one hard negative of each query.
     """
 
     loss: str
@@ -699,6 +714,7 @@ class Claim:
     default_temperature: float | None = None
     unused: frozenset[str] = frozenset()
     unlabelled: bool = False
+    one_hard: bool = False
 
     def __post_init__(self) -> None:
         """Check that the claim does not contradict itself.
@@ -776,6 +792,9 @@ class Claim:
             also.append(("not every class has two rows, the views of an item", _has_no_pairs))
         elif self.call in OF_VIEWS and entry.targets == "labels":
             also.append(("its items do not have two views", lambda case: len(items_of(case)[0]) != 2))
+        if self.one_hard:
+            several = ("has several hard negatives of each query", lambda c: len(c.others.get(HARD, ())) > c.n)
+            also.append(several)
         if self.call == "mask":
             also.append(("its mask has a true diagonal", _has_true_diagonal))
         return Support((self.loss,), options, lacks, tuple(also), tuple(self.passed & {*OPT_IN, *TOWER_TARGETS}))
@@ -826,7 +845,7 @@ def complete(claim: Claim, signature: Signature | None) -> tuple[Claim, list[str
         if "negatives" in required and "direction" not in {*settings, *passed}:
             settings["direction"] = LOSSES[claim.loss].default("direction", required)
             notes.append("direction: a_to_b is claimed, the default with negatives, which the target requires")
-        queues = [signature.keyword(name) for name in ("negatives", "hard_negatives") if name not in passed]
+        queues = [signature.keyword(name) for name in ("negatives", HARD) if name not in passed]
         unused = frozenset(queue.name for queue in queues if queue is not None)
         at = signature.default_temperature
         several = claim.call in ("features", *OF_VIEWS) and LOSSES[claim.loss].targets == "labels"

@@ -332,16 +332,20 @@ def _in_evaluation_mode(called: Any, positional: list[Any], keywords: dict[str, 
 
 
 class _Interrupted(TorchFunctionMode):
-    """Raise an error at one call of a torch function in the body, or only count the calls."""
+    """Raise an error at one call of a torch function with tensors in the body, or only count these calls.
+
+    Functions without tensors may be those by which a context, such as ``no_grad``, restores the state of torch.
+    """
 
     def __init__(self, at: int | None = None) -> None:
         super().__init__()
         self.at, self.calls = at, 0
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.calls += 1
-        if self.calls == self.at:
-            raise RuntimeError("out of memory")
+        if any(isinstance(x, (Tensor, list, tuple)) for x in (*args, *(kwargs or {}).values())):
+            self.calls += 1
+            if self.calls == self.at:
+                raise RuntimeError("out of memory")
         return function(*args, **(kwargs or {}))
 
 
@@ -349,10 +353,11 @@ def _after_errors(called: Callable[..., Any], positional: list[Any], keywords: d
     """Call it as usual after two calls in which a torch function raised an error: in the middle and at the end."""
     with _Interrupted() as counted:
         called(*positional, **keywords)
-    for at in (counted.calls // 2, counted.calls):
-        with suppress(Exception), _Interrupted(max(at, 1)):
-            called(*positional, **keywords)
-    return called(*positional, **keywords)
+    with _changed(torch.is_grad_enabled, torch.set_grad_enabled, torch.is_grad_enabled()):
+        for at in (counted.calls // 2, counted.calls):
+            with suppress(Exception), _Interrupted(max(at, 1)):
+                called(*positional, **keywords)
+        return called(*positional, **keywords)
 
 
 def _compiled(called: Any, positional: list[Any], keywords: dict[str, Any]) -> Any:
@@ -1201,7 +1206,7 @@ class Use:
         Raises:
             NotApplicable: the usage does not apply to the target.
         """
-        if "learned" in (self.usage.temperature, self.usage.bias):
+        if self.usage.scalar:
             self._find_parameters(called)
         if self.usage.modules and not is_module(called):
             raise NotApplicable
@@ -1278,25 +1283,38 @@ class Use:
         return found
 
     def _find_parameters(self, called: Any) -> None:
-        """Add the parameters that store the temperature or the bias to ``slopes``."""
+        """Add the parameters that store the temperature or the bias to ``slopes``.
+
+        A target with such a parameter keeps no tensor that its constructor gets, so the usages that pass one do not
+        apply to it.
+
+        Raises:
+            NotApplicable: the usage does not apply to the target.
+        """
         owned = called.named_parameters() if is_module(called) else getattr(called, "__dict__", {}).items()
-        learned = {n: x for n, x in owned if isinstance(x, Tensor) and x.requires_grad and x.numel() == 1}
+        learned = "learned" in (self.usage.temperature, self.usage.bias)
         named = {
             name: x
-            for name, x in learned.items()
-            if any(word in name.lower() for word in _PARAMETERS[self.usage.scalar])
+            for name, x in owned
+            if isinstance(x, Tensor)
+            and x.requires_grad
+            and x.numel() == 1
+            and not isinstance(x, _Scalar)
+            and any(word in name.lower() for word in _PARAMETERS[self.usage.scalar])
         }
-        if not named:
+        if learned and not named:
             raise NotApplicable
         for name, parameter in named.items():
             value = float(parameter.detach())
             for stored, slope in SLOPES[self.usage.scalar]:
                 if math.isclose(value, stored(self.scalar), rel_tol=1e-5, abs_tol=1e-6):
+                    if not learned:
+                        raise NotApplicable
                     self.slopes.append((parameter, slope(self.scalar)))
                     break
             else:
                 known = f"is not a known function of the {self.usage.scalar}"
-                self.notes.append(f"parameter {name}: its value {value:g} {known}")
+                self.notes += [f"parameter {name}: its value {value:g} {known}"] * learned
 
 
 def read_observed(written: Any) -> dict[str, Any]:

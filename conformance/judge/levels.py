@@ -23,7 +23,7 @@ from ..diagnose.variants import words_of
 from ..implementations.base import Deviation
 from ..implementations.callable import External
 from ..suite.cases import Case
-from ..suite.catalogue import WEIGHTS
+from ..suite.catalogue import LOSSES, WEIGHTS
 from ..suite.flags import first_untrue, strains_float32
 from ..suite.golden import Flag, GoldenCase, load_flags
 from ..suite.levels import Level
@@ -38,9 +38,8 @@ from .results import Check
 __all__ = ["IN_FLOAT32", "Level", "level_of", "level_of_case", "reviewed"]
 
 IN_FLOAT32 = "float64 inputs: the target computes in float32, so its results are judged by the bounds of float32"
-ROUNDS_TEMPERATURE = (
-    "float64 inputs: the target rounds the temperature to float32, so its results are judged by the bounds of float32"
-)
+_ROUNDS = "float64 inputs: the target rounds the {} to float32, so its results are judged by the bounds of float32"
+ROUNDS_TEMPERATURE, ROUNDS_BIAS = map(_ROUNDS.format, ("temperature", "bias"))
 
 ROUNDS_WEIGHTS = (
     "float64 inputs: the target rounds 1/|P| or the weights to float32, so its results are judged by the bounds of "
@@ -170,16 +169,19 @@ def _in_float32(target: External, outcome: Outcome, probes: Iterable[Case]) -> b
         ordinary = (one for one in probes if not target.refuses(one))
         chosen = [*islice(ordinary, TRIED)]
         target.in_float32 = IN_FLOAT32 if _is_shown(_computes_in_float32(target, chosen)) else ""
-        rounds = _rounds_temperature if target.claim.temperature is None else _rounds_built_in
-        if not target.in_float32 and _is_shown(rounds(target, chosen)):
+        passed = target.claim.temperature is None
+        rounds = _rounds(target, chosen, "temperature") if passed else _rounds_built_in(target, chosen)
+        if not target.in_float32 and _is_shown(rounds):
             target.in_float32 = ROUNDS_TEMPERATURE
+        if not target.in_float32 and _is_shown(_rounds(target, chosen, "bias")):
+            target.in_float32 = ROUNDS_BIAS
         if not target.in_float32 and _is_shown(_rounds_weights(target, chain(chosen, ordinary))):
             target.in_float32 = ROUNDS_WEIGHTS
         target.outcomes.clear()
         target.outcomes.update(kept)
         target.notes = (*target.notes, *filter(None, [target.in_float32]))
     fits = target.in_float32 == IN_FLOAT32 and _fits_float32(target, outcome)
-    return fits or target.in_float32 in (ROUNDS_TEMPERATURE, ROUNDS_WEIGHTS)
+    return fits or target.in_float32 in (ROUNDS_TEMPERATURE, ROUNDS_BIAS, ROUNDS_WEIGHTS)
 
 
 def _is_shown(verdicts: Iterable[bool]) -> bool:
@@ -202,15 +204,18 @@ def _computes_in_float32(target: External, probes: Iterable[Case]) -> Iterator[b
             yield True
 
 
-def _rounds_temperature(target: External, probes: Iterable[Case]) -> Iterator[bool]:
-    """Yield for each case whether rounding the temperature to float32 leaves its values unchanged.
+def _rounds(target: External, probes: Iterable[Case], option: str) -> Iterator[bool]:
+    """Yield for each case whether rounding a number, such as the temperature, to float32 leaves its values unchanged.
 
-    A case does not count if its temperature is a float32 number, or if a temperature 1 % higher also changes nothing.
+    A number of float32 is first increased by a part that float32 loses. A case does not count if its number is 0, or if
+    a number 1 % higher also changes nothing.
     """
-    for case in probes:
-        rounded = float(np.float32(case.temperature))
-        changed = (case.with_options(temperature=t) for t in (rounded, rounded * 1.01))
-        if rounded == case.temperature or None in (outcomes := [_evaluated(target, one) for one in (case, *changed)]):
+    for case in probes if option in LOSSES[target.claim.loss].keywords else ():
+        given = float(case.option(option))
+        rounded = float(np.float32(given))
+        given = given * (1 + 2.0**-26) if rounded == given else given
+        tried = (case.with_options(**{option: x}) for x in (given, rounded, rounded * 1.01))
+        if not given or None in (outcomes := [_evaluated(target, one) for one in tried]):
             continue
         values, same, other = (one.values for one in outcomes if one)
         if values != same:

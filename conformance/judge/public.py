@@ -23,14 +23,14 @@ from ..suite.golden import GoldenCase, load_golden
 from ..suite.levels import Level
 from ..suite.records import Matrix, Outcome
 from .check import CONFORMS, CheckResult, check, is_above, judge_target, load_target
-from .levels import IN_FLOAT32, ROUNDS_TEMPERATURE
+from .levels import IN_FLOAT32, ROUNDS_BIAS, ROUNDS_TEMPERATURE
 from .options import Request
 from .proofs import as_claimed, digest_of
 from .ranges import sentences
 from .results import BAD, Check, Status, several
 from .verify import truth_of
 
-FLOAT32_NOTES = (IN_FLOAT32, ROUNDS_TEMPERATURE)
+FLOAT32_NOTES = (IN_FLOAT32, ROUNDS_TEMPERATURE, ROUNDS_BIAS)
 
 SEED = 7
 """The seed of the random batches of a live check."""

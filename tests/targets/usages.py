@@ -433,6 +433,35 @@ def stays_busy_after_an_error(embeddings, labels, temperature=0.1):
     return loss
 
 
+def leaves_gradients_off_after_an_error(embeddings, labels, temperature=0.1):
+    loss = supcon(embeddings, labels, temperature)
+    torch.set_grad_enabled(False)
+    loss.isfinite()
+    torch.set_grad_enabled(True)
+    return loss
+
+
+class ClipWithAccuracy(Clip):
+    def forward(self, image_features, text_features):
+        loss = super().forward(image_features, text_features)
+        with torch.no_grad():
+            similarities = F.normalize(image_features, dim=1) @ F.normalize(text_features, dim=1).T
+            accuracy = (similarities.argmax(dim=1) == torch.arange(len(similarities))).float().mean()
+        return {"loss": loss, "accuracy": accuracy}
+
+
+class SigLipWithAnInitialBias(torch.nn.Module):
+    """The temperature is a number; the bias is a parameter that starts at a number, in float32."""
+
+    def __init__(self, temperature=0.1, bias=-10.0):
+        super().__init__()
+        self.temperature = temperature
+        self.bias = torch.nn.Parameter(torch.tensor(bias))
+
+    def forward(self, image_features, text_features):
+        return siglip(image_features, text_features, self.temperature, self.bias)
+
+
 class ForgetsItsTemperature(SupCon):
     def __deepcopy__(self, memo):
         return type(self)()
@@ -557,6 +586,7 @@ FINDINGS = MappingProxyType(
         "detaches_the_temperature_of_frozen_rows": "usage/frozen-rows-temperature-tensor",
         "LearnedUnlessFrozen": "usage/frozen-rows-learned-temperature",
         "stays_busy_after_an_error": "usage/after-errors",
+        "leaves_gradients_off_after_an_error": "usage/after-errors",
         "ForgetsItsTemperature": "usage/deep-copy",
         "PicklesNothing": "usage/pickled",
         "reads_the_latest_forward": "usage/among-other-batches",
