@@ -188,6 +188,13 @@ def test_triplets_are_queries_documents_and_one_hard_negative_each() -> None:
     )
 
 
+@pytest.mark.slow
+def test_triplets_conform() -> None:
+    found = check_loss(triplets, "multiple_negatives_ranking", seed=1, fuzz=8)
+    assert found.verdict == "conforms"
+    assert any(check.case == "usage/forward-mode" for check in found.judged)
+
+
 def test_negatives_of_a_ranking_loss_are_hard_negatives() -> None:
     found = External(several, loss="multiple_negatives_ranking")
     found.settle()
@@ -206,6 +213,18 @@ def test_negative_of_a_loss_with_a_queue_is_the_queue() -> None:
     found = External(one_positive, loss="info_nce")
     found.settle()
     assert ratio(found, trial_case("info_nce", {"temperature": 0.5}, ["negatives"])) <= 1
+
+
+def test_wrapper_of_a_target_with_a_built_in_temperature_takes_none() -> None:
+    def built_in(z1: torch.Tensor, z2: torch.Tensor) -> torch.Tensor:
+        return (z1 * z2).sum()
+
+    lines = forms.wrapper(built_in, Signature(built_in), forms.Form("views"))
+    assert lines[-3:] == [
+        "def adapted_target(view_a, view_b):",
+        "    # return only the loss, as a tensor",
+        "    return target(z1=view_a, z2=view_b)",
+    ]
 
 
 def test_direction_of_a_required_queue_is_a_to_b_unless_claimed() -> None:

@@ -495,7 +495,9 @@ def wrapper(spec: object, signature: Signature, form: Form) -> list[str]:
         **{"device": f"{first}.device", "dim": f"{first}.shape[-1]", "world_size": "1", "rank": "0"},
     }
     required = (it for it in SCALARS if signature.requires(it))
-    options = {name: name for name in ("temperature", *form.matrices, *required)}
+    # Without a parameter for it, the temperature is built in and claimed.
+    takes = signature.keyword("temperature") is not None or signature.takes_anything or form.call == "similarities"
+    options = {name: name for name in (*["temperature"] * takes, *form.matrices, *required)}
     dtype = f"{first}.dtype" if form.tensors else None
     constructor, call = _passed(signature, form, names, options, facts=facts, dtype=dtype)
     importable = "<" not in attribute and bool(root)

@@ -719,7 +719,8 @@ def _second_derivatives(step: Step) -> Differentiated:
 def _forward_mode(step: Step) -> Differentiated:
     """Return gradients whose product with ``direction_of`` each matrix is the derivative of forward mode.
 
-    They are the gradients of the backward pass, changed along this direction.
+    They are the gradients of the backward pass, changed along this direction. Rows are changed in proportion to their
+    norms, because rounding errors of one sum would exceed the bounds of rows that are almost 0.
     """
     directions = {name: direction_of(x.shape) for name, x in step.rows.items()}
     values = step.values(step.rows)
@@ -732,8 +733,12 @@ def _forward_mode(step: Step) -> Differentiated:
         tangent = unpack_dual(step.total(step.values(dual))).tangent
     slope = 0.0 if tangent is None else float(tangent.detach())
     error = slope - sum(float((gradients[name] * v).sum()) for name, v in directions.items())
-    size = sum(float((v * v).sum()) for v in directions.values())
-    return values, {name: gradients[name] + error / size * v for name, v in directions.items()}
+    norms = {name: gradient.norm(dim=1, keepdim=True) for name, gradient in gradients.items()}
+    if not any(map(torch.count_nonzero, norms.values())):
+        norms = {name: torch.ones_like(norm) for name, norm in norms.items()}
+    changes = {name: norms[name] * v for name, v in directions.items()}
+    size = sum(float((change * directions[name]).sum()) for name, change in changes.items())
+    return values, {name: gradients[name] + error / size * change for name, change in changes.items()}
 
 
 def _functional(step: Step) -> Differentiated:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -255,10 +256,19 @@ class CheckResult:
         ends += [f"{phrase(Status.FAILED, len(above), next(noun, ''))} above this level"] if above else []
         idle = f"; {several(len(self.unused), 'declaration')} without a matching check" if self.unused else ""
         above_only = "above this level, " if self.verdict == CONFORMS else ""
-        words = ", ".join(filter(None, (self.wrong_from, self.diagnosis.short)))
+        words = ", ".join(filter(None, (self.wrong_from, self.diagnosis.short, self._raised)))
         why = f"{above_only}{words}; " if words else ""
         start = f"{self.verdict} at level {self.level}: {self.request.name} as {loss}"
         return f"{start}{values}: {why}{', '.join(ends)}{idle}"
+
+    @property
+    def _raised(self) -> str:
+        """The most frequent error of the checks up to the level that ended in an error; "" if none did."""
+        bad = [one for one in self.failures_required if one.status is Status.ERRORED]
+        if not bad:
+            return ""
+        (message, count), *_ = Counter(shorten(one.message, 100) for one in bad).most_common(1)
+        return f"{'' if count == len(bad) else 'most often '}an error: {message}"
 
     def worst(self) -> dict[str, float]:
         """Return the largest error of each dtype, in units of its bound."""
