@@ -404,6 +404,7 @@ def test_exception_is_an_error_of_its_case() -> None:
     errored = [one for one in checked.failures if one.status is Status.ERRORED]
     assert errored
     assert {one.message for one in errored} == {"RuntimeError: the batch size must be even"}
+    assert ": an error: RuntimeError: the batch size must be even; " in checked.summary
     assert all(one.repeat for one in errored)
     assert any(one.status is Status.PASSED for one in checked.judged)
 

@@ -744,9 +744,18 @@ def test_loss_of_one_view_against_the_other_is_described_as_such() -> None:
 
 def test_a_sum_that_loses_its_terms_by_a_difference_does_not_underflow() -> None:
     rows = torch.eye(4, dtype=torch.float64)[[0, 1, 0, 1]].numpy()
-    for temperature, words in ((0.02, CANCELLED), (0.001, UNDERFLOW)):
+    # The logit of each positive is 1 / temperature, and those of the negatives are 0.
+    for temperature, in_float64, in_float32 in (
+        (0.1, [], []),
+        (0.05, [], [CANCELLED]),
+        (0.02, [CANCELLED], [CANCELLED]),
+        (0.005, [CANCELLED], [UNDERFLOW]),
+        (0.001, [UNDERFLOW], [UNDERFLOW]),
+    ):
         case = Case("mine", "nt_xent", rows, {"partners": [2, 3, 0, 1]}, {"temperature": temperature})
-        assert list(dict(not_finite(Failure(case, Outcome([-math.inf]), truth(case))))) == [words]
+        for noise, words in ((1e-12, in_float64), (1e-6, in_float32)):
+            failure = Failure(case, Outcome([-math.inf]), truth(case), noise)
+            assert list(dict(not_finite(failure))) == words, (temperature, noise)
 
 
 def test_self_pair_in_the_maximum_is_named_beside_an_overflow() -> None:

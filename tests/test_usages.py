@@ -54,7 +54,6 @@ RIGHT = (
     "reads_a_number",
     "siglip",
     "SigLip",
-    "SigLipWithAnInitialBias",
 )
 """Straightforward losses."""
 
@@ -119,6 +118,14 @@ def is_found(name: str) -> None:
     assert not [case for case in failed if case.startswith("golden/")], "it is right as usual"
     (check,) = (one for one in result.failures if one.case == FINDINGS[name])
     assert check.repeat.startswith("pairproof check ")
+
+
+def test_module_that_starts_a_parameter_at_a_number_gets_no_tensor_for_it() -> None:
+    result = check_loss(f"{FILE}:SigLip", "sigmoid", cases=("usage/*bias*", EVERY[1]))
+    judged = {one.case for one in result.judged}
+    assert "usage/learned-bias" in judged
+    assert "usage/bias-tensor" not in judged
+    assert not found(result)
 
 
 def is_found_in_a_process(name: str) -> None:

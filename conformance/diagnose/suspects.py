@@ -393,9 +393,11 @@ def not_finite(found: Failure) -> Iterator[tuple[str, str]]:
     if overflows:
         return
     reach = max(-least, largest)
-    if minus and reach < OVERFLOWS:  # no exponential underflows
+    # The significand, and the exponent below which an exponential is 0, with or without a maximum that is subtracted.
+    bits, lowest = (53, 745) if found.noise < DTYPE_NOISE else (24, 103)
+    if minus and max(reach, largest - least) < lowest:
         ahead = seen.amax(dim=1) - seen.masked_fill(setting.positive, -math.inf).amax(dim=1)
-        if bool((ahead > 16).any()):  # float32 has 24 bits, and 24 log(2) is 16.6
+        if bool((ahead > bits * math.log(2)).any()):
             yield CANCELLED, "minus infinity: the difference is rounded to 0; leave the positive out before the sum"
     elif minus:
         yield UNDERFLOW, "minus infinity: every term of a denominator underflows, and the logarithm of 0 is taken"

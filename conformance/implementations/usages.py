@@ -1301,10 +1301,9 @@ class Use:
         named = {
             name: x
             for name, x in owned
-            if isinstance(x, Tensor)
+            if isinstance(x, Tensor if learned else torch.nn.Parameter)
             and x.requires_grad
             and x.numel() == 1
-            and not isinstance(x, _Scalar)
             and any(word in name.lower() for word in _PARAMETERS[self.usage.scalar])
         }
         if learned and not named:

@@ -118,6 +118,8 @@ def _similarities(
     """Yield two recorded similarities: the first one whose error exceeds its bound, and that of the largest ratio."""
     what = "rows" if len(case.matrices) == 1 else "anchor and column"
     found = np.array(terms.similarity, dtype=float)
+    if found.shape != expected.shape:
+        raise ValueError(f"similarities of shape {list(expected.shape)} are expected, not {list(found.shape)}")
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = np.where(found == expected, 0.0, np.abs(found - expected) / allowed)
     wrong = ~(ratios <= 1)

@@ -450,16 +450,13 @@ class ClipWithAccuracy(Clip):
         return {"loss": loss, "accuracy": accuracy}
 
 
-class SigLipWithAnInitialBias(torch.nn.Module):
-    """The temperature is a number; the bias is a parameter that starts at a number, in float32."""
+class DetachesTheTemperatureItGets:
+    def __init__(self, temperature=0.1):
+        self.scale = 1 / temperature
+        self.temperature = temperature.detach() if isinstance(temperature, torch.Tensor) else temperature
 
-    def __init__(self, temperature=0.1, bias=-10.0):
-        super().__init__()
-        self.temperature = temperature
-        self.bias = torch.nn.Parameter(torch.tensor(bias))
-
-    def forward(self, image_features, text_features):
-        return siglip(image_features, text_features, self.temperature, self.bias)
+    def __call__(self, embeddings, labels):
+        return supcon(embeddings, labels, self.temperature)
 
 
 class ForgetsItsTemperature(SupCon):
@@ -587,6 +584,7 @@ FINDINGS = MappingProxyType(
         "LearnedUnlessFrozen": "usage/frozen-rows-learned-temperature",
         "stays_busy_after_an_error": "usage/after-errors",
         "leaves_gradients_off_after_an_error": "usage/after-errors",
+        "DetachesTheTemperatureItGets": "usage/temperature-tensor",
         "ForgetsItsTemperature": "usage/deep-copy",
         "PicklesNothing": "usage/pickled",
         "reads_the_latest_forward": "usage/among-other-batches",
