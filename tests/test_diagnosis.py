@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -294,6 +295,44 @@ def test_factor_of_a_loss_of_one_direction_is_named() -> None:
     found = check_loss(target, "info_nce", call="views", cases=("golden/info_nce/[a-d]*",), fuzz=0).diagnosis
     assert found.reasons[0].words == "the anchors are only the rows of the first tower; values are 2 times too large"
     assert found.unexplained == 0
+
+
+def test_sum_of_one_direction_times_a_power_of_the_temperature_is_named() -> None:
+    # At temperature 1 the power is 1, and pairproof swaps the towers for b_to_a and averages both directions.
+    def target(q: torch.Tensor, k: torch.Tensor, queue: torch.Tensor, temperature: float = 0.1) -> torch.Tensor:
+        given: Any = {"negatives": queue, "direction": "a_to_b", "reduction": "sum", "temperature": temperature}
+        return fast.info_nce_loss(q, k, **given) / temperature
+
+    names = ("golden/info_nce/*queue-mean", "golden/info_nce/queue-temperature-*", "golden/info_nce/*-queue")
+    (reason,) = (found := check_loss(target, "info_nce", cases=names, fuzz=12, seed=0).diagnosis).reasons
+    summed = "the values of the anchors are summed, not averaged"
+    assert reason.words == f"{summed}; values are multiplied by temperature^-1"
+    assert found.unexplained == 0
+    assert {one.case.option("direction") for one in load_golden() if one.id in reason.cases} == {
+        "a_to_b",
+        "b_to_a",
+        "both",
+    }
+
+
+@pytest.mark.parametrize(
+    ("mask", "words"),
+    [(0.0, "label_smoothing=0.1"), (-1e4, "label_smoothing=0.1, which also counts the self pairs, masked with -10000")],
+)
+def test_smoothed_targets_are_named(mask: float, words: str) -> None:
+    def towers(a: torch.Tensor, b: torch.Tensor, temperature: float = 0.1) -> torch.Tensor:
+        logits = torch.nn.functional.normalize(a) @ torch.nn.functional.normalize(b).T / temperature
+        smoothed: Any = partial(torch.nn.functional.cross_entropy, target=torch.arange(len(a)), label_smoothing=0.1)
+        return (smoothed(logits) + smoothed(logits.T)) / 2
+
+    def views(z_i: torch.Tensor, z_j: torch.Tensor, temperature: float = 0.1) -> torch.Tensor:
+        rows, n = torch.nn.functional.normalize(torch.cat([z_i, z_j])), len(z_i)
+        logits = (rows @ rows.T / temperature).fill_diagonal_(mask)
+        return torch.nn.functional.cross_entropy(logits, torch.arange(2 * n).roll(n), label_smoothing=0.1)
+
+    target, loss = (views, "nt_xent") if mask else (towers, "info_nce")
+    (reason,) = check_loss(target, loss, call="views", cases=(f"golden/{loss}/[a-p]*",), fuzz=0).diagnosis.reasons
+    assert reason.words == f"the targets of the cross-entropy are smoothed: {words}"
 
 
 @pytest.mark.slow
@@ -801,6 +840,7 @@ def test_unknown_mistake_has_no_reason() -> None:
         f"no known mistake explains any of {result.diagnosis.failing} failing cases"
     ]
     assert suggested(result) == []
+    assert "no reason was found; --html FILE draws the terms of a batch beside the right ones" in result.advice
 
 
 def test_deviations_of_the_range_are_suggested_as_toml() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 import os
 import signal
 import sys
@@ -297,6 +298,19 @@ def test_built_in_temperature_selects_the_cases() -> None:
         assert ratio(found, SUPCON) <= 1
         assert found.refuses(with_options(SUPCON, temperature=0.1)) == "needs a temperature other than 0.5"
     assert any("0.5 is built in, an attribute of the instance" in note for note in target("at_half").notes)
+
+
+def test_claimed_temperature_is_passed_unless_it_is_the_default() -> None:
+    def of_scale(embeddings: torch.Tensor, labels: torch.Tensor, log_scale: float = math.log(1 / 0.07)) -> torch.Tensor:
+        return fast.supcon_loss(embeddings, labels, temperature=math.exp(-log_scale))
+
+    for subject, name in ((fast.SupConLoss, "temperature"), (fast.supcon_loss, "temperature"), (of_scale, "log_scale")):
+        found = External(subject, loss="supcon", temperature=0.5)
+        assert f"temperature: 0.5 is passed as {name}, as claimed" in found.notes
+        assert found.claim.temperature == 0.5
+        assert ratio(found, SUPCON) <= 1
+    found = External(of_scale, loss="supcon", temperature=0.07)
+    assert "temperature: 0.07 is built in, as claimed; its parameter log_scale is not passed" in found.notes
 
 
 def test_temperature_is_passed_under_the_name_of_the_target() -> None:

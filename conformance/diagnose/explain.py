@@ -225,6 +225,7 @@ class Observation:
         views: number of views of each item that the target was called with; 1 if it was called with single rows.
         match: the loss that was identified, if any.
         alone: whether no other case fails. Then an unusual factor of one value explains nothing.
+        direction: see ``Known``.
     """
 
     def __init__(
@@ -234,7 +235,7 @@ class Observation:
         self.outcome = outcome or Outcome(list(truth.values), truth.gradient, other_gradients=truth.other_gradients)
         self.dtype = dtypes[0] if dtypes else "float64"
         self.match: Match | None = None
-        self.views, self.alone = 1, False
+        self.views, self.alone, self.direction = 1, False, ""
 
     @cached_property
     def computes(self) -> str:
@@ -413,7 +414,7 @@ class Observation:
         """Yield suspects with their words, an identified loss first; none for a case with weights, which they lack."""
         if not WEIGHTS.keys().isdisjoint(self.case.arguments):
             return
-        if self.match is not None and (identified := proposed(self.match, found)) is not None:
+        if self.match is not None and (identified := proposed(self.match, found, self.direction)) is not None:
             yield identified
         yield from copy(self._listed) if found is self.failure else _listed(found)
 
@@ -514,6 +515,7 @@ class Known:
         evaluate: calls the target on a case, in a dtype; returns None if it cannot be called again.
         training: draws a batch of training size, or returns None.
         call: how the target is called, one of ``CALLS``; "" if it is not known.
+        direction: the direction that the target computes, if pairproof swaps the towers for the other one; else "".
     """
 
     options: Collection[str] | None = ()
@@ -521,6 +523,7 @@ class Known:
     evaluate: Callable[[Case, str], Outcome | None] = lambda case, dtype: None
     training: Callable[[], Case | None] = lambda: None
     call: str = ""
+    direction: str = ""
 
 
 def explain(observations: Sequence[Observation], known: Known) -> Diagnosis:
@@ -559,7 +562,7 @@ class _Explanation:
             one.computes = "float32"
         for one in (*self.failing, *self.passing):
             one.alone = len(self.failing) == 1
-            one.views = _views(one.case, known)
+            one.views, one.direction = _views(one.case, known), known.direction
 
     def diagnosis(self) -> Diagnosis:
         """Find the reasons."""
@@ -642,8 +645,8 @@ class _Explanation:
         if 2 * len(explained) <= len(self.failing) or self._refuted(words, self.passing):
             return ""
         match, found = explained[0].match, explained[0].failure
-        identified = match and proposed(match, found)
-        if match and identified and identified[0] == words and _is_in_catalogue(match, identified[1]):
+        identified = match and proposed(match, found, self.known.direction)
+        if match and identified and identified[0] == words and _is_in_catalogue(match):
             return _arguments(match.variant, match.reduction) + _at(match.always(found.temperature))
         suspect = next((one for name, one in explained[0].suspects(found) if name == words), None)
         if suspect is None or suspect.loss:
@@ -763,7 +766,7 @@ class _Explanation:
             if case.id not in self.redrawn:
                 self.redrawn[case.id] = redraw(case, one, self.known)
             if found := self.redrawn[case.id]:
-                found.match = one.match
+                found.match, found.direction = one.match, one.direction
                 wrong, predicted = found.is_wrong(found.failure), partial(found.predicts_failure, words)
                 if not self._explains(found, words, base) if wrong else _safely(predicted):
                     return False
@@ -848,11 +851,14 @@ def _safely(test: Test) -> Any:
         return None
 
 
-def proposed(match: Match, found: Failure) -> tuple[str, Suspect] | None:
-    """Return the identified loss in words and as a suspect for a case.
+def proposed(match: Match, found: Failure, swapped: str = "") -> tuple[str, Suspect] | None:
+    """Return the identified loss in words and as a suspect for a case; ``swapped`` is the direction in ``Known``.
 
     Return None if it does not apply to the case, or is the correct loss.
     """
+    if swapped := swapped if dict(match.variant.options).get("direction") == swapped else "":
+        options = {**dict(match.variant.options), "direction": found.case.option("direction")}
+        match = replace(match, variant=replace(match.variant, options=tuple(options.items())))
     variant, right, scale = match.variant, found.right.variant, match.factor_for(found.temperature)
     built_in, mixed = match.built_in, variant.positives == MIXED_UP and "partners" in found.case.arguments
     positives = "meant" if variant.positives in RIGHT_POSITIVES or mixed else variant.positives
@@ -881,22 +887,25 @@ def proposed(match: Match, found: Failure) -> tuple[str, Suspect] | None:
     others = dict({*variant.options} ^ {*right.options} if variant.loss == right.loss else ())
     numbers = [name for name in NUMBERS if name in others and not any(f"the {name} " in one for one in wrong)]
     wrong += [f"{name}={variant.number(name):g} is computed" for name in numbers]
-    if wrong and variant.form != "pooled" and match.reduction in variant.entry.choices["reduction"][1:]:
-        elsewhere.append(OPTION_WORDS["reduction", match.reduction])
-    if not math.isclose(scale, 1.0, rel_tol=1e-6):
-        power = match.scale[1] if match.scale else 0
+    power = match.scale[1] if match.scale else 0
+    if power or not math.isclose(scale, 1.0, rel_tol=1e-6):  # the words are the same at every temperature
         factor.append(suspects.factor_words(scale) if power == 0 else f"values are multiplied by temperature^{power}")
+    if (wrong or factor) and variant.form != "pooled" and reduction in variant.entry.choices["reduction"][1:]:
+        elsewhere += [OPTION_WORDS["reduction", reduction]] * (reduction != found.right.reduction)
     claimed = (right.loss, {*right.options}, found.right.reduction)
     another = [computes(match)] * ((variant.loss, {*variant.options}, reduction) != claimed)
     words = wrong + elsewhere + factor if wrong or factor else another
     if always := match.always(found.temperature):
         words.append(f"the temperature is always {always}, whatever is passed")
+    if swapped and direction == "both" and (reduction, found.right.reduction) == ("sum", "mean"):
+        suspect = replace(suspect, scale=suspect.scale / 2)  # pairproof averages the two directions
     return ("; ".join(words), suspect) if words else None
 
 
-def _is_in_catalogue(match: Match, suspect: Suspect) -> bool:
-    """Whether an identified loss, here as a suspect for a case, is one of the catalogue, without mistakes."""
-    return not match.words() and match.count not in WRONG_COUNTS and math.isclose(suspect.scale, 1.0, rel_tol=1e-6)
+def _is_in_catalogue(match: Match) -> bool:
+    """Whether an identified loss is one of the catalogue, without mistakes."""
+    scaled = any(not math.isclose(factor, 1.0, rel_tol=1e-6) for factor in match.factor.values())
+    return not match.words() and match.count not in WRONG_COUNTS and not scaled
 
 
 def computes(match: Match) -> str:
@@ -913,9 +922,8 @@ def arguments_of(match: Match, call: str) -> str:
     """
     layout = LAYOUTS.get((call, match.variant.positives), "")
     match = replace(match, variant=replace(match.variant, positives="meant")) if layout else match
-    scaled = any(not math.isclose(factor, 1.0, rel_tol=1e-6) for factor in match.factor.values())
     arguments = _arguments(match.variant, match.reduction) + f" --call {layout}" * bool(layout) + _at(match.always())
-    return "" if match.words() or match.count in WRONG_COUNTS or scaled else arguments
+    return arguments * _is_in_catalogue(match)
 
 
 def _arguments(variant: Variant, reduction: str = "mean") -> str:

@@ -291,6 +291,21 @@ place of e^-10."""
 
 _LEAK_SUM = "exp(0) of the diagonal leaks into the numerator, which is not divided by |P|"
 
+
+def _smoothed() -> Table:
+    """Return cross-entropies with ``label_smoothing``; the self pairs may be columns whose logits are ``mask``."""
+
+    def value(smoothing: float, mask: float, x: Any) -> Any:
+        masked = (x.below[..., 0] - mask) * (mask < 0)
+        of_columns = (x.total(x.cost, x.setting.member) + masked) / (x.members + (mask < 0))
+        return (1 - smoothing) * x.sum / x.n + smoothing * of_columns
+
+    words = "the targets of the cross-entropy are smoothed: label_smoothing={:g}"
+    also = f"{words}, which also counts the self pairs, masked with {{:g}}"
+    known = (0.1, 0.0), (0.05, 0.0), (0.2, 0.0), (0.1, -1e4), (0.1, -1e9)
+    return {(also if mask else words).format(one, mask): partial(value, one, mask) for one, mask in known}
+
+
 _OUTSIDE: Table = {
     "mean": lambda x: x.sum / x.n,
     "sum": lambda x: x.sum,
@@ -304,6 +319,7 @@ _OUTSIDE: Table = {
     "the sum over the positives is multiplied by their number": lambda x: x.sum * x.n,
     "only the similarities of the positives are averaged; there is no denominator": lambda x: -x.total(x.above) / x.n,
     "the sum runs over all other rows, not over the positives": lambda x: x.total(x.cost, x.setting.member) / x.members,
+    **_smoothed(),
 }
 _INSIDE: Table = {
     "inside": lambda x: x.n.log() - x.log_ratios,

@@ -394,7 +394,7 @@ class Signature:
                 give(name, value)
                 continue
             if name == "temperature":
-                value = self._temperature(found.name, value)
+                value = self.given_temperature(found.name, value)
             if name in ("temperature", "bias") and dtype is not None:
                 value = _as_tensor(value, dtype)
             if name == "base_temperature" and value is None and isinstance(found.default, (int, float)):
@@ -428,7 +428,7 @@ class Signature:
         ordered = {name: call[name] for name in self.call if name in call}
         return constructor, {**ordered, **call}
 
-    def _temperature(self, word: str, temperature: Any) -> Any:
+    def given_temperature(self, word: str, temperature: Any) -> Any:
         """Convert the temperature to the value of a parameter, such as a logarithm or an inverse; also in words."""
         logarithm = self.is_logarithm(word)
         if isinstance(temperature, str):
@@ -930,7 +930,12 @@ def _temperature(claim: Claim, signature: Signature, notes: list[str]) -> float 
     if claimed is None and (fixed := signature.fixed_temperature) is not None:
         notes.append(f"temperature: {fixed:g} is built in, because --init sets it")
         return fixed
-    if own is not None and claimed is not None:
+    default = signature.default_temperature
+    unequal = default is not None and not math.isclose(default, claimed or default)
+    if own is not None and claimed is not None and (unequal or own.default is own.empty):
+        signature.init[own.name] = signature.given_temperature(own.name, claimed)
+        notes.append(f"temperature: {claimed:g} is passed as {own.name}, as claimed")
+    elif own is not None and claimed is not None:
         notes.append(f"temperature: {claimed:g} is built in, as claimed; its parameter {own.name} is not passed")
     elif own is not None and signature.is_logarithm(own.name):
         inverse = "1/" if signature.inverted(own.name) else ""

@@ -417,10 +417,12 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
         named = {"claimed": variant_of(LOSSES[claim.loss], claim.settings), "temperature": claim.temperature}
         search = partial(_searched, request, claim.call, claim.arrays, normalised=claim.normalised, **named)
         calls = search, target.evaluate, partial(draw_training, claim, 0, 0)
-        facts = Known(options, *calls, target.claim.call)
+        facts = Known(options, *calls, claim.call, str(claim.settings["direction"]) if claim.directed_here else "")
         result.diagnosis = find_reasons([*observed, *training.values()], facts)
         result.diagnoses |= result.diagnosis.details
         result.advice += _advice(target, failing)
+        if result.failures_required and not result.diagnosis.reasons:
+            result.advice.append("no reason was found; --html FILE draws the terms of a batch beside the right ones")
         report.checks += watch.checks
         usages = UsageJudge(
             target, request.dtypes, stored, lambda one: as_claimed(one, stored[one], target.claim), report.checks
