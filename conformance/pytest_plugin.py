@@ -495,8 +495,9 @@ class CaseCheck:
     def _of_usage(self, mark: Mark, judged: External) -> Check:
         from .judge.results import Check
 
-        found = list(self.group.usage_judge(mark, judged).checks(replace(mark, cases=(self.case,))))
-        words = "the usage does not apply to this target, or no ordinary case passes"
+        judge = self.group.usage_judge(mark, judged)
+        found = list(judge.checks(replace(mark, cases=(self.case,))))
+        words = judge.inapplicable.get(self.case, "")
         return found[0] if found else Check("usage", "", mark.loss, self.case, self.dtype, Status.SKIPPED, words)
 
     def _outcome(self, check: Check, mark: Mark, judged: External, *, above: bool) -> dict[str, Any]:

@@ -520,7 +520,12 @@ def _target(result: CheckResult) -> Iterator[Part]:
 
 def _judged(result: CheckResult) -> Iterator[Part]:
     request = result.request
-    yield f"{result.report.cases_chosen} of {result.cases} {request.loss} cases apply to this target"
+    chosen, given, noun = result.report.cases_chosen, result.cases, f"{request.loss} cases"
+    if result.only_usages:
+        chosen = sum(one.case.startswith("usage/") for one in result.checks)
+        given, noun = chosen + len(result.inapplicable), "selected usages"
+    if given:
+        yield f"{chosen} of {given} {noun} apply to this target"
     reasons = result.left_out.most_common()
     listed = reasons if result.explained is None or len(reasons) <= LISTED + 1 else reasons[:LISTED]
     yield from (Text(f"  {count} skipped: {reason}", "dim") for reason, count in listed)

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +126,143 @@ def test_module_that_starts_a_parameter_at_a_number_gets_no_tensor_for_it() -> N
     assert "usage/learned-bias" in judged
     assert "usage/bias-tensor" not in judged
     assert not found(result)
+
+
+LEARNED = "usage/*learned*"
+
+
+def learned(target: Any, loss: str, **options: Any) -> dict[str, tuple[Status, str]]:
+    """The status and the message of the usages that judge the parameters of a target."""
+    result = check_loss(target, loss, cases=options.pop("cases", (LEARNED,)), **options)
+    return {one.case.removeprefix("usage/"): (one.status, one.message) for one in result.checks}
+
+
+class Stored(torch.nn.Module):
+    """Losses at a temperature that a scalar under a meaningless name stores."""
+
+    def __init__(self, p: torch.Tensor, read: Any, detached: bool = False, offset: Any = lambda p: 0.0) -> None:
+        super().__init__()
+        if isinstance(p, torch.nn.Parameter):
+            self.p = p
+        else:
+            self.register_buffer("p", p)
+        self.read, self.detached, self.offset = read, detached, offset
+
+    def loss(self, function: Any, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        p = self.p.detach() if self.detached else self.p
+        return function(first, second, temperature=self.read(p)) + self.offset(p)
+
+
+class OfRows(Stored):
+    def forward(self, embeddings: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return self.loss(fast.supcon_loss, embeddings, labels)
+
+
+class OfViews(Stored):
+    def forward(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        rows = torch.arange(2 * len(first)).roll(len(first))
+        return self.loss(fast.nt_xent_loss, torch.cat([first, second]), rows)
+
+
+class OfTowers(Stored):
+    def forward(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        return self.loss(fast.info_nce_loss, first, second)
+
+
+class OneWay(Stored):
+    def forward(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return self.loss(partial(fast.info_nce_loss, direction="a_to_b"), query, key)
+
+
+def parameter(value: float) -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.ones([]) * value)
+
+
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [
+        (0.07, lambda p: p),
+        (1 / 0.07, lambda p: 1 / p),
+        (math.log(0.07), torch.exp),
+        (-math.log(0.07), lambda p: (-p).exp()),
+    ],
+    ids=["itself", "inverse", "logarithm", "logarithm of the inverse"],
+)
+@pytest.mark.parametrize(
+    ("module", "loss"), [(OfRows, "supcon"), (OfViews, "nt_xent"), (OfTowers, "info_nce"), (OneWay, "info_nce")]
+)
+@pytest.mark.quick(3)
+def test_parameter_that_stores_the_temperature_is_judged(module: Any, loss: str, value: float, read: Any) -> None:
+    options: dict[str, Any] = {"settings": {"direction": "a_to_b"}} if module is OneWay else {}
+    for detached, status in ((False, Status.PASSED), (True, Status.FAILED)):
+        found = learned(module(parameter(value), read, detached), loss, temperature=0.07, **options)
+        names = ("learned-temperature", "frozen-rows-learned-temperature", "second-call-learned-temperature")
+        assert {name: one for name, (one, _) in found.items()} == dict.fromkeys(names, status), found
+
+
+@pytest.mark.parametrize("name", ["SigLipHead", "SigLipHeadOfNumbers", "SigLipHeadOfTensors", "SigLipHeadInFloat32"])
+@pytest.mark.quick(2)
+def test_own_parameters_are_judged_instead_of_the_tensors_of_the_caller(name: str) -> None:
+    options: dict[str, Any] = {"temperature": 0.1} if name == "SigLipHead" else {}
+    cases = (LEARNED, "usage/*temperature-tensor*", "usage/bias-tensor")
+    for detached, status in (("", Status.PASSED), ("Detached", Status.FAILED)):
+        found = learned(f"{FILE}:{name}{detached}", "sigmoid", cases=cases, **options)
+        assert {case: one for case, (one, _) in found.items()} == {
+            "learned-temperature": status,
+            "learned-bias": status,
+            "frozen-rows-learned-temperature": status,
+            "second-call-learned-temperature": status,
+        }
+
+
+def test_scalars_without_gradient_are_noted_but_not_judged() -> None:
+    frozen = parameter(0.07).requires_grad_(requires_grad=False)
+    for stored in (frozen, torch.tensor(0.07)):
+        found = learned(OfRows(stored, lambda p: p), "supcon", temperature=0.07)["learned-temperature"]
+        assert found == (Status.SKIPPED, "not judged: p stores the temperature but requires no gradient")
+
+
+def test_parameter_that_is_not_the_temperature_is_not_judged() -> None:
+    margin = OfRows(parameter(0.07), lambda p: 0.07, offset=lambda p: 2 * p - 0.14)
+    status, message = learned(margin, "supcon", temperature=0.07)["learned-temperature"]
+    assert status is Status.SKIPPED
+    assert message.endswith("a parameter has the value of the temperature, but the loss depends on it in another way")
+    assert margin.p.item() == parameter(0.07).item()
+    weight = OfRows(torch.nn.Linear(1, 1, bias=False).weight, lambda p: 0.07, offset=lambda p: (p - p).sum())
+    assert learned(weight, "supcon", temperature=0.07) == {}
+
+
+def test_parameter_with_a_known_value_is_judged_beside_one_with_another_value() -> None:
+    class Scaled(OfRows):
+        def __init__(self, detached: bool) -> None:
+            super().__init__(parameter(0.07), lambda p: p, detached)
+            self.scale = torch.nn.Parameter(torch.tensor(3.0))
+
+    for detached, status in ((False, Status.PASSED), (True, Status.FAILED)):
+        assert learned(Scaled(detached), "supcon", temperature=0.07)["learned-temperature"][0] is status
+
+
+@pytest.mark.parametrize(("detached", "status"), [("", Status.PASSED), ("Detached", Status.FAILED)])
+def test_temperature_tensor_is_judged_if_the_target_rounds_it_to_float32(detached: str, status: Status) -> None:
+    cases = ("usage/temperature-tensor", "usage/low-temperature-tensor", "usage/bias-tensor")
+    found = learned(f"{FILE}:SigLipRounded{detached}", "sigmoid", cases=cases)
+    assert [one for one, _ in found.values()] == [status] * 3, found
+
+
+def test_selected_usages_that_do_not_apply_are_named_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    result = check_loss(fast.info_nce_loss, "info_nce", cases=("usage/learned*",))
+    reason = "no scalar parameter of the target stores the temperature"
+    assert result.summary == (
+        f"could not run: {reason} (usage/learned-temperature); no ordinary case fits (usage/learned-bias)"
+    )
+    assert result.not_tried[-2:] == [f"learned-temperature ({reason})", "learned-bias (no ordinary case fits)"]
+    with pytest.raises(SystemExit):
+        cli.main(["check", "pairproof.fast:info_nce_loss", "--loss=info_nce", "--case=usage/learned*"])
+    assert "0 of 2 selected usages apply to this target\n" in capsys.readouterr().out
+    bfloat16 = check_loss(fast.info_nce_loss, "info_nce", cases=("usage/bfloat16",), dtypes=("float32",)).summary
+    assert bfloat16 == "could not run: judged in bfloat16, which --dtype does not select (usage/bfloat16)"
+    effects = check_loss(fast.info_nce_loss, "info_nce", cases=("side-effects/*",)).summary
+    assert effects.startswith("could not run: side effects are watched in the calls of cases and usages")
 
 
 def is_found_in_a_process(name: str) -> None:
@@ -268,8 +405,9 @@ def test_usages_of_a_loss_that_is_wrong_as_usual_are_not_judged() -> None:
     result = check_loss(wrong, "supcon", cases=("usage/*",))
     assert result.checks == []
     assert result.summary.startswith(
-        "could not run: usages are judged on cases that pass in an ordinary call, and none"
+        "could not run: usages are judged on cases that pass in an ordinary call, and none does: golden/supcon/"
     )
+    assert ": value of anchor 0: expected" in result.summary or ": loss: expected" in result.summary
     refused = check_loss(f"{FILE}:refuses_bfloat16", "supcon", cases=("usage/bfloat16",)).summary
     assert refused.startswith("could not run: every selected usage is skipped: refused: ")
 

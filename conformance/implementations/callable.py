@@ -888,8 +888,8 @@ class External(Implementation):
                             partial(self._shares, case),
                             judged=bool(self.gradients_judged),
                         )
-                except NotApplicable:
-                    return Outcome([], observed={"applies": False})
+                except NotApplicable as error:
+                    return Outcome([], observed={"applies": False, "notes": [str(error)]})
                 except NotJudged as error:
                     return Outcome([], observed={"notes": [str(error)]})
                 values = loss.detach()
@@ -913,8 +913,12 @@ class External(Implementation):
         passed = self.target.signature.keyword(use.usage.scalar or "temperature")
         use.documented = passed is not None and "Tensor" in str(passed.annotation)
         try:
-            with use:
-                yield
+            with warnings.catch_warnings() if use.usage.scalar else nullcontext():
+                if use.usage.scalar:
+                    # If the target, or its constructor, reads the scalar as a number, the missing gradient reveals it.
+                    warnings.filterwarnings("ignore", "Converting a tensor with requires_grad")
+                with use:
+                    yield
         finally:
             self.target.use = Use()
 

@@ -22,7 +22,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -1030,8 +1030,14 @@ USAGES: tuple[Usage, ...] = (
 
 BY_NAME: Mapping[str, Usage] = {usage.name: usage for usage in (PLAIN, *USAGES)}
 
-_PARAMETERS = {"temperature": ("temperature", "temp", "tau", "scale", "log_t", "logit_t"), "bias": ("bias",)}
+_PARAMETERS = {
+    "temperature": ("temperature", "temp", "tau", "scale", "log_t", "logit_t", "logt", "t_prime"),
+    "bias": ("bias",),
+}
 """Parts of parameter names that suggest a learned temperature or bias."""
+
+STEP = 2.0**-6
+"""Step of ``Use.change``, in units of the temperature or the bias (of 1 if it is 0)."""
 
 Slope = tuple[Callable[[float], float], Callable[[float], float]]
 
@@ -1049,7 +1055,7 @@ SLOPES: Mapping[str, tuple[Slope, ...]] = {
 
 
 class NotApplicable(Exception):
-    """The usage does not apply to the target."""
+    """The usage does not apply to the target. The message says why."""
 
 
 class NotJudged(Exception):
@@ -1126,7 +1132,11 @@ class _Scalar(Tensor):
         if name in ("item", "tolist", "numpy", "__float__", "__int__", "__array__"):
             next(x for x in args if isinstance(x, cls)).reads.append(name)
         with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
+            found = func(*args, **(kwargs or {}))
+        if name == "detach":  # an nn.Parameter of it must have its class
+            found = found.as_subclass(cls)
+            found.reads = []
+        return found
 
 
 @dataclass(eq=False)
@@ -1144,6 +1154,9 @@ class Use:
         notes: what cannot be judged, in words.
         reads: functions with which the target converts the temperature or bias tensor to a number.
         documented: whether the signature says that the temperature or the bias may be a tensor.
+        guessed: whether only the values of parameters, not their names, suggest that they store the scalar.
+        shift: how far the scalar that they store is moved in a call.
+        change: the difference quotient of the loss with respect to this scalar; None unless it is guessed.
         given: see ``Step.given``.
     """
 
@@ -1157,6 +1170,9 @@ class Use:
     notes: list[str] = field(default_factory=list)
     reads: list[str] = field(default_factory=list)
     documented: bool = False
+    guessed: bool = False
+    shift: float = 0.0
+    change: float | None = None
     given: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def __enter__(self) -> Use:
@@ -1211,10 +1227,9 @@ class Use:
         Raises:
             NotApplicable: the usage does not apply to the target.
         """
-        if self.usage.scalar:
-            self._find_parameters(called)
+        stored = self._find_parameters(called) if self.usage.scalar else []
         if self.usage.modules and not is_module(called):
-            raise NotApplicable
+            raise NotApplicable("the target is not a torch module")
         values = [*positional, *keywords.values()]
         values += [x for value in values if isinstance(value, dict) for x in value.values()]
         # A tensor may be given twice: the temperature is also the base temperature of None.
@@ -1224,10 +1239,7 @@ class Use:
         differentiable = [isinstance(x, Tensor) and x.requires_grad for x in given]
         # This includes frozen rows: they are leaf tensors, in which a caller may have accumulated gradients.
         grads = [_with_grad(x) for x in given if isinstance(x, Tensor) and (_is_rows(x) or isinstance(x, _Scalar))]
-        with warnings.catch_warnings() if self.usage.scalar else nullcontext(), self.usage.around(device):
-            if self.usage.scalar:
-                # If the target reads the scalar as a number, the missing gradient reveals it.
-                warnings.filterwarnings("ignore", "Converting a tensor with requires_grad")
+        with self.usage.around(device), _shifted(stored, self.shift):
             found = self.usage.call(called, positional, keywords)
         if not all(map(_equal, given, copies)):
             self.seen["changed-input"] = SIDE_EFFECTS["changed-input"]
@@ -1259,7 +1271,14 @@ class Use:
         if self.usage.differentiate:
             return self.usage.differentiate(Step(self.rows, values, shares, self.given))
         loss = values(self.rows)
-        return loss, self.gradients(loss, shares(loss)) if judged else {}
+        gradients = self.gradients(loss, shares(loss)) if judged else {}
+        if self.guessed:
+            ends, step = list[float](), STEP * (abs(self.scalar) or 1)
+            for self.shift in (step, -step):
+                moved = values(self.rows).detach()
+                ends.append(float(moved @ shares(moved)))
+            self.change = (ends[0] - ends[1]) / (2 * step)
+        return loss, gradients
 
     def gradients(self, loss: Tensor, shares: Tensor) -> dict[str, Tensor]:
         """Return the gradients with respect to ``rows`` and ``slopes``.
@@ -1277,6 +1296,7 @@ class Use:
     def observed(self, gradients: dict[str, Tensor]) -> dict[str, Any]:
         """Return the observations as JSON data; remove the gradients of ``slopes`` from ``gradients``."""
         found: dict[str, Any] = {"seen": self.seen, "notes": self.notes}
+        found |= {} if self.change is None else {"change": self.change}
         slopes = [gradients.pop(f"slope {k}", None) for k in range(len(self.slopes))]
         if slopes and None not in slopes:
             pairs = zip(slopes, self.slopes, strict=True)
@@ -1287,38 +1307,65 @@ class Use:
             found[self.usage.scalar] = sum(float(g.sum()) * slope for g, (_, slope) in pairs if g is not None)
         return found
 
-    def _find_parameters(self, called: Any) -> None:
-        """Add the parameters that store the temperature or the bias to ``slopes``.
+    def _find_parameters(self, called: Any) -> list[tuple[Tensor, float]]:
+        """Return the parameters that store the temperature or the bias, as in ``slopes``, and add them to ``slopes``.
 
-        A target with such a parameter keeps no tensor that its constructor gets, so the usages that pass one do not
-        apply to it.
+        A parameter counts if its value is a known function of the scalar; if the names of some also suggest it, only
+        these count. A target with such a parameter keeps no tensor that its constructor gets, so the usages that pass
+        one do not apply to it.
 
         Raises:
             NotApplicable: the usage does not apply to the target.
         """
-        owned = called.named_parameters() if is_module(called) else getattr(called, "__dict__", {}).items()
-        learned = "learned" in (self.usage.temperature, self.usage.bias)
-        named = {
-            name: x
-            for name, x in owned
-            if isinstance(x, Tensor if learned else torch.nn.Parameter)
-            and x.requires_grad
-            and x.numel() == 1
-            and any(word in name.lower() for word in _PARAMETERS[self.usage.scalar])
-        }
-        if learned and not named:
-            raise NotApplicable
-        for name, parameter in named.items():
-            value = float(parameter.detach())
-            for stored, slope in SLOPES[self.usage.scalar]:
-                if math.isclose(value, stored(self.scalar), rel_tol=1e-5, abs_tol=1e-6):
-                    if not learned:
-                        raise NotApplicable
-                    self.slopes.append((parameter, slope(self.scalar)))
-                    break
-            else:
-                known = f"is not a known function of the {self.usage.scalar}"
-                self.notes += [f"parameter {name}: its value {value:g} {known}"] * learned
+        scalar, learned = self.usage.scalar, "learned" in (self.usage.temperature, self.usage.bias)
+        own = getattr(called, "__dict__", {}).items()
+        if is_module(called):
+            own = [*called.named_parameters(), *called.named_buffers()]
+        kind = Tensor if learned else torch.nn.Parameter
+        scalars = {name: x for name, x in own if isinstance(x, kind) and x.is_floating_point() and x.numel() == 1}
+        stored = {name: (x, slope) for name, x in scalars.items() if (slope := self._slope(x)) is not None}
+        if not learned:
+            if stored:
+                raise NotApplicable(f"{next(iter(stored))}, a parameter of the target, stores the {scalar} it gets")
+            return []
+        named = [name for name in scalars if any(word in name.lower() for word in _PARAMETERS[scalar])]
+        with_gradient = {name: pair for name, pair in stored.items() if pair[0].requires_grad}
+        chosen = {name: pair for name, pair in with_gradient.items() if name in named} or with_gradient
+        if not chosen:
+            self.notes += [f"{name} stores the {scalar} but requires no gradient" for name in stored]
+            self.notes += [
+                f"parameter {name}: its value {float(scalars[name].detach()):g} is not a known function of the {scalar}"
+                for name in named
+                if scalars[name].requires_grad
+            ]
+            if not self.notes:
+                raise NotApplicable(f"no scalar parameter of the target stores the {scalar}")
+        self.guessed |= not {*chosen} <= {*named}
+        if not self.shift:
+            known = [id(x) for x, _ in self.slopes]
+            self.slopes += [pair for pair in chosen.values() if id(pair[0]) not in known]
+        return [*chosen.values()]
+
+    def _slope(self, x: Tensor) -> float | None:
+        """Return the derivative of what a tensor stores; None if it is not a known function of the scalar."""
+        value = float(x.detach())
+        for stored, slope in SLOPES[self.usage.scalar]:
+            if math.isclose(value, stored(self.scalar), rel_tol=1e-5, abs_tol=1e-6):
+                return slope(self.scalar)
+        return None
+
+
+@contextmanager
+def _shifted(stored: Collection[tuple[Tensor, float]], shift: float) -> Iterator[None]:
+    """Move the scalar that parameters store, to first order, within a context."""
+    before = [x.detach().clone() for x, _ in stored]
+    for x, slope in stored:
+        x.data.add_(shift * slope)
+    try:
+        yield
+    finally:
+        for (x, _), value in zip(stored, before, strict=True):
+            x.data.copy_(value)
 
 
 def read_observed(written: Any) -> dict[str, Any]:
@@ -1334,4 +1381,4 @@ def read_observed(written: Any) -> dict[str, Any]:
     if not (isinstance(seen, dict) and {*seen} <= {*SIDE_EFFECTS} and lists):
         raise ValueError("observed")
     found: dict[str, Any] = {name: written[name] for name in ("seen", "notes", "applies", "frozen") if name in written}
-    return found | {name: float(written[name]) for name in SLOPES if name in written}
+    return found | {name: float(written[name]) for name in (*SLOPES, "change") if name in written}

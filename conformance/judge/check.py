@@ -120,6 +120,7 @@ class CheckResult:
             fails.
         question: a question about another reading of the signature (``forms.Reading``), in which all judged cases pass;
             "" if there is none.
+        inapplicable: why a selected usage has no check, by its id.
         wrong_from: the number of rows and of columns from which the target fails, if it fails only on random batches
             of training size and cases above the required level; else "".
     """
@@ -145,6 +146,7 @@ class CheckResult:
     untried: list[str] = field(default_factory=list)
     shrunk: Shrunk | None = None
     question: str = ""
+    inapplicable: dict[str, str] = field(default_factory=dict)
     wrong_from: str = ""
 
     @property
@@ -201,7 +203,15 @@ class CheckResult:
             why = "not possible for a command" if self.claim.call == "command" else "no ordinary case passes"
             return [*untried, f"usages, such as autocast and torch.compile ({why})"]
         skipped = (check for check in usages if check.status is Status.SKIPPED)
-        return [*untried, *(f"{check.case.removeprefix('usage/')} ({check.message})" for check in skipped)]
+        untried += [f"{check.case.removeprefix('usage/')} ({check.message})" for check in skipped]
+        reasons = grouped((why, name.removeprefix("usage/")) for name, why in self.inapplicable.items())
+        # Without patterns, usages that do not apply are not worth a line.
+        return untried + [f"{', '.join(names)} ({why})" for why, names in reasons.items() if self.request.cases]
+
+    @property
+    def only_usages(self) -> bool:
+        """Whether neither cases nor random batches are selected."""
+        return not self.cases and not self.fresh
 
     @property
     def levels(self) -> dict[Level, Counter[Status]]:
@@ -236,10 +246,14 @@ class CheckResult:
         """The verdict and the number of checks of each status, in one line."""
         loss, counts = self.request.loss, counted(self.judged)
         cases = self._results
-        if not cases and not self.cases and not self.fresh:  # only usages are selected
+        if not cases and self.only_usages:
             if self.checks:
                 return f"could not run: every selected usage is skipped: {self.checks[0].message}"
-            return "could not run: usages are judged on cases that pass in an ordinary call, and none does: omit --case"
+            if not self.inapplicable:
+                return "could not run: side effects are watched in the calls of cases and usages: select some of them"
+            reasons = grouped((why, name) for name, why in self.inapplicable.items())
+            first = {why: [*names[:SHOWN], *["..."] * (len(names) > SHOWN)] for why, names in reasons.items()}
+            return "could not run: " + "; ".join(f"{why} ({', '.join(names)})" for why, names in first.items())
         if not cases:
             return f"could not run: none of the {self.cases} {loss} cases applies to this target"
         if all(check.status is Status.ERRORED for check in cases):
@@ -428,6 +442,7 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
             target, request.dtypes, stored, lambda one: as_claimed(one, stored[one], target.claim), report.checks
         )
         report.checks += usages.checks(request, progress)
+        result.inapplicable = usages.inapplicable
         if not request.cases:
             step("ranges of temperatures, norms and logits", 0, 0)
             result.limits = find_limits(target, target.claim, dtypes)

@@ -35,7 +35,7 @@ from ..truth.tolerances import bounds, formula_bounds, unit_roundoff
 from .deviations import verdict
 from .results import Check
 
-__all__ = ["IN_FLOAT32", "Level", "level_of", "level_of_case", "reviewed"]
+__all__ = ["IN_FLOAT32", "Level", "in_float32", "level_of", "level_of_case", "reviewed"]
 
 IN_FLOAT32 = "float64 inputs: the target computes in float32, so its results are judged by the bounds of float32"
 _ROUNDS = "float64 inputs: the target rounds the {} to float32, so its results are judged by the bounds of float32"
@@ -117,7 +117,7 @@ def reviewed(
     if check.ratio is None or check.ratio <= 1:
         return check
     dtype, declared = check.dtype, [one for one in target.deviations if one.name in check.declared]
-    if dtype == "float64" and _in_float32(target, outcome, probes):
+    if dtype == "float64" and in_float32(target, outcome, probes):
         dtype = "float32"
         level = level_of_case(case, golden, dtype)
         check = replace(check, level=level)
@@ -159,7 +159,7 @@ def _judged(check: Check, ratio: float, difference: str, declared: Sequence[Devi
     return replace(check, status=status, message=message, ratio=ratio)
 
 
-def _in_float32(target: External, outcome: Outcome, probes: Iterable[Case]) -> bool:
+def in_float32(target: External, outcome: Outcome, probes: Iterable[Case]) -> bool:
     """Return whether a result for float64 inputs is judged as float32.
 
     The first call for a target evaluates the probes and stores the reason, or "", in ``target.in_float32``.

@@ -22,7 +22,17 @@ from ..implementations.base import items_of, lacks_positives
 from ..implementations.callable import External
 from ..implementations.sandbox import TargetError, described
 from ..implementations.signatures import Claim
-from ..implementations.usages import SIDE_EFFECTS, TEMPERATURE, USAGES, Usage, direction_of, upstream_of
+from ..implementations.usages import (
+    SIDE_EFFECTS,
+    STEP,
+    TEMPERATURE,
+    USAGES,
+    NotApplicable,
+    NotJudged,
+    Usage,
+    direction_of,
+    upstream_of,
+)
 from ..suite.cases import Case, row_norms, unit_rows
 from ..suite.catalogue import IGNORED, LOSSES, WEIGHTS
 from ..suite.golden import GoldenCase
@@ -37,8 +47,9 @@ from ..truth.matrices import has_formula
 from ..truth.tolerances import bounds, scalar_bounds, unit_roundoff
 from .deviations import verdict
 from .fresh import draw_with
+from .levels import in_float32
 from .options import Request
-from .proofs import scaled_to_logits
+from .proofs import case_as_claimed, scaled_to_logits
 from .results import BAD, Check, Status
 from .verify import truth_of
 
@@ -98,6 +109,12 @@ of their size times the derivative with respect to them.
 The error of a straightforward implementation was at most 1.5 such units on the ordinary cases of all losses.
 """
 
+NONE_PASSES = "usages are judged on cases that pass in an ordinary call, and none does"
+"""Why none is judged, before the first case that does not pass."""
+
+CHANGE_SHARE = 0.05
+"""Largest error of a difference quotient of the loss, as a share of the derivative, that still confirms it."""
+
 REFUSAL = re.compile(
     r"\b(dtype|scalar type|strides?|layout|contiguous|view|b?float\d*|half|double|u?int\d*|byte|bool|long|"
     r"\w+Tensor|not (yet )?(implemented|supported)|unsupported)\b",
@@ -153,6 +170,10 @@ class UsageJudge:
         cases: the cases of the loss.
         claimed: returns a case with the options that the target claims, and its golden entry.
         checks: the checks of the cases so far. The target is not called again for a case that it computed wrongly.
+
+    Attributes:
+        inapplicable: why a selected usage has no check, by its id.
+        wrong: the first ordinary case that the target computes wrongly, and its first difference, in words.
     """
 
     def __init__(
@@ -164,9 +185,11 @@ class UsageJudge:
         checks: Iterable[Check] = (),
     ) -> None:
         self.target, self.dtypes, self._offered, self._claimed = target, dtypes, cases, claimed
+        self.inapplicable: dict[str, str] = {}
+        self.wrong = ""
         self._known_bounds: dict[tuple[Case, str], Bounds] = {}
         wrong = (one for one in checks if one.status is Status.ERRORED or (one.ratio or 0) > 1)
-        self._known_wrong = {(one.case, one.dtype) for one in wrong if one.status in BAD}
+        self._known_wrong = {(one.case, one.dtype): one.message for one in wrong if one.status in BAD}
 
     def checks(self, request: Request, progress: Progress | None = None) -> Iterator[Check]:
         """Judge the usages that a request selects. ``progress`` is called at each of them.
@@ -175,19 +198,33 @@ class UsageJudge:
             One check per usage, which is skipped if the target refuses the usage. A usage that does not apply has no
             check.
         """
-        usages = [one for one in chosen(request) if self.target.claim.arrays in one.arrays]
-        if usages and not self.target.command and self._cases_and_dtype[0]:
+        usages = chosen(request)
+        if self.target.command:
+            self.inapplicable |= dict.fromkeys((one.id for one in usages), "not possible for a command")
+        elif usages and not self._cases_and_dtype[0]:
+            why = f"{NONE_PASSES}: {self.wrong or 'none applies to this target'}"
+            self.inapplicable |= dict.fromkeys((one.id for one in usages), why)
+        else:
             each = tracked("usages", usages, len(usages), progress)
             yield from filter(None, (self.check(request, usage) for usage in each))
 
     @cached_property
+    def _ordinary(self) -> list[Case]:
+        """The cases on which usages may be judged, the preferred ones first."""
+        return list(_mixed([case for case in self._offered if ordinary(case, self.target.claim)]))
+
+    def _probes(self) -> Iterator[Case]:
+        return (case_as_claimed(case, self.target.claim) for case in self._ordinary)
+
+    @cached_property
     def _cases_and_dtype(self) -> tuple[list[tuple[Case, Truth]], str]:
         """The small cases on which usages are judged, with their true results, and the dtype of their rows."""
-        mixed = list(_mixed([case for case in self._offered if ordinary(case, self.target.claim)]))
         # A loss whose own parameters are float32 is right only in float32.
         dtypes = [one for one in ("float64", "float32") if one in (self.dtypes or (one,))] or ["float32"]
         for dtype in dtypes:
-            tried = (case for case in mixed if (case.id, dtype) not in self._known_wrong)
+            tried = [case for case in self._ordinary if (case.id, dtype) not in self._known_wrong]
+            known = ((case.id, dtype) for case in self._ordinary if case not in tried)
+            self.wrong = self.wrong or next((f"{key[0]}: {self._known_wrong[key]}" for key in known), "")
             proved = ((case, truth_of(case, golden)) for case, golden in map(self._claimed, tried) if self._takes(case))
             if found := list(islice(self._right(proved, dtype), CANDIDATES)):
                 return found, dtype
@@ -218,16 +255,25 @@ class UsageJudge:
                 or not np.abs(true.gradient).max() > LEAST
             ):
                 continue
-            if self._is_right(case, true, dtype):
+            if wrong := self._ordinary_error(case, true, dtype):
+                self.wrong = self.wrong or f"{case.id}: {wrong}"
+            else:
                 yield case, true
 
     def _is_right(self, case: Case, true: Truth, dtype: str) -> bool:
         """Return whether the target computes a case correctly in an ordinary call."""
+        return not self._ordinary_error(case, true, dtype)
+
+    def _ordinary_error(self, case: Case, true: Truth, dtype: str, judged_as: str = "") -> str:
+        """Return the error of an ordinary call, or the first difference of its result; "" if it is right.
+
+        The bounds are those of the dtype ``judged_as``, by default ``dtype``.
+        """
         try:
             outcome = self.target.evaluate(case, dtype)
-        except Exception:  # external code may raise anything
-            return False
-        return compare(case, true, outcome, self._bounds(case, true, dtype), dtype).ratio <= 1
+        except Exception as error:  # external code may raise anything
+            return _words(error)
+        return compare(case, true, outcome, self._bounds(case, true, judged_as or dtype), dtype).first
 
     def _bounds(self, case: Case, true: Truth, dtype: str) -> Bounds:
         """Return the bounds of a case. Most usages share their cases."""
@@ -236,9 +282,11 @@ class UsageJudge:
         return self._known_bounds[case, dtype]
 
     def check(self, request: Request, usage: Usage) -> Check | None:
-        """Judge one usage; None if its dtype is not selected or if it does not apply."""
-        check = self._judged(request, usage)
-        if check is None:
+        """Judge one usage; None if its dtype is not selected or if it does not apply (see ``inapplicable``)."""
+        try:
+            check = self._judged(request, usage)
+        except NotApplicable as error:
+            self.inapplicable[usage.id] = str(error)
             return None
         named = (one for one in self.target.deviations if usage.id in one.usages)
         declared = [one for one in named if one.concerns(check.loss, one.target, (check.dtype,))]
@@ -250,11 +298,13 @@ class UsageJudge:
         status, message = verdict(check.message, declared)
         return replace(check, status=status, message=message)
 
-    def _judged(self, request: Request, usage: Usage) -> Check | None:
+    def _judged(self, request: Request, usage: Usage) -> Check:
         name = usage.id
+        if self.target.claim.arrays not in usage.arrays:
+            raise NotApplicable(f"not possible for arrays of {self.target.claim.arrays}")
         dtype = usage.dtype or self._cases_and_dtype[1]
         if dtype not in (self.dtypes or (dtype,)):
-            return None
+            raise NotApplicable(f"judged in {dtype}, which --dtype does not select")
         blank = Check("usage", self.target.name, self.target.claim.loss, name, dtype, Status.PASSED)
         blank = replace(blank, repeat=request.repeat(name, dtype), level=usage.level)
         if usage.slow and not (request.thorough or request.cases):
@@ -268,7 +318,7 @@ class UsageJudge:
             try:
                 outcome = self.target.evaluate(case, dtype, usage.name)
             except Exception as error:  # external code may raise anything
-                words = next(iter(described(error).splitlines()), type(error).__name__)
+                words = _words(error)
                 died = isinstance(error, TargetError) and error.died
                 if usage.expects != "the truth" and not died:
                     ratios.append(0.0)
@@ -277,27 +327,32 @@ class UsageJudge:
                 if named and not died:
                     return replace(blank, status=Status.SKIPPED, message=f"refused: {words}")
                 return replace(blank, status=Status.ERRORED, message=f"{usage.words}: {words} ({case.id})")
-            if not outcome.observed.get("applies", True):
-                return None
-            if notes := outcome.observed.get("notes"):
-                return replace(blank, status=Status.SKIPPED, message=f"not judged: {notes[0]}")
-            ratio, found = self._difference(usage, case, true, outcome, dtype)
+            judged_as = dtype
+            try:
+                ratio, found = self._difference(usage, case, true, outcome, dtype)
+                if found and true and dtype == "float64" and in_float32(self.target, outcome, self._probes()):
+                    judged_as = "float32"
+                    ratio, found = self._difference(usage, case, true, outcome, judged_as)
+            except NotJudged as error:
+                return replace(blank, status=Status.SKIPPED, message=f"not judged: {error}")
             effects = outcome.observed.get("seen", {})
             if not found and (kinds := [kind for kind in usage.reveals if kind in effects]):
                 ratio, found = math.inf, f"it {effects[kinds[0]]}"
             if found:
-                if usage.temperature == "tensor" and true and not self._is_right(case, true, dtype):
+                if usage.temperature == "tensor" and true and self._ordinary_error(case, true, dtype, judged_as):
                     wrong = f"the loss is already wrong with the temperature as a number ({case.id})"
                     return replace(blank, status=Status.SKIPPED, message=wrong)
                 level = usage.level
                 if usage.name == "zero-row" and not _is_of_zero_similarities(case, outcome):
                     level, found = Level.POLICIES, f"{found}, or the loss with similarities of 0"
-                passed = usage.temperature == "default" and true and not self._is_right(case, true, dtype)
+                passed = usage.temperature == "default" and true and self._ordinary_error(case, true, dtype, judged_as)
                 also = ", also if it is passed" * bool(passed)  # the mistake is not in the default
                 message = f"{usage.words}{also}: {found} ({case.id})"
                 return replace(blank, status=Status.FAILED, message=message, ratio=ratio, level=level)
             ratios.append(ratio)
-        return replace(blank, ratio=max(ratios)) if ratios else None
+        if not ratios:
+            raise NotApplicable("no ordinary case fits")
+        return replace(blank, ratio=max(ratios))
 
     def _cases(self, usage: Usage) -> Iterator[tuple[Case, Truth | None]]:
         """Yield the cases for a usage, with their true results if numbers are expected."""
@@ -322,7 +377,14 @@ class UsageJudge:
     def _difference(
         self, usage: Usage, case: Case, true: Truth | None, outcome: Outcome, dtype: str
     ) -> tuple[float, str]:
-        """Return the error in units of its bound, and the first difference in words; "" if there is none."""
+        """Return the error in units of its bound for a dtype, and the first difference in words; "" if there is none.
+
+        Raises:
+            NotApplicable: the usage does not apply to the target.
+            NotJudged: the target notes why, or the loss depends on a guessed parameter in another way.
+        """
+        if notes := outcome.observed.get("notes"):
+            raise (NotJudged if outcome.observed.get("applies", True) else NotApplicable)(notes[0])
         if true is None:
             if not np.isfinite(outcome.values).all():
                 return 0.0, ""
@@ -337,11 +399,26 @@ class UsageJudge:
         got = outcome.observed.get(usage.scalar, 0.0)
         # The bound is 0 if the loss does not depend on the scalar, as where all logits are 0.
         ratio = 0.0 if got == expected else abs(got - expected) / bound if math.isfinite(got) and bound else math.inf
+        if ratio > 1 and not _confirmed(expected, outcome.observed.get("change"), true):
+            raise NotJudged(
+                f"a parameter has the value of the {usage.scalar}, but the loss depends on it in another way"
+            )
         words = (
             f"gradient of the {usage.scalar}: expected {expected!r}, got {got!r}; the error is {ratio:.3g} times the "
             "bound"
         )
         return ratio, words if ratio > 1 else ""
+
+
+def _words(error: Exception) -> str:
+    """Return the first line of an error of a target."""
+    return next(iter(described(error).splitlines()), type(error).__name__)
+
+
+def _confirmed(expected: float, change: float | None, true: Truth) -> bool:
+    """Return whether the loss changes with its parameters as with the scalar; also if it was not tried."""
+    rounding = unit_roundoff("float32") * sum(map(abs, true.values)) / STEP
+    return change is None or abs(change - expected) <= CHANGE_SHARE * abs(expected) + rounding
 
 
 def _is_of_zero_similarities(case: Case, outcome: Outcome) -> bool:

@@ -5,6 +5,7 @@ Some losses are right in every usage.
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import warnings
@@ -78,6 +79,80 @@ class SigLip(torch.nn.Module):
 
     def forward(self, image_features, text_features):
         return siglip(image_features, text_features, self.temperature, self.bias)
+
+
+LOG_10 = math.log(10)
+
+
+class _SigLipHead(torch.nn.Module):
+    """A temperature and a bias under the names of SigLIP's code."""
+
+    def keep(self, t_prime, b, kept):
+        self.t_prime, self.b = kept(t_prime), kept(b)
+
+    def learned(self):
+        return self.t_prime, self.b
+
+    def forward(self, image_features, text_features):
+        t_prime, bias = self.learned()
+        return siglip(image_features, text_features, (-t_prime).exp(), bias)
+
+
+class SigLipHead(_SigLipHead):
+    def __init__(self):
+        super().__init__()
+        self.keep(LOG_10, -10.0, lambda x: torch.nn.Parameter(torch.tensor(x)))
+
+
+class _Detached:
+    def learned(self):
+        return self.t_prime.detach(), self.b.detach()
+
+
+class SigLipHeadDetached(_Detached, SigLipHead):
+    pass
+
+
+class SigLipHeadOfNumbers(_SigLipHead):
+    def __init__(self, t_prime=LOG_10, b=-10.0):
+        super().__init__()
+        self.keep(t_prime, b, lambda x: torch.nn.Parameter(torch.tensor(float(x))))
+
+
+class SigLipHeadOfTensors(_SigLipHead):
+    def __init__(self, t_prime=LOG_10, b=-10.0):
+        super().__init__()
+        self.keep(t_prime, b, lambda x: torch.nn.Parameter(torch.as_tensor(x)))
+
+
+class SigLipHeadInFloat32(_SigLipHead):
+    def __init__(self, t_prime=LOG_10, b=-10.0):
+        super().__init__()
+        self.keep(t_prime, b, lambda x: torch.nn.Parameter(torch.as_tensor(x).float()))
+
+
+class SigLipHeadOfNumbersDetached(_Detached, SigLipHeadOfNumbers):
+    pass
+
+
+class SigLipHeadOfTensorsDetached(_Detached, SigLipHeadOfTensors):
+    pass
+
+
+class SigLipHeadInFloat32Detached(_Detached, SigLipHeadInFloat32):
+    pass
+
+
+class SigLipRounded(_SigLipHead):
+    """It keeps no parameter and rounds the numbers that it gets to float32."""
+
+    def __init__(self, t_prime=LOG_10, b=-10.0):
+        super().__init__()
+        self.keep(t_prime, b, lambda x: torch.as_tensor(x).float())
+
+
+class SigLipRoundedDetached(_Detached, SigLipRounded):
+    pass
 
 
 class _Backward(torch.autograd.Function):
