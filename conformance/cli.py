@@ -775,7 +775,8 @@ def fixtures_add(
         list[str],
         typer.Option(
             metavar="FLAG",
-            help="The kind of mistake that the case can reveal, a key of flags.json in fixtures/golden (repeatable).",
+            help="The kind of mistake that the case can reveal, a key of flags.json in fixtures/golden (repeatable or "
+            "comma-separated).",
         ),
     ],
     note: Annotated[str, typer.Option(metavar="TEXT", help="One sentence on what the case shows.")],
@@ -804,7 +805,9 @@ def fixtures_add(
     if temperature is not None:
         options["settings"]["temperature"] = temperature
     with _bar() as bar:
-        added = add(tables.Batch(**options), flag, note, gradient=gradient, dry_run=dry_run, progress=bar)
+        added = add(
+            tables.Batch(**options), tables.read_commas(flag), note, gradient=gradient, dry_run=dry_run, progress=bar
+        )
     written = [f"fixtures: golden/{added.entry['id']} is proved and written", *added.notes]
     if dry_run:
         typer.echo(dump_json(added.entry), nl=False)

@@ -14,7 +14,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from decimal import ROUND_CEILING, Context
 from typing import Any, TypeVar
 
@@ -279,7 +279,7 @@ class Claimed:
             case, proved = as_claimed(golden.case, golden, claim)
             level = max(level_of_case(case, proved, dtype) for dtype in self.dtypes)
             if proved and not claim.support.refuses(case) and level <= DEFAULT_LEVEL:
-                found.append(proved)
+                found.append(_as_changed(proved, golden))
         found.sort(key=lambda golden: sum(matrix.size for matrix in golden.case.matrices.values()))
         return [one for one in found if not one.formulas], [one for one in found if one.formulas]
 
@@ -364,6 +364,18 @@ class Claimed:
         kept = entry.rows or slice(None)
         wrong = any(_differ(one[kept], entry.gradients[name], of_gradient) for name, one in found.items())
         return "gradient" if wrong else ""
+
+
+def _as_changed(proved: GoldenCase, stored: GoldenCase) -> GoldenCase:
+    """Return a case whose name and note say how the claim has changed the stored case."""
+    case, before = proved.case, stored.case
+    names = [name for name in case.keywords if case.option(name) != before.option(name)]
+    if not names:
+        return proved
+    changes = ", ".join(f"{name}={case.option(name)} instead of {before.option(name)}" for name in names)
+    scaled = "" if np.array_equal(case.embeddings, before.embeddings) else ", and rows times a power of 2"
+    note = f"{changes}{scaled}, in the case: {stored.note}"
+    return replace(proved, case=replace(case, id=f"{case.id}-changed"), note=note)
 
 
 def _is_matrix(value: object) -> bool:

@@ -98,6 +98,7 @@ def parametrize(  # noqa: D417 - its arguments are those of Mark
         call: how the target is called, one of the values of ``pairproof check --call``; guessed when None.
         arrays: torch, numpy or jax; guessed when None.
         temperature: the built-in temperature of a target that has no such keyword.
+        scale: the parameter that gets 1 / temperature, if its name does not show it.
         normalised: whether rows are normalised before the target is called, if the similarity is cosine.
         frozen: the matrices that the target may treat as constant, such as "negatives".
         settings: options that the target supports, by name. A tuple gives several values; "*" means that the target
@@ -111,6 +112,7 @@ def parametrize(  # noqa: D417 - its arguments are those of Mark
         thorough: also run the cases whose proof takes long. This matters only for a target with a built-in temperature
             or option, whose cases must be proved again.
         device: torch device.
+        flush_denormal: whether to flush subnormal numbers to zero.
         limit: maximum duration of one evaluation, in seconds.
         deviations: TOML file of declared deviations. None: ``--pairproof-deviations``, or the nearest pyproject.toml.
         level: the highest level at which the target must pass: formula, policies, range or digits. None:

@@ -27,6 +27,7 @@ from .implementations import ALL
 from .implementations.forms import READING
 from .judge.check import CONFORMS, CheckResult, is_above
 from .judge.levels import Level
+from .judge.options import DRAWN_IDS
 from .judge.ranges import at_the_scale_of_clip, sentences
 from .judge.results import BAD, Check, Status, counted, grouped, phrase, plain, several, tally
 from .judge.suggest import suggested
@@ -469,7 +470,9 @@ def _of_check(result: CheckResult, seconds: float, details: Collection[str] | No
     if result.question:
         yield Text(f"question: {result.question}", "yellow")
     if declared := suggested(result):
-        yield "if this is intended, declare it in pyproject.toml:"
+        drawn = any(check.case.startswith(DRAWN_IDS) for check in result.failures_required)
+        left_out = ", and add --fuzz 0 (in pytest, fuzz=0), because random batches fail too and cannot be declared"
+        yield f"if this is intended, declare it in pyproject.toml{left_out if drawn else ''}:"
         yield from map(Verbatim, declared)
     yield from filter(None, [result.reading])
     yield Text(f"{result.summary} in {seconds:.1f} s", _style(result.verdict == CONFORMS))

@@ -41,6 +41,10 @@ LEARNED = 0.1
 """Embeddings are random only if the mean cosine to positives exceeds that to negatives by less than this."""
 FAR = (0.5, 2.0)
 """Under dot products, rows with norms outside these limits are called not normalised."""
+ALIKE = 0.1
+"""All similarities are nearly equal if a value is closer to "collapsed" than this fraction of the way to "chance"."""
+ORDER = "check that labels, views and towers are in the same order"
+"""What to check if positives are no more similar than negatives, which also makes an encoder collapse."""
 DIM = 128
 """Default number of columns of random embeddings."""
 SATURATED = 1e-6
@@ -746,15 +750,17 @@ def _problems(found: Diagnosis, batch: _Batch) -> Iterator[str]:
             " computed with, or run pairproof check on the function that printed it."
         )
     if found.near == ("collapsed",):
-        words = "The value is that of equal embeddings, whose gradient is 0: the encoder has collapsed"
+        words = "The value is that of equal embeddings, whose gradient is 0"
         if rows is None:
-            words += ", or is untrained and its rows share a direction"
+            words += ": the encoder has collapsed, or is untrained and its rows share a direction"
             if _close(value, levels.chance, more=3 * levels.spread):
                 words += "; fewer than one random batch in a thousand comes this close"
-        yield (
-            f"{words}. Compare the embeddings of a batch; if they are nearly equal, restart with a warm-up or a lower"
-            " learning rate."
-        )
+            words += ". Compare the embeddings of a batch; if they are nearly equal, restart"
+        elif rows.mean_cosine >= EQUAL:
+            words += f", and these are nearly equal: the encoder has collapsed. {ORDER.capitalize()}; then restart"
+        else:
+            words += ", but these are not nearly equal: pass those of the batch with this value. If they are, restart"
+        yield f"{words} with a warm-up or a lower learning rate."
     elif gradient is None or (_solved(found) and not _close(levels.chance, levels.lowest, relative=0)):
         return
     elif gradient.norm == 0:
@@ -783,8 +789,8 @@ def _hints(found: Diagnosis, batch: _Batch) -> Iterator[str]:
         yield "A negative value is possible: the denominator only_negatives lacks the positives. 0 is no lower bound."
     if found.near == ("chance",):
         yield (
-            "The value is that of random embeddings: nothing has been learned yet. If it stays, check that the labels"
-            " are in the order of the rows, views included, and that the gradient reaches the encoder."
+            f"The value is that of random embeddings: nothing has been learned yet. If it stays, {ORDER}, and that the"
+            " gradient reaches the encoder."
         )
     if found.near == ("started",):
         yield (
@@ -796,7 +802,8 @@ def _hints(found: Diagnosis, batch: _Batch) -> Iterator[str]:
         assert levels.lowest is not None
         yield f"The batch is solved: the loss can fall by at most {max(value - levels.lowest, 0.0):.2g}."
     elif len(found.near) > 1:
-        yield f"The value alone does not tell {_listed(found.near)} apart: pass the embeddings."
+        whose = "" if rows is None else " of the batch with this value"
+        yield f"The value alone does not tell {_listed(found.near)} apart: pass the embeddings{whose}."
     if found.lonely:
         yield (
             f"{found.lonely} of the anchors have no positives and contribute no gradient as anchors: sample several"
@@ -808,29 +815,49 @@ def _hints(found: Diagnosis, batch: _Batch) -> Iterator[str]:
 
 def _between(found: Diagnosis) -> Iterator[str]:
     """Yield where a value that is near no level lies."""
-    levels, value = found.levels, found.value
+    levels, value, rows = found.levels, found.value, found.rows
     if value is None or found.near or math.isnan(value):
         return
+    unlearned = rows is not None and _unlearned(rows)
     if levels.lowest is not None and levels.lowest < value < levels.chance:
         share = (levels.chance - value) / (levels.chance - levels.lowest)
         yield f"The value is {share:.0%} of the way from random embeddings to the lowest{_learned(found)}."
+    elif value > levels.chance and unlearned:
+        yield (
+            f"The value is above that of random embeddings, and positives are no more similar than other rows: {ORDER}."
+        )
     elif value > levels.chance:
         yield (
             "The value is above that of random embeddings: positives are further apart than other rows, or the function"
             " that printed it has another temperature."
         )
+    alike = abs(value - levels.collapsed) <= ALIKE * abs(levels.chance - levels.collapsed)
+    if alike and unlearned and rows is not None and rows.mean_cosine < EQUAL:
+        yield (
+            f"The value is near {levels.collapsed:.4g}: every row is as similar to its positive as to others, although"
+            " rows differ. That is so before training, if rows share a direction, and after training on pairs that do"
+            f" not belong together. If the value stays, {ORDER}."
+        )
+
+
+def _unlearned(rows: Rows) -> bool:
+    """Whether positives are no more similar than negatives."""
+    # Random directions differ by chance: one cosine by 1 / sqrt(D), the mean over half of the rows by less.
+    chance = 3 / math.sqrt(rows.dim * max(1, rows.count // 2))
+    return rows.positive_cosine - rows.negative_cosine <= chance
 
 
 def _learned(found: Diagnosis) -> str:
     """Say whether a value between random embeddings and the lowest shows that something has been learned."""
     levels, rows = found.levels, found.rows
     if rows is not None:
-        # Random directions differ by chance: one cosine by 1 / sqrt(D), the mean over half of the rows by less.
-        chance = 3 / math.sqrt(rows.dim * max(1, rows.count // 2))
-        if rows.positive_cosine - rows.negative_cosine <= chance:
+        if _unlearned(rows):
             return ", but positives are no more similar than other rows: nothing has been learned yet"
     elif levels.started is None and 2 * (found.value or 0.0) > levels.collapsed + (levels.lowest or 0.0):
-        return "; an untrained encoder whose rows share a direction can be there, too: pass the embeddings"
+        others = (
+            "an untrained encoder whose rows share a direction, or one trained on pairs that do not belong together,"
+        )
+        return f"; {others} can be there, too: pass the embeddings"
     if levels.started is not None and found.value is not None and found.value < levels.collapsed:
         return ": something has been learned, unless rows of the queue are still random: then the value rises"
     if rows is not None:

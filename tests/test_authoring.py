@@ -497,7 +497,7 @@ def test_each_difference_is_one_line() -> None:
 
 EMBEDDINGS = np.array([[1.0, 0.5], [0.75, -0.25], [-1.0, 0.125], [0.5, 0.5], [-0.5, 2.0]])
 LABELS = np.array([7, 7, -3, -3, 9])
-ALWAYS = ("--flag", "trained-like", "--flag", "hard-positive", "--note", "The batch of a user.")
+ALWAYS = ("--flag", "trained-like,hard-positive", "--note", "The batch of a user.")
 
 
 @pytest.fixture

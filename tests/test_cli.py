@@ -23,13 +23,26 @@ import pairproof
 from pairproof.conformance import cli
 from pairproof.conformance import report as reports
 from pairproof.conformance.diagnose import identify as diagnosis
+from pairproof.conformance.documents.load import load_worked
 from pairproof.conformance.explain import find_case, find_golden
 from pairproof.conformance.implementations.forms import Form, wrapper
 from pairproof.conformance.implementations.optax_ntxent import Optax
 from pairproof.conformance.implementations.signatures import Signature
 from pairproof.conformance.judge import check as checking
-from pairproof.conformance.judge import parity, verify
-from pairproof.conformance.judge.options import DETAILS, Batch, Request, Selection, loss_named
+from pairproof.conformance.judge import parity, usages, verify
+from pairproof.conformance.judge.options import (
+    DETAILS,
+    Batch,
+    ParityRequest,
+    Rebuild,
+    Request,
+    RunPrinting,
+    Selection,
+    TrainingBatch,
+    UsageError,
+    loss_named,
+    options_of,
+)
 from pairproof.conformance.judge.results import Check, Status
 from pairproof.conformance.judge.verify import Report, run
 from pairproof.conformance.report import show
@@ -114,6 +127,42 @@ def test_misuse_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("explain", "nobody/knows") == 2
     assert call("explain", "supcon_notebook/supcon-2x2", "--anchor", "9") == 2
     assert "expected one of 0, 1, 2, 3" in capsys.readouterr().err
+
+
+LISTS = [
+    pytest.param(one, id=f"{table.__name__}-{one.flags[0]}")
+    for table in (Selection, RunPrinting, Request, ParityRequest, Batch, TrainingBatch, Rebuild)
+    for one in options_of(table).values()
+    if one.read
+]
+
+
+@pytest.mark.parametrize("one", LISTS)
+def test_options_with_several_values_have_one_style(one: Any) -> None:
+    """A list is repeatable or comma-separated. KEY=VALUE is repeatable: a value may contain commas."""
+    if "=" in one.metavar:
+        assert "(repeatable)" in one.help
+    else:
+        assert [str(part) for part in one.value(["2,3", "4,"], "")] == ["2", "3", "4"]
+        assert "repeatable or comma-separated" in one.help
+        with pytest.raises(UsageError, match="got ''"):
+            one.value([""], "")
+
+
+def test_no_case_has_a_comma_in_its_id() -> None:
+    worked = load_worked()
+    ids = [case.id for case in verify.load_cases(worked)] + [*usages.names()]
+    ids += [f"{one.document.id}/{it.id}" for one in worked for it in (*one.figures, *one.claims)]
+    assert not [name for name in ids if "," in name]
+
+
+def test_cases_are_selected_with_commas(capsys: pytest.CaptureFixture[str]) -> None:
+    target = f"{Path(__file__).parent / 'targets/losses.py'}:supcon"
+    both = "golden/supcon/temperature-1,usage/no-grad"
+    assert call("check", target, "--loss", "supcon", "--case", both, "--dtype", "float64") == 0
+    assert "2 checks passed" in capsys.readouterr().out
+    assert call("check", target, "--loss", "supcon", "--case", "") == 2
+    assert "--case: expected a name" in capsys.readouterr().err
 
 
 def test_unavailable_requirement_exits_3(

@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from pairproof import fast
+from pairproof.conformance import report
 from pairproof.conformance.diagnose.explain import Diagnosis, Known, Observation, Reason, explain, proposed, redraw
 from pairproof.conformance.diagnose.identify import identify
 from pairproof.conformance.diagnose.search import Match, _levels, drawn
@@ -821,6 +823,20 @@ def test_no_declaration_is_suggested_where_an_option_explains_the_failures() -> 
     result = checked("policy_nan", "supcon", "golden/supcon/lonely-*")
     assert [reason.setting for reason in result.diagnosis.reasons] == ["no_positive=nan"]
     assert suggested(result) == []
+
+
+def test_declaration_says_to_leave_out_random_batches_if_they_fail_too(capsys: pytest.CaptureFixture[str]) -> None:
+    def target(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float) -> torch.Tensor:
+        loss = fast.supcon_loss(embeddings, labels, temperature=temperature, no_positive="drop")
+        return loss if (labels.unique(return_counts=True)[1] > 1).any() else loss * math.nan
+
+    judged = partial(check_loss, target, "supcon", settings={"no_positive": "drop"}, seed=1)
+    stored = "golden/supcon/all-distinct-drop", "golden/supcon/lonely-drop"
+    for cases, words in (((*stored, "fresh-1-?"), "toml, and add --fuzz 0 (in pytest, fuzz=0)"), (stored, "toml:")):
+        report.show(judged(cases=cases), Console(width=300), seconds=1.0)
+        (line,) = (line for line in capsys.readouterr().out.splitlines() if "if this is intended" in line)
+        assert words in line
+        assert ("random batches fail too and cannot be declared" in line) == (cases != stored)
 
 
 def test_minus_infinity_is_not_called_infinity() -> None:

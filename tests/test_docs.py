@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import inspect
 import os
 import re
 import shlex
@@ -16,8 +17,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from pairproof import install_command
+import pairproof
+from pairproof import conformance, fast, install_command
 from pairproof.conformance.cli import app
+from pairproof.conformance.judge.options import Request, options_of
 from pairproof.conformance.suite.golden import load_golden
 from tools import build_docs
 
@@ -181,3 +184,21 @@ def test_the_documentation_is_built_without_warnings(tmp_path: Path) -> None:
     for name, text in html.items():
         loaded = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?:[^"]+)"', text)
         assert not loaded, f"{name} loads {loaded}"
+
+
+def test_options_of_check_are_keywords_of_parametrize() -> None:
+    """The names differ only as docs/judging.md says, its example is accepted, and the docstring has every keyword."""
+    text = (ROOT / "docs/judging.md").read_text(encoding="utf-8")
+    flags = {keyword: one.flags[0] for keyword, one in options_of(Request).items() if one.flags}
+    parameters = inspect.signature(conformance.parametrize).parameters
+    assert {*flags} <= {*parameters}
+    differ = {keyword for keyword, flag in flags.items() if flag != f"--{keyword.replace('_', '-')}"}
+    assert differ == {"settings", "cases", "dtypes", "normalised"}
+    assert "Three names differ: `settings`, `cases` and `dtypes`. `--raw` is `normalised=False`." in text
+    described = re.findall(r"^    (\w+): ", inspect.getdoc(conformance.parametrize) or "", re.MULTILINE)
+    assert sorted(described) == sorted(parameters)
+    example = re.search(r"@(pairproof\.conformance\.parametrize\(\n.*?^\))", text, re.DOTALL | re.MULTILINE)
+    assert example
+    mark = eval(example[1], {"pairproof": pairproof, "SupConLoss": fast.SupConLoss}).args[0]
+    options = [word for line in re.findall(r"  # (--.*)", example[1]) for word in shlex.split(line)]
+    assert sorted(shlex.split(mark.command)[3:]) == sorted(["--loss", "supcon", *options])

@@ -958,6 +958,29 @@ def test_loss_is_not_called_by_the_name_of_another_temperature_or_option():
     assert (wrong.verdict, wrong.names) == ("wrong", [])
 
 
+def test_the_same_function_is_reported_with_its_base_temperature_and_its_policy():
+    def scaled(a, b, temperature=0.1):
+        return ce_of(*unit(a, b), temperature) * temperature / 0.07
+
+    identification = found(scaled)
+    assert (identification.names, identification.equals) == (
+        [],
+        ["multiple_negatives_ranking with base_temperature=0.07"],
+    )
+
+    def dropped(embeddings, labels, temperature=0.1):
+        positives = (labels[:, None] == labels).fill_diagonal_(False)
+        kept, (z,) = positives.any(dim=1), unit(embeddings)
+        logits = z @ z.T / temperature
+        negatives = logits.masked_fill(labels[:, None] == labels, -torch.inf).logsumexp(dim=1, keepdim=True)
+        losses = F.softplus(negatives - logits) * positives
+        return (losses.sum(dim=1)[kept] / positives.sum(dim=1)[kept]).mean()
+
+    identification = found(dropped)
+    assert identification.names == ["SINCERE"]
+    assert identification.equals == ["supcon with denominator=one_positive, no_positive=drop"]
+
+
 def ignores_hard_negatives(anchors, positives, hard_negatives, temperature=0.1):
     return ce_of(*unit(anchors, positives), temperature)
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pairproof import fast
-from pairproof.conformance.diagnose.identify import PUBLISHED
+from pairproof.conformance.diagnose.identify import PUBLISHED, Identification, _published_names
 from pairproof.conformance.suite.catalogue import LOSSES
 
 TABLE = Path(__file__).parent.parent / "docs/names.md"
@@ -231,6 +231,15 @@ def test_every_name_has_a_formula() -> None:
     assert [*CALLS] == [*FORMULAS]
 
 
+def arguments(published):
+    """The embeddings, the targets and the other rows of the call of a published loss."""
+    entry = LOSSES[published.loss]
+    given = {"views": (A, B), "queue": (A, B), "hard": (A, B), "labels": (Z, LABELS)}[published.call]
+    if not entry.two_towers and published.call == "views":
+        given = (Z, fast.stacked_partners(len(Z)) if entry.targets == "partners" else ITEMS)
+    return given, {"queue": {"negatives": QUEUE}, "hard": {"hard_negatives": HARD}}.get(published.call, {})
+
+
 @pytest.mark.parametrize("published", PUBLISHED, ids=lambda one: f"{one.name}-{one.call}")
 def test_names_that_identify_reports_are_those_of_the_table(published) -> None:
     """The loss and the options of a name give the value of its call, which is at the temperature of the table."""
@@ -238,11 +247,24 @@ def test_names_that_identify_reports_are_those_of_the_table(published) -> None:
     stated = re.search(r"temperature=([\d./ ]+)", call)
     temperature = eval(stated[1]) if stated else LOSSES[call.partition("_loss(")[0]].keywords["temperature"]
     assert published.temperature in (None, temperature)
-    given = {"views": (A, B), "queue": (A, B), "hard": (A, B), "labels": (Z, LABELS)}[published.call]
-    if not entry.two_towers and published.call == "views":
-        given = (Z, fast.stacked_partners(len(Z)) if entry.targets == "partners" else ITEMS)
-    more = {"queue": {"negatives": QUEUE}, "hard": {"hard_negatives": HARD}}.get(published.call, {})
+    given, more = arguments(published)
     value = entry.fast(*given, **more, **published.options, temperature=temperature)
     if published.name.startswith("MultipleNegatives"):  # the call of the table may have hard negatives
         call = call.replace(", hard_negatives=hard", "").replace("(a, b", "(a, b, **more")
     assert float(value) == pytest.approx(float(eval(call, {**vars(fast), **GIVEN, "more": more})), rel=1e-12)
+
+
+@pytest.mark.parametrize("published", PUBLISHED, ids=lambda one: f"{one.name}-{one.call}")
+def test_name_is_reported_only_for_options_that_give_the_value_of_the_published_loss(published) -> None:
+    """Every other reduction, policy and base temperature has the name only if it changes nothing."""
+    entry, (given, more) = LOSSES[published.loss], arguments(published)
+    stored = {name: str(value) for name, value in published.options.items()}
+    right = float(entry.fast(*given, **more, **published.options, temperature=0.2))
+    for name in ("reduction", "no_positive", "base_temperature"):
+        for option in entry.choices.get(name, (None, 0.07) if name in entry.keywords else ()):
+            changed = {} if option == entry.default(name) else {name: option}
+            value = entry.fast(*given, **more, **published.options, **changed, temperature=0.2)
+            found = Identification("", "", loss=published.loss, options={**stored, **changed})
+            found.temperature = published.temperature
+            same = value.dim() == 0 and float(value) == pytest.approx(right, rel=1e-9)
+            assert (published.name in _published_names(found, published.call)) == same, (name, option)

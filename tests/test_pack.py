@@ -25,6 +25,7 @@ from pairproof.conformance import pack as packing
 from pairproof.conformance.faults import FAULTS
 from pairproof.conformance.judge.options import DEFAULT_LEVEL, Request
 from pairproof.conformance.pack import LICENCE, MOST_BYTES, Pack, cover, pack
+from pairproof.conformance.suite.golden import load_golden
 
 ROOT = Path(__file__).resolve().parent.parent
 UNEDITED = '    raise NotImplementedError("call the loss under test here")\n'
@@ -192,6 +193,34 @@ def test_file_of_a_claim_with_options() -> None:
     passing, failing = failures(file, right, fast.supcon_loss)
     assert not passing
     assert failing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("loss", "temperature", "settings"),
+    [
+        ("sigmoid", 0.1, {}),
+        ("nt_xent_pairwise", None, {"no_positive": "drop"}),
+        ("nt_xent", 0.5, {"similarity": "dot"}),
+    ],
+)
+def test_case_that_the_claim_changes_says_so(loss: str, temperature: float | None, settings: dict[str, str]) -> None:
+    """A note such as "Temperature 0.001." is not printed as if it held for the new numbers."""
+    claimed = packing.Claimed(Request(None, loss, temperature=temperature, settings=settings))
+    claim = settings if temperature is None else {**settings, "temperature": temperature}
+    stored = {one.id: one for one in load_golden(losses=(loss,))}
+    small, large = claimed.cases()
+    names = [one.id for one in (*small, *large)]
+    assert any(name.endswith("-changed") for name in names)
+    assert not all(name.endswith("-changed") for name in names)
+    for one in (*small, *large):
+        before = stored[one.id.removesuffix("-changed")]
+        options = [name for name in before.case.keywords | claim if one.case.option(name) != before.case.option(name)]
+        assert one.id.endswith("-changed") == bool(options)
+        assert one.note.endswith(f", in the case: {before.note}" if options else before.note)
+        for name in options:
+            assert f"{name}={claim[name]} instead of {before.case.option(name)}" in one.note
+        assert ("times a power of 2" in one.note) == (one.case.embeddings != before.case.embeddings).any()
 
 
 @pytest.mark.slow

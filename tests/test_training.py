@@ -301,6 +301,67 @@ def test_problems_of_embeddings_are_reported(words: str) -> None:
     assert found.exit_code == 1
 
 
+def test_collapse_is_reported_from_the_rows_if_they_are_given() -> None:
+    z, labels = batch()
+    equal = z[:1] + 1e-6 * z
+    level = diagnose(equal, labels, temperature=0.1).levels.collapsed
+    sizes = torch.bincount(labels).tolist()
+    (alone,) = diagnose(class_sizes=sizes, value=level, temperature=0.1).problems
+    assert alone.count("Compare the embeddings of a batch; if they are nearly equal, restart") == 1
+    (given,) = diagnose(equal, labels, temperature=0.1).problems
+    assert "and these are nearly equal: the encoder has collapsed. Check that" in given
+    assert "if they are" not in given
+    other, unequal = diagnose(z, labels, value=level, temperature=0.1).problems
+    assert "not the loss of these embeddings" in other
+    assert "these are not nearly equal: pass those of the batch with this value" in unequal
+    assert "has collapsed" not in unequal
+
+
+def test_embeddings_that_were_passed_are_not_asked_for_again() -> None:
+    solved = torch.eye(32, 128).repeat(2, 1)
+    found = diagnose(solved, loss="nt_xent", value=4.1437, temperature=1.0)
+    assert found.near == ("chance", "collapsed")
+    assert found.hints[0].endswith("apart: pass the embeddings of the batch with this value.")
+
+
+def towers(shuffled: bool, steps: int) -> tuple[Tensor, Tensor]:
+    """Two encoders that are trained on pairs, as CLIP is, or on pairs that do not belong together."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = (32, 64), (64, 16)
+    weights = [0.2 * torch.randn(*size, generator=generator) for _ in range(2) for size in sizes]
+    optimizer = torch.optim.Adam([weight.requires_grad_() for weight in weights], 3e-3)
+    for _ in range(steps):
+        a = torch.randn(64, 32, generator=generator)
+        b = a.flip(1)[torch.randperm(64, generator=generator)] if shuffled else a.flip(1)
+        a, b = ((x @ first).relu() @ second for x, first, second in ((a, *weights[:2]), (b, *weights[2:])))
+        optimizer.zero_grad()
+        fast.info_nce_loss(a, b, temperature=0.07).backward()
+        optimizer.step()
+    return a.detach(), b.detach()
+
+
+def test_pairs_that_do_not_belong_together_are_a_cause_of_equal_similarities() -> None:
+    """Training on them leads to log N: every text is as near as every other, but the rows are not equal."""
+    a, b = towers(shuffled=True, steps=150)
+    found = diagnose(a, embeddings_b=b, loss="info_nce", temperature=0.07)
+    assert found.value == pytest.approx(math.log(64), rel=0.05)
+    assert found.near == ()
+    assert found.rows.mean_cosine < 0.97
+    assert "nothing has been learned yet" in found.hints[0]
+    assert "as similar to its positive as to others" in found.hints[1]
+    assert (
+        "pairs that do not belong together. If the value stays, check that labels, views and towers" in found.hints[1]
+    )
+    (alone,) = diagnose(class_sizes=[2] * 64, dim=16, value=4.23, loss="info_nce", temperature=0.07).hints
+    assert "one trained on pairs that do not belong together" in alone
+    a, b = towers(shuffled=False, steps=150)
+    trained, rolled = (diagnose(a, embeddings_b=x, loss="info_nce", temperature=0.07) for x in (b, b.roll(1, 0)))
+    assert "order" not in " ".join(trained.hints)
+    (above,) = rolled.hints
+    assert rolled.value > rolled.levels.chance
+    assert "positives are no more similar than other rows: check that labels, views and towers" in above
+
+
 def test_a_zero_row_that_is_allowed_has_a_value() -> None:
     z, labels = batch()
     z[2] = 0

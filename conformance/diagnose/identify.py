@@ -252,9 +252,9 @@ def _report_match(found: Identification, search: Search, fitting: Sequence[Match
     alike = [other for other in others if (len(other.words()), other.plainness[0]) == standing]
     # Only an exact explanation of float64 answers shows that two losses are the same function.
     exact = not search.single and not search.inexactness(match)
-    others_found = [other for other in alike if other.variant.loss != found.loss and exact]
-    plain = " with its defaults"
-    found.equals = list(dict.fromkeys(one.name + plain * (one.name == one.variant.loss) for one in others_found))
+    reduced = {name: found.options[name] for name in (*REDUCED_BY, "base_temperature") if name in found.options}
+    equal = [one.variant.describe(**reduced) for one in alike if one.variant.loss != found.loss and exact]
+    found.equals = list(dict.fromkeys(one if " " in one else f"{one} with its defaults" for one in equal))
     if found.verdict == "match":
         found.names = _published_names(found, search.call)
     _probe_range(found, search, match)
@@ -267,7 +267,7 @@ class Published(NamedTuple):
         name: the other name.
         call: the call of the probes that identify the loss.
         loss: its name in the catalogue.
-        options: its options that differ from their defaults, without those of the reduction.
+        options: its options that differ from their defaults.
         temperature: the temperature, if it is part of the definition.
     """
 
@@ -306,9 +306,8 @@ PUBLISHED = (
 
 
 def _published_names(found: Identification, call: str) -> list[str]:
-    """Return the names under which a loss is published, whatever its reduction and base temperature."""
-    reduced = (*REDUCED_BY, "base_temperature")
-    own = call, found.loss, {name: value for name, value in found.options.items() if name not in reduced}
+    """Return the names under which a loss is published. No paper defines it for an anchor without positives."""
+    own = call, found.loss, {name: value for name, value in found.options.items() if name != "no_positive"}
     return [
         one.name
         for one in PUBLISHED

@@ -602,7 +602,7 @@ class Match:
     @property
     def name(self) -> str:
         """The loss, its options and its mistakes, in one line."""
-        return self.variant.describe(self.reduction)
+        return self.variant.describe(reduction=self.reduction)
 
     def predict(self, probe: Probe, policy: str = "zero", rows: Tensor | None = None) -> Tensor | None:
         """[K], the predicted loss. ``rows`` [N, D] replace the embeddings of the batch.

@@ -538,10 +538,11 @@ class Variant:
         parts = (self.positives, self.similarity, self.tempering, self.numerator, self.denominator)
         return list(filter(None, map(words_of, (*parts, guard, self.form, self.flow))))
 
-    def describe(self, reduction: str = "mean") -> str:
-        """Return the loss, its options and what is wrong, in one line."""
-        reduced = [("reduction", reduction)] if reduction in self.entry.choices["reduction"][1:] else []
-        chosen = ", ".join(f"{name}={value}" for name, value in (*self.options, *reduced))
+    def describe(self, **reduced: str) -> str:
+        """Return the loss, its options and those of ``reduced`` that it has, and what is wrong, in one line."""
+        choices = {"base_temperature": (None, reduced.get("base_temperature")), **self.entry.choices}
+        more = [(name, value) for name, value in reduced.items() if value in choices.get(name, ())[1:]]
+        chosen = ", ".join(f"{name}={value}" for name, value in (*self.options, *more))
         wrong = "; ".join(self.words())
         return self.loss + (f" with {chosen}" if chosen else "") + (f"; but {wrong}" if wrong else "")
 

@@ -150,8 +150,15 @@ def takes(table: Callable[P, object]) -> Callable[[Callable[..., R]], Callable[P
 
 
 def read_commas(texts: Iterable[str]) -> tuple[str, ...]:
-    """Split texts at their commas, and return all parts."""
-    return tuple(part for text in texts for part in text.split(",") if part)
+    """Split texts at their commas, and return all parts.
+
+    Raises:
+        ValueError: a text has no parts, which would select everything.
+    """
+    found = [(text, [part for part in text.split(",") if part]) for text in texts]
+    if empty := [text for text, parts in found if not parts]:
+        raise ValueError(f"expected a name, or several with commas between them, got {empty[0]!r}")
+    return tuple(part for _, parts in found for part in parts)
 
 
 def read_pairs(texts: Iterable[str], form: str = NAME_PATH) -> dict[str, str]:
@@ -255,7 +262,7 @@ class Selection:
 
     Attributes:
         losses: Only this loss (repeatable or comma-separated).
-        cases: Only this case, figure or claim; * and ? are wildcards (repeatable).
+        cases: Only this case, figure or claim; * and ? are wildcards (repeatable or comma-separated).
         implementations: Only this implementation (repeatable or comma-separated).
         dtypes: Only this dtype: float64, float32, bfloat16 or float16 (repeatable or comma-separated).
         device: The torch device on which the torch implementations run.
@@ -263,7 +270,7 @@ class Selection:
         required: Exit with 3 if this implementation is missing (repeatable or comma-separated).
         peers: supcontrast=PATH also runs the current SupContrast code; PATH is its repository or its losses.py.
             folder=PATH is the folder with the files of the peers (public implementations). Default: the environment
-            variable PAIRPROOF_PEERS, or .peers if it is not set.
+            variable PAIRPROOF_PEERS, or .peers if it is not set (repeatable).
         processes: Number of processes. Default: one per core, at most 8. Runs of fewer than 50 cases, on accelerators,
             or on systems other than Linux use one process.
         covering: Run only a small fixed subset of the selected cases. The subset still reaches every flag (kind of
@@ -275,7 +282,7 @@ class Selection:
     """
 
     losses: Sequence[str] = option((), "--loss", "-l", metavar="LOSS", read=read_commas)
-    cases: Sequence[str] = option((), "--case", "-c", metavar="CASE", read=tuple)
+    cases: Sequence[str] = option((), "--case", "-c", metavar="CASE", read=read_commas)
     implementations: Sequence[str] = option((), "--impl", "-i", metavar="NAME", read=read_commas)
     dtypes: Sequence[str] = option((), "--dtype", "-d", metavar="DTYPE", read=read_commas)
     device: str = option("cpu", "--device", metavar="DEVICE", panel=RUN)
@@ -414,7 +421,7 @@ class Request(_Targeted):
         deviations: TOML file of declared deviations: known, intended differences, which do not fail. Default:
             tool.pairproof in the nearest pyproject.toml.
         cases: Only this case, random batch (fresh-SEED-NUMBER or training-SEED-NUMBER) or usage (usage/NAME); * and ?
-            are wildcards (repeatable).
+            are wildcards (repeatable or comma-separated).
         dtypes: float64, float32, bfloat16 or float16 (repeatable or comma-separated). Default: float64 and float32.
         fuzz: Number of small random batches. Unless it is 0, there are also six of the size of training batches.
         seed: The seed of the random batches. By default random, and reported; in pytest 0.
@@ -439,7 +446,7 @@ class Request(_Targeted):
     device: str = option("cpu", "--device", metavar="DEVICE", panel=CALLED)
     flush_denormal: bool = option(False, "--flush-denormal", panel=CALLED)
     limit: float = option(60.0, "--limit", metavar="SECONDS", panel=CALLED)
-    cases: Sequence[str] = option((), "--case", "-c", metavar="CASE", read=tuple, panel=JUDGED)
+    cases: Sequence[str] = option((), "--case", "-c", metavar="CASE", read=read_commas, panel=JUDGED)
     dtypes: Sequence[str] = option((), "--dtype", "-d", metavar="DTYPE", read=read_commas, panel=JUDGED)
     fuzz: int = option(RANDOM_BATCHES, "--fuzz", metavar="N", panel=JUDGED)
     seed: int | None = option(None, "--seed", metavar="S", panel=JUDGED)
@@ -531,9 +538,9 @@ class ParityRequest(_Targeted):
         only: Only this comparison: repetition, permutation, chunks, float32, bfloat16, autocast, compile or memory.
             With --world-size: loss, gradient or uneven, which means ranks with different numbers of rows (repeatable or
             comma-separated).
-        world_size: Run the loss in these numbers of processes (torch.distributed, gloo), such as 1,2,3,4, instead of
-            the other comparisons. The loss and the gradients of parameters, averaged over the ranks, are compared with
-            those of one process.
+        world_size: Run the loss in these numbers of processes (torch.distributed, gloo), such as 1,2,3,4 (repeatable or
+            comma-separated), instead of the other comparisons. The loss and the gradients of parameters, averaged over
+            the ranks, are compared with those of one process.
         against: With --world-size: another loss, in the format of TARGET, to evaluate in the single process. Default:
             the target itself.
         seed: The seed of the random batches. Default: 0, so that every run judges the same batches.
@@ -655,8 +662,8 @@ class TrainingBatch:
             stacked, the first views of all items before the second views.
         embeddings_b: File with an [N, D] array, the second tower.
         negatives: File with a [K, D] array, the queue of info_nce. With --class-sizes, the number K of its rows.
-        class_sizes: Instead of embeddings: the number of rows of every class, such as 10,10,12. 256x2 stands for 256
-            classes of 2 rows, or for 256 positive pairs.
+        class_sizes: Instead of embeddings: the number of rows of every class, such as 10,10,12 (repeatable or
+            comma-separated). 256x2 stands for 256 classes of 2 rows, or for 256 positive pairs.
         dim: With --class-sizes: the number of columns of the random embeddings. Default: 128.
         value: The value that the training loop prints. Default: the loss of the embeddings.
         values: File with [T] numbers, the value of every step of a run, instead of --value, which is the last one.
@@ -692,7 +699,7 @@ class Rebuild:
         peers: supcontrast=PATH runs the current SupContrast code, and compares its results with the recorded ones; PATH
             is its repository or its losses.py. pairproof fixtures rebuild also replaces the recorded results.
             folder=PATH is the folder with the files of the peers (public implementations). Default: the environment
-            variable PAIRPROOF_PEERS, or .peers if it is not set.
+            variable PAIRPROOF_PEERS, or .peers if it is not set (repeatable).
     """
 
     peers: Mapping[str, str] = option({}, "--peer", metavar=NAME_PATH, read=read_pairs)
