@@ -318,6 +318,12 @@ def test_only_one_of_two_losses_may_take_a_temperature() -> None:
         assert f"temperature: passed to {__name__}:clip only" in found.notes
         assert parity(loss, against=other, only="float64").exit_code == 1
 
+    def at_the_default(view_a: Tensor, view_b: Tensor) -> Tensor:
+        return clip(view_a, view_b)
+
+    # No batch has the lower temperature.
+    assert parity(clip, against=at_the_default, only="float64").exit_code == 0
+
 
 def test_required_bias_is_passed_to_both_losses() -> None:
     def required(view_a: Tensor, view_b: Tensor, bias: float) -> Tensor:
@@ -480,6 +486,7 @@ def test_target_that_fails_on_every_batch_could_not_run() -> None:
         ({"call": "command"}, "parity needs a Python target"),
         ({"temperature": 0.02}, "--temperature: .*:chunked_sigmoid takes no temperature"),
         ({"against": sigmoid, "temperature": 0.02}, "takes no temperature"),
+        ({"world_size": 1, "temperature": 0.02}, "takes no temperature"),
         ({"against": sigmoid, "only": "memory"}, f"known: {', '.join(AGAINST)}"),
         ({"only": "float64"}, f"known: {', '.join(COMPARISONS)}"),
         ({"against": supcon}, "supcon takes labels, but .*:chunked_sigmoid takes views; see --call"),
