@@ -532,16 +532,19 @@ def parity(**options: Any) -> None:
     Memory is measured at three batch sizes: what the loss keeps for its backward pass, and the peak. With
     --linear-memory, both must grow linearly.
 
+    With --against, another loss gives the expected results, and only the precisions are compared.
+
     With --world-size, these comparisons are replaced: the loss and the averaged gradients of several processes are
     compared with those of one process. If they differ, the mistake is named.
 
-    Exit codes: 0 the loss agrees with itself, 1 a comparison differs or ended in an error, 2 invalid command line, 3
+    Exit codes: 0 all results agree, 1 a comparison differs or ended in an error, 2 invalid command line, 3
     could not run.
 
     Examples:
         pairproof parity mylib.losses:SigLipLoss --init bias=-10
         pairproof parity losses.py:chunked --vary chunk_size=0,4,7
         pairproof parity losses.py:my_loss --only memory --linear-memory
+        pairproof parity losses.py:my_loss --against mylib.losses:MyLoss
         pairproof parity losses.py:NTXentLoss --world-size 1,2,4 \
             --init gather_distributed=True --html ranks.html
     """

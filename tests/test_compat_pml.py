@@ -326,6 +326,9 @@ def test_anchor_without_positives_has_no_gradient_where_the_librarys_is_nan() ->
             found += torch.autograd.grad(32 * loss(rows, labels), [rows])
         assert found[0].isnan().all()
         assert found[1].isfinite().all()
+        for module in (losses, ours):
+            loss = module.NTXentLoss(distance=distance(), reducer=reducers.MeanReducer())
+            assert torch.autograd.grad(32 * loss(rows, labels), [rows])[0].isfinite().all()
 
 
 def test_supcon_of_one_class_is_zero_or_its_formula() -> None:

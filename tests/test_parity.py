@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from pairproof import conformance, fast
 from pairproof.conformance import cli
 from pairproof.conformance.implementations import child
 from pairproof.conformance.judge.comparisons import (
+    AGAINST,
     COMPARISONS,
     DIFFERS,
     ERRORED,
@@ -106,7 +108,8 @@ def here(in_this_process: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def of(loss: Loss, *only: str, **options: Any) -> ParityResult:
-    return parity(loss, only=only, seed=5, rows=options.pop("rows", 256), **options)
+    small = {"rows": 256} if not only or "memory" in only else {}
+    return parity(loss, only=only, seed=5, **{**small, **options})
 
 
 def named(result: ParityResult, name: str) -> Comparison:
@@ -152,7 +155,7 @@ def test_cancellation_in_bfloat16_is_reported_and_is_no_disagreement() -> None:
     found = named(result, "bfloat16 against float64")
     assert found.status == ROUNDED
     assert "instead of 0.003" in found.message
-    assert found.message.endswith(": logits are rounded to bfloat16: compute them in float32")
+    assert found.message.endswith(": logits near 15.8 have steps of 0.0625 in bfloat16: compute them in float32")
     assert (found.difference or 0) > 0.9
     assert 0 < (found.allowed or 0) < 0.5
     assert result.exit_code == 0
@@ -202,6 +205,135 @@ def test_steps_of_logits_are_told_also_where_products_may_be_as_coarse() -> None
         (found,) = parity(loss, only="bfloat16", temperature=0.02).comparisons
         assert found.status == PASSED
         assert ("logits near 50 have steps of 0.25 in bfloat16" in found.message) == said
+
+
+class BuiltIn(torch.nn.Module):
+    """The loss of one direction with a temperature of 0.02 that no parameter takes, and a pair that is left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.t_prime = torch.nn.Parameter(torch.tensor(50.0).log())
+
+    def forward(self, view_a: Tensor, view_b: Tensor) -> Tensor:
+        similarity = F.normalize(view_a, dim=1) @ F.normalize(view_b, dim=1).T
+        similarity[0, 1:2] = -9e15
+        logits = similarity * self.t_prime.exp()
+        return F.cross_entropy(logits, torch.arange(len(logits)))
+
+
+def test_steps_of_logits_are_told_with_a_built_in_temperature() -> None:
+    for found in parity(BuiltIn(), only=("bfloat16", "autocast")).comparisons:
+        assert found.message.endswith("logits near 50 have steps of 0.25 in bfloat16: compute them in float32")
+    assert not any("steps" in one.message for one in parity(BuiltIn(), only="float32").comparisons)
+
+
+def test_note_on_batches_has_their_sizes_temperature_and_dtype() -> None:
+    words = "16 columns; float64 unless a comparison names another dtype"
+    # The loss of one pair is 0.
+    both = "14, 20, 26, 14 rows at temperature 0.1; 14 rows at temperature 0.05"
+    assert f"batches: {both}; {words}" in parity(clip, only="repetition").notes
+    one = "14, 20, 26, 14 rows at temperature 0.3"
+    assert f"batches: {one}; {words}" in parity(clip, only="repetition", temperature=0.3).notes
+    assert f"batches: 14, 20, 26, 14, 2 rows; no temperature is passed; {words}" in of(sigmoid, "repetition").notes
+    note = f"batches: 6, 10 rows per rank at temperature 0.1; {words}"
+    assert note in parity(clip, only="loss", world_size=1).notes
+
+
+def in_chunks(view_a: Tensor, view_b: Tensor, temperature: float = 0.1, chunk_size: int = 4) -> Tensor:
+    """CLIP's loss; wrong only in chunks of 1."""
+    return clip(view_a, view_b, temperature) * (1.5 if chunk_size == 1 else 1.0)
+
+
+@pytest.mark.parametrize("world_size", [(), (1,)])
+def test_another_loss_gives_the_expected_results(world_size: tuple[int, ...]) -> None:
+    def doubled(view_a: Tensor, view_b: Tensor, temperature: float = 0.1) -> Tensor:
+        return 2 * clip(view_a, view_b, temperature)
+
+    def other(view_a: Tensor, view_b: Tensor, temperature: float = 0.1) -> Tensor:
+        return clip(view_a, view_b, temperature)
+
+    name = f"{__name__}:{other.__qualname__}"
+    right = parity(clip, against=other, world_size=world_size, temperature=0.3)
+    assert right.exit_code == 0
+    assert right.summary.startswith(f"agrees with {name}: {__name__}:clip: ")
+    assert right.as_json()["against"] == name
+    wrong = parity(doubled, against=other, world_size=world_size)
+    assert {one.status for one in wrong.comparisons} == {DIFFERS}
+    assert wrong.exit_code == 1
+    assert wrong.summary.startswith(f"does not agree with {name}: ")
+    alone = parity(clip, only="loss" if world_size else "float32", world_size=world_size)
+    assert alone.summary.startswith("agrees with itself: ")
+    assert alone.as_json()["against"] is None
+
+
+def test_another_loss_is_compared_in_every_precision_and_with_every_chunk_size() -> None:
+    found = parity(in_chunks, against=clip)
+    name = f"{__name__}:clip"
+    assert [one.name for one in found.comparisons] == [
+        f"{precision} against {name}{chunks}"
+        for precision in ("float64", "float32", "bfloat16", "autocast bfloat16")
+        for chunks in ("", ", chunk_size=all", ", chunk_size=1", ", chunk_size=3")
+    ]
+    assert {one.name for one in found.comparisons if one.status == DIFFERS} == {
+        one.name for one in found.comparisons if "chunk_size=1" in one.name
+    }
+    assert {
+        one.status for one in parity(in_chunks, against=clip, vary={"chunk_size": (1, 2)}, only="float64").comparisons
+    } == {PASSED, DIFFERS}
+
+
+def test_result_that_is_not_finite_differs_from_that_of_another_loss() -> None:
+    def unstable(view_a: Tensor, view_b: Tensor, temperature: float = 0.1) -> Tensor:
+        return clip(view_a, view_b, temperature) * (math.nan if len(view_a) == 10 else 1.0)
+
+    def raises(view_a: Tensor, view_b: Tensor, temperature: float = 0.1) -> Tensor:
+        assert len(view_a) != 10
+        return clip(view_a, view_b, temperature)
+
+    for loss, status in ((unstable, DIFFERS), (raises, ERRORED)):
+        (found,) = parity(loss, against=clip, only="float64").comparisons
+        assert (found.status, found.batch) == (status, "random batch of 10")
+        left_out = parity(clip, against=loss, only="float64")
+        assert left_out.exit_code == 0
+        assert any(note.startswith("left out: random batch of 10: ") for note in left_out.notes)
+
+
+def test_results_in_float32_are_compared_as_such() -> None:
+    def single(view_a: Tensor, view_b: Tensor, temperature: float = 0.1) -> Tensor:
+        return clip(view_a.float(), view_b.float(), temperature)
+
+    for loss, other in ((single, clip), (clip, single)):
+        (found,) = parity(loss, against=other, only="float64").comparisons
+        assert found.status == PASSED
+        assert (found.difference or 0) > 1e-9
+
+
+def test_only_one_of_two_losses_may_take_a_temperature() -> None:
+    def sharp(view_a: Tensor, view_b: Tensor) -> Tensor:
+        return clip(view_a, view_b, 0.02)
+
+    for loss, other in ((sharp, clip), (clip, sharp)):
+        found = parity(loss, against=other, only="float64", temperature=0.02)
+        assert found.exit_code == 0
+        assert f"temperature: passed to {__name__}:clip only" in found.notes
+        assert parity(loss, against=other, only="float64").exit_code == 1
+
+    def at_the_default(view_a: Tensor, view_b: Tensor) -> Tensor:
+        return clip(view_a, view_b)
+
+    # No batch has the lower temperature.
+    assert parity(clip, against=at_the_default, only="float64").exit_code == 0
+
+
+def test_required_bias_is_passed_to_both_losses() -> None:
+    def required(view_a: Tensor, view_b: Tensor, bias: float) -> Tensor:
+        return sigmoid(view_a, view_b, bias=bias)
+
+    for loss, other in ((required, sigmoid), (sigmoid, required)):
+        found = parity(loss, against=other, only="float64")
+        assert found.exit_code == 0
+        assert any("rows at bias -5; 16 columns" in note for note in found.notes)
+    assert any("no temperature is passed" in note for note in parity(sigmoid, only="float32").notes)
 
 
 def test_named_scale_gets_the_inverse_of_the_temperature() -> None:
@@ -307,7 +439,10 @@ def test_numpy_target_is_compared_where_possible() -> None:
     def loss(embeddings: Any, labels: Any) -> Any:
         return float((embeddings @ embeddings.T).mean())
 
+    with pytest.raises(UsageError, match="--against: both losses must take torch tensors"):
+        parity(loss, arrays="numpy", against=depends_on_positions)
     result = of(loss, arrays="numpy")
+    assert any(note.startswith("gradient: not compared, because ") for note in result.notes)
     statuses = [one.status for one in result.comparisons]
     assert statuses.count(PASSED) == 3
     assert statuses.count(NOT_APPLICABLE) == 5
@@ -334,6 +469,10 @@ def test_target_that_fails_on_every_batch_could_not_run() -> None:
 
     with pytest.raises(CouldNotRun, match="not today"):
         of(fails)
+    with pytest.raises(CouldNotRun, match=r":test_target_that_fails_.*\.fails: .*not today"):
+        parity(depends_on_positions, against=fails)
+    with pytest.raises(CouldNotRun, match=r":depends_on_positions: --against .*\.fails: .*not today"):
+        parity(depends_on_positions, against=fails, world_size=1)
 
 
 @pytest.mark.parametrize(
@@ -345,6 +484,17 @@ def test_target_that_fails_on_every_batch_could_not_run() -> None:
         ({"temperature": -1.0}, "--temperature: expected a positive number"),
         ({"rows": 1}, "at least 2 rows"),
         ({"call": "command"}, "parity needs a Python target"),
+        ({"temperature": 0.02}, "--temperature: .*:chunked_sigmoid takes no temperature"),
+        ({"against": sigmoid, "temperature": 0.02}, "takes no temperature"),
+        ({"world_size": 1, "temperature": 0.02}, "takes no temperature"),
+        ({"against": sigmoid, "only": "memory"}, f"known: {', '.join(AGAINST)}"),
+        ({"only": "float64"}, f"known: {', '.join(COMPARISONS)}"),
+        ({"against": supcon}, "supcon takes labels, but .*:chunked_sigmoid takes views; see --call"),
+        ({"against": sigmoid, "linear_memory": True}, "--linear-memory: not possible together with --against"),
+        ({"against": sigmoid, "rows": 64}, "--rows: not possible together with --against"),
+        ({"linear_memory": True, "only": ("chunks", "compile")}, "together with --only chunks,compile"),
+        ({"rows": 64, "only": "chunks"}, "--rows: not possible together with --only chunks"),
+        ({"vary": {"chunk_size": (0, 2)}, "only": "memory"}, "--vary: not possible together with --only memory"),
     ],
 )
 def test_misuse_is_reported(options: dict[str, Any], message: str) -> None:

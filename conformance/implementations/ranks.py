@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 from ..truth.rounding import Dispatch
 from .callable import Batch, Target
 from .child import Child, Served
-from .sandbox import NoCallFits, TargetError, TargetMisused, copy_of, find
+from .sandbox import NoCallFits, TargetError, TargetMisused, copy_of, describe, find
 from .signatures import FACTS, Signature
 
 Tensor = torch.Tensor
@@ -139,10 +139,12 @@ class Member:
         target, signature = self.target, self.target.signature
         known = {**signature.constructor, **signature.call}
         words = {name: signature.keyword(name) for name in ("temperature", "bias")}
+        # Hard negatives are passed by keyword.
+        own, other = ("views" if one.probed_as == "hard" else one.probed_as for one in (target, self.against or target))
         return {
             "call": target.call,
-            # Hard negatives are passed by keyword.
-            "probed_as": "views" if target.probed_as == "hard" else target.probed_as,
+            "probed_as": own,
+            "against_as": other,
             "choice": target.choice,
             "arrays": target.arrays,
             "notes": [
@@ -188,7 +190,10 @@ class Member:
         if self.target.probed_as == "queue":
             raise TargetError("it requires negatives, and pairproof parity passes none")
         if self.against is not None:
-            self.against.settle(limit=self.limit)
+            try:
+                self.against.settle(limit=self.limit)
+            except TargetError as error:
+                raise type(error)(f"--against {describe(self.subject.against)}: {error}") from None
         found = self.facts() | {"alone": alone}
         self.leave()
         return found

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from ..suite.machine import described, machine
-from .options import ParityRequest
+from .options import ParityRequest, UsageError
 from .results import plain
 
 Tensor = torch.Tensor
@@ -22,14 +23,27 @@ MEASURED, NOT_APPLICABLE = "measured", "not applicable"
 COMPARISONS = ("repetition", "permutation", "chunks", "float32", "bfloat16", "autocast", "compile", "memory")
 """The comparisons in one process, in their order."""
 
+AGAINST = ("float64", "float32", "bfloat16", "autocast")
+"""The comparisons with another loss in float64, in their order."""
+
 PARTS = ("loss", "gradient", "uneven")
 """The comparisons of several processes with one, in their order."""
+
+USED_BY = {
+    "vary": ("chunks", *AGAINST),
+    "linear_memory": ("memory",),
+    "rows": ("memory",),
+}
+"""Options that have an effect on some comparisons only."""
 
 WIDTH = 16
 """Number of columns of the batches."""
 
 TEMPERATURE, LOWER = 0.1, 0.05
 """The temperatures that are passed to the target. Only batches of nearly equal positives also use ``LOWER``."""
+
+BIAS = -5.0
+"""The bias that is passed, in one process only if it is required."""
 
 ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8}
 """Unit roundoff of each dtype."""
@@ -143,7 +157,8 @@ class ParityResult:
         """The verdict and the number of comparisons of each status, in one line."""
         names = [one.status for one in self.comparisons]
         ends = ", ".join(f"{names.count(status)} {status}" for status in dict.fromkeys(names))
-        verdict = {0: "agrees with itself", 1: "does not agree with itself"}.get(self.exit_code, "could not run")
+        other = "itself" if self.request.against is None else self.request.expected
+        verdict = {0: f"agrees with {other}", 1: f"does not agree with {other}"}.get(self.exit_code, "could not run")
         return f"{verdict}: {self.request.name}: {ends}"
 
     def lines(self) -> list[str]:
@@ -176,6 +191,7 @@ class ParityResult:
             "machine": self.machine,
             "call": self.call,
             "seed": self.request.seed,
+            "against": None if self.request.against is None else self.request.expected,
             "options": {name: getattr(self.request, name) for name in options},
             "notes": self.notes,
             "comparisons": [
@@ -186,6 +202,56 @@ class ParityResult:
             "summary": self.summary,
             "seconds": self.seconds,
         }
+
+
+def check_options(request: ParityRequest) -> None:
+    """Raise a ``UsageError`` if a comparison is unknown, or if an option has no effect on the comparisons."""
+    mode = "--world-size" if request.world_size else "" if request.against is None else "--against"
+    known = {"--world-size": PARTS, "--against": AGAINST}.get(mode, COMPARISONS)
+    for name in request.only:
+        if name not in known:
+            raise UsageError(f"--only: unknown comparison {name!r}; known: {', '.join(known)}")
+    if "uneven" in request.only and max(request.world_size) == 1:
+        raise UsageError("--only uneven: needs a --world-size of at least 2")
+    default = ParityRequest(request.target)
+    for name, users in USED_BY.items():
+        if getattr(request, name) != getattr(default, name) and not {*users} & {*(request.only or known)}:
+            reason = f"--only {','.join(request.only)}" if request.only else mode
+            raise UsageError(f"--{name.replace('_', '-')}: not possible together with {reason}")
+
+
+def check_facts(request: ParityRequest, takes_temperature: bool, own: str, other: str) -> None:
+    """Raise a ``UsageError`` if no loss takes the temperature, or if two losses need different kinds of batches.
+
+    Args:
+        request: the options.
+        takes_temperature: whether a temperature can be passed.
+        own: the kind of batches of the target, its ``probed_as``.
+        other: the same of the other loss.
+    """
+    if request.temperature is not None and not takes_temperature:
+        raise UsageError(
+            f"--temperature: {request.name} takes no temperature. Pass its own parameters with --init, or name the "
+            "parameter that gets 1/temperature with --scale"
+        )
+    kinds = {"views" if one == "features" else one for one in (own, other)}
+    if len(kinds) > 1:
+        raise UsageError(f"--against: {request.expected} takes {other}, but {request.name} takes {own}; see --call")
+
+
+def note_on_batches(batches: Iterable[tuple[int, Mapping[str, float]]], each: str = "rows") -> str:
+    """Return a note with the sizes, the numbers that are passed and the dtype of batches.
+
+    Args:
+        batches: for each batch, its number of rows and the numbers that are passed by keyword.
+        each: what ``batches`` counts.
+    """
+    sizes: dict[str, list[str]] = {}
+    for rows, numbers in batches:
+        words = ", ".join(f"{name} {value:g}" for name, value in numbers.items())
+        sizes.setdefault(f" at {words}" if words else "; no temperature is passed", []).append(str(rows))
+    shown = "; ".join(f"{', '.join(rows)} {each}{words}" for words, rows in sizes.items())
+    return f"batches: {shown}; {WIDTH} columns; float64 unless a comparison names another dtype"
 
 
 def signs(like: Tensor, chance: torch.Generator) -> Tensor:

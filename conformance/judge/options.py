@@ -530,19 +530,20 @@ class ParityRequest(_Targeted):
             reported.
         vary: An argument whose values should all give the same results, such as chunk_size=0,4 (repeatable). Default:
             arguments with a name like chunk_size.
-        temperature: The temperature to pass, if the target takes one. Default: 0.1; batches of nearly equal positives
-            are also evaluated at 0.05.
+        temperature: The temperature to pass; an error if the target takes none. Default: 0.1; batches of nearly equal
+            positives are also evaluated at 0.05.
         scale: The parameter that gets 1/temperature, as in pairproof check.
         linear_memory: Require that memory grows linearly with the batch size.
         rows: Memory is measured at this batch size, and at two and four times this size.
         only: Only this comparison: repetition, permutation, chunks, float32, bfloat16, autocast, compile or memory.
-            With --world-size: loss, gradient or uneven, which means ranks with different numbers of rows (repeatable or
-            comma-separated).
+            With --against: float64, float32, bfloat16 or autocast. With --world-size: loss, gradient or uneven, which
+            means ranks with different numbers of rows (repeatable or comma-separated).
         world_size: Run the loss in these numbers of processes (torch.distributed, gloo), such as 1,2,3,4 (repeatable or
             comma-separated), instead of the other comparisons. The loss and the gradients of parameters, averaged over
             the ranks, are compared with those of one process.
-        against: With --world-size: another loss, in the format of TARGET, to evaluate in the single process. Default:
-            the target itself.
+        against: Compare with another loss, in the format of TARGET, instead of with the target itself: in float64,
+            float32, bfloat16 and under autocast or, with --world-size, in the single process. It gets the same batches,
+            but none of --call, --arrays, --init, --result and --scale.
         seed: The seed of the random batches. Default: 0, so that every run judges the same batches.
         device: The torch device on which the target runs.
         limit: Maximum time of one evaluation, in seconds. Ranks wait for each other up to this time.
@@ -577,6 +578,13 @@ class ParityRequest(_Targeted):
         object.__setattr__(self, "only", (self.only,) if isinstance(self.only, str) else tuple(self.only))
         sizes = (self.world_size,) if isinstance(self.world_size, int) else tuple(self.world_size)
         object.__setattr__(self, "world_size", sizes)
+
+    @property
+    def expected(self) -> str:
+        """The name of the loss that gives the expected results: that of ``against``, or of the target."""
+        from ..implementations.sandbox import describe
+
+        return describe(self.target if self.against is None else self.against)
 
 
 @dataclass(frozen=True)

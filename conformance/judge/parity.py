@@ -1,4 +1,4 @@
-"""Compare a loss with itself: :func:`parity`, ``pairproof parity``. The loss need not be in the catalogue.
+"""Compare a loss with itself or another one: :func:`parity`, ``pairproof parity``. It need not be in the catalogue.
 
 The same batches are evaluated in several ways that should agree: twice, with permuted rows, with other chunk sizes, in
 other dtypes, compiled, and under autocast. Memory is measured as the batch grows. All rows are exactly representable in
@@ -23,7 +23,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -37,6 +37,8 @@ from ..implementations.child import CannotFork, Child, Served, read_answer
 from ..implementations.sandbox import TargetError, TargetMisused, copy_of, find, within, within_memory
 from ..truth.rounding import Dispatch
 from .comparisons import (
+    AGAINST,
+    BIAS,
     COMPARISONS,
     DIFFERS,
     ERRORED,
@@ -47,7 +49,6 @@ from .comparisons import (
     MOST_DRAWN,
     NOISE,
     NOT_APPLICABLE,
-    PARTS,
     PASSED,
     ROUNDED,
     ROUNDING,
@@ -57,6 +58,9 @@ from .comparisons import (
     WIDTH,
     Comparison,
     ParityResult,
+    check_facts,
+    check_options,
+    note_on_batches,
     signs,
 )
 from .options import CouldNotRun, ParityRequest, UsageError, meant, takes
@@ -145,6 +149,29 @@ class _Memory(Dispatch):
         return found
 
 
+class _Logits(Dispatch):
+    """The largest similarity, also after it was multiplied or divided by a number.
+
+    Attributes:
+        kept: the tensors of these numbers, by the address of their storage, which is not used again while they live.
+        largest: the largest of them so far; 0 if none is positive.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kept: dict[int, Tensor] = {}
+        self.largest = 0.0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found, name = function(*args, **(kwargs or {})), function.overloadpacket.__name__.rstrip("_")
+        tensors = [one for one in args if isinstance(one, Tensor)]
+        scaled = name in ("mul", "div") and any(one.untyped_storage().data_ptr() in self.kept for one in tensors)
+        if name in PRODUCTS or scaled:
+            self.kept[found.untyped_storage().data_ptr()] = found
+            self.largest = max([self.largest, *filter(math.isfinite, found.flatten().tolist())])
+        return found
+
+
 class _Subject:
     def __init__(self, request: ParityRequest) -> None:
         thing = find(request.target) if isinstance(request.target, str) else request.target
@@ -163,7 +190,8 @@ class _Subject:
             "choice": target.choice,
             "arrays": target.arrays,
             "notes": list(target.notes),
-            "takes_temperature": target.takes_temperature,
+            "takes": {"temperature": target.takes_temperature, "bias": signature.keyword("bias") is not None},
+            "requires_bias": signature.requires("bias"),
             "parameters": names,
             "partners": target.probed_as == "partners",
             "takes_labels": target.call != "features" or signature.keyword("labels") is not None,
@@ -173,8 +201,8 @@ class _Subject:
     def __call__(self, choice: tuple[int, str | None] | None, *request: Any) -> Any:
         """Find out how to call the target if ``choice`` is None; otherwise call a method.
 
-        ``choice`` is that of ``facts``. ``request`` has three items: "evaluate" or "memory", the batch, and the options
-        of the method.
+        ``choice`` is that of ``facts``. ``request`` has three items: "evaluate", "largest" or "memory", the batch, and
+        the options of the method.
         """
         if choice is None:
             try:
@@ -219,6 +247,13 @@ class _Subject:
             gradient = gradients_of(loss, {"": rows})[""].tolist() if loss.requires_grad else None
         return loss.detach().tolist(), gradient
 
+    def largest(self, batch: Batch) -> float:
+        """Return the largest similarity, or logit if similarities are multiplied or divided by a number."""
+        measured = _Logits()
+        with measured:
+            self.target.loss(batch)
+        return measured.largest
+
     def _compiled(self, backend: str) -> Target:
         target, compiled = copy.copy(self.target), partial(torch.compile, backend=backend)
         thing = target.thing
@@ -244,6 +279,9 @@ class _Subject:
 
 # In the process that judges
 
+_Asked = tuple[Mapping[str, Any], Callable[..., Any]]
+"""The facts of a loss, and a function that sends it a request."""
+
 
 @dataclass
 class _Drawn:
@@ -259,19 +297,32 @@ class _Drawn:
 
 
 class _Parity:
-    def __init__(self, request: ParityRequest, facts: Mapping[str, Any], ask: Callable[..., Any]) -> None:
-        self.request, self.facts, self._ask = request, facts, ask
+    def __init__(self, request: ParityRequest, own: _Asked, expected: _Asked) -> None:
+        """Judge the loss ``own`` by the results of ``expected``, which is the same one without ``--against``."""
+        self.request, self.own, self.expected = request, own, expected
+        self.facts = facts = own[0]
+        takes = [one["takes"]["temperature"] for one, _ in (own, expected)]
+        check_facts(request, any(takes), facts["probed_as"], expected[0]["probed_as"])
         self.torch = facts["arrays"] == "torch"
+        if request.against is not None and not (self.torch and expected[0]["arrays"] == "torch"):
+            raise UsageError("--against: both losses must take torch tensors; see --arrays")
         self.chance = torch.Generator().manual_seed(request.seed)
         known = facts["parameters"]
         for key in request.vary:
             if known and key not in known and "kwargs" not in known:
                 raise UsageError(f"--vary {key}: the target has no parameter {key}{meant(key, known)}")
-        self.lower = facts["takes_temperature"] and request.temperature is None
+        self.lower = all(takes) and request.temperature is None
         self.keywords: dict[str, Any] = {}
-        if facts["takes_temperature"]:
+        if any(takes):
             self.keywords["temperature"] = request.temperature or TEMPERATURE
-        self.notes: list[str] = []
+        if any(one["requires_bias"] for one, _ in (own, expected)):
+            self.keywords["bias"] = BIAS
+        names = [name for name, one in zip((request.name, request.expected), takes, strict=True) if one]
+        self.notes = [*facts["notes"]]
+        if request.against is not None:
+            self.notes += [f"{request.expected}: {note}" for note in expected[0]["notes"]]
+        if len(names) == 1:
+            self.notes.append(f"temperature: passed to {names[0]} only")
         self.memory: list[tuple[int, int, int]] = []
         # Set by ``batches``: whether the target returns float32 values for float64 rows, and the largest norms of its
         # values and of its gradient.
@@ -320,16 +371,23 @@ class _Parity:
 
     # Evaluations
 
-    def ask(self, batch: Batch, dtype: str = "", **how: Any) -> Answer:
+    def ask(self, batch: Batch, dtype: str = "", expected: bool = False, **how: Any) -> Answer:
+        """Evaluate a batch: with the target or, if ``expected``, with the loss that gives the expected results."""
         if dtype:
             batch = replace(batch, embeddings=batch.embeddings.to(getattr(torch, dtype)))
-        return read_answer(self._ask(self.facts["choice"], "evaluate", batch, how), batch)
+        return read_answer(self.sent(self.expected if expected else self.own, "evaluate", batch, **how), batch)
 
-    def evaluated_at(self, one: _Drawn, key: str, values: Sequence[Any]) -> Iterator[Answer]:
-        """Evaluate a batch with each value of an argument. "all" is the size of the whole batch."""
-        for value in values:
-            size = self.whole(one.batch) if value == "all" else value
-            yield self.ask(replace(one.batch, keywords={**one.batch.keywords, key: size}))
+    @staticmethod
+    def sent(loss: _Asked, what: str, batch: Batch, **how: Any) -> Any:
+        """Call a method of ``_Subject`` with a batch, without the temperature and the bias if the loss takes none."""
+        facts, ask = loss
+        keywords = {name: value for name, value in batch.keywords.items() if facts["takes"].get(name, True)}
+        return ask(facts["choice"], what, replace(batch, keywords=keywords), how)
+
+    def with_value(self, batch: Batch, key: str, value: Any) -> Batch:
+        """Return the batch with a value of an argument. "all" is the size of the whole batch."""
+        size = self.whole(batch) if value == "all" else value
+        return replace(batch, keywords={**batch.keywords, key: size})
 
     def batches(self) -> list[_Drawn]:
         """Draw the batches and evaluate them.
@@ -350,7 +408,7 @@ class _Parity:
         found, reasons = [], []
         for batch in drawn:
             try:
-                result = self.ask(batch)
+                result = self.ask(batch, expected=True)
             except TargetError as error:
                 reasons.append((batch.name, str(error)))
             else:
@@ -359,10 +417,14 @@ class _Parity:
                 else:
                     reasons.append((batch.name, "the loss or the gradient is not finite"))
         if not found:
-            raise CouldNotRun(f"{self.request.name}: {reasons[0][1]}")
+            raise CouldNotRun(f"{self.request.expected}: {reasons[0][1]}")
+        if any(one.result.gradient is None for one in found):
+            self.notes.append(f"gradient: not compared, because {self.request.expected} returns none")
         self.notes += [f"left out: {name}: {reason}" for name, reason in reasons]
-        values = [value for one in found for value in one.result.values]
-        self.single = all(float(value.float()) == float(value) for value in values)
+        self.single = all(one.result.single for one in found)
+        if self.request.against is not None:
+            with suppress(TargetError):
+                self.single |= all(self.ask(one.batch).single for one in found)
         if self.single:
             self.notes.append("precision: the target returns float32 values for float64 rows")
         for one in found:
@@ -376,8 +438,10 @@ class _Parity:
         steep = {one.batch.name for one in found if not all(map(math.isfinite, chain(*one.slopes.values())))}
         self.notes += [f"left out: {name}: a rounding error makes the result infinite or NaN" for name in sorted(steep)]
         if len(steep) == len(found):
-            raise CouldNotRun(f"{self.request.name}: a rounding error makes every result infinite or NaN")
-        return [one for one in found if one.batch.name not in steep]
+            raise CouldNotRun(f"{self.request.expected}: a rounding error makes every result infinite or NaN")
+        found = [one for one in found if one.batch.name not in steep]
+        self.notes.append(note_on_batches((len(one.batch.embeddings), one.batch.keywords) for one in found))
+        return found
 
     def slope(self, one: _Drawn, every: bool) -> tuple[float, float]:
         """Measure the effect of relative changes on the values and on the gradient, per unit of change.
@@ -386,7 +450,7 @@ class _Parity:
         """
         worst = [0.0, 0.0]
         for seed in range(TRIALS):
-            found = self.ask(one.batch, noise=(every, seed))
+            found = self.ask(one.batch, expected=True, noise=(every, seed))
             for k, (a, b) in enumerate(_parts(one.result, found)):
                 change = float((a - b).norm()) / NOISE if a.shape == b.shape else 0.0
                 worst[k] = max(worst[k], change if math.isfinite(change) else math.inf)
@@ -436,12 +500,17 @@ class _Parity:
 
     def steps(self, name: str, batches: Sequence[_Drawn]) -> str:
         """Say that a target rounds its logits to bfloat16 on the batch with this name, and by how much."""
-        used = next(one.batch.keywords.get("temperature") for one in batches if one.batch.name == name)
-        if used is None:
-            return "logits are rounded to bfloat16: compute them in float32"
-        largest = 1 / used  # the logit of equal rows of norm 1
+        if self.facts["takes"]["temperature"]:
+            used = next(one.batch.keywords["temperature"] for one in batches if one.batch.name == name)
+            largest = 1 / used  # the logit of equal rows of norm 1
+        else:
+            rows = batches[0].batch.embeddings
+            equal = replace(batches[0].batch, embeddings=rows[:1].repeat(len(rows), 1))
+            largest = self.sent(self.own, "largest", equal) if self.torch else 0.0
+        if not largest:
+            return "logits are rounded to bfloat16, by up to 1/256 of their size: compute them in float32"
         step = 2.0 ** (math.frexp(largest)[1] - 8)
-        return f"logits near {largest:g} have steps of {step:g} in bfloat16: compute them in float32"
+        return f"logits near {largest:.3g} have steps of {step:g} in bfloat16: compute them in float32"
 
     def allowed(self, one: _Drawn, part: int, size: float, precision: str, throughout: bool = False) -> float:
         """Return the difference that rounding may cause in the values (part 0) or the gradient (part 1).
@@ -476,19 +545,29 @@ class _Parity:
     def in_precision(
         self, name: str, batches: Sequence[_Drawn], dtype: str, precision: str, **how: Any
     ) -> Iterator[Comparison]:
-        """Compare another precision with float64; also with the last value of each varied argument."""
-        for key, values in {"": (None,), **self.varied()}.items():
-            changed = {key: values[-1]} if key else {}
+        """Compare another precision with float64; also with the last value of each varied argument.
 
-            def other(one: _Drawn, changed: Mapping[str, Any] = changed) -> tuple[Answer, Answer]:
-                batch = replace(one.batch, keywords={**one.batch.keywords, **changed})
+        With another loss, compare with its results in float64, for all values.
+        """
+        alone = self.request.against is None
+        expected = "float64" if alone else self.request.expected
+        varied = [(key, x) for key, values in self.varied().items() for x in (values[-1:] if alone else values)]
+        for key, value in [("", None), *varied]:
+
+            def other(one: _Drawn, key: str = key, value: Any = value) -> tuple[Answer, Answer]:
+                batch = self.with_value(one.batch, key, value) if key else one.batch
                 return one.result, self.ask(batch, dtype, **how)
 
-            words = "".join(f", {key}={value}" for key, value in changed.items())
-            yield self.compare(f"{name} against float64{words}", batches, other, precision)
+            words = f", {key}={value}" if key else ""
+            yield self.compare(f"{name} against {expected}{words}", batches, other, precision)
 
     def comparisons(self, batches: Sequence[_Drawn]) -> Iterator[Comparison]:
-        """Yield the requested comparisons, and the repetition if it does not pass."""
+        """Yield the requested comparisons and, without another loss, the repetition if it does not pass."""
+        if self.request.against is not None:
+            for name in AGAINST:
+                if name in self.request.only or not self.request.only:
+                    yield from getattr(self, f"of_{name}")(batches)
+            return
         again = self.compare("repetition", batches, lambda one: (one.result, self.ask(one.batch)))
         wanted = [name for name in COMPARISONS if name in self.request.only or not self.request.only]
         if "repetition" in wanted or again.status != PASSED:
@@ -519,8 +598,14 @@ class _Parity:
             yield Comparison("chunks", NOT_APPLICABLE, "no parameter is named like a chunk size; see --vary")
         for key, (first, *others) in vary.items():
             for value in others:
-                both = partial(self.evaluated_at, key=key, values=(first, value))
+
+                def both(one: _Drawn, key: str = key, values: Sequence[Any] = (first, value)) -> Iterator[Answer]:
+                    return (self.ask(self.with_value(one.batch, key, x)) for x in values)
+
                 yield self.compare(f"{key}={value} against {first}", batches, both)
+
+    def of_float64(self, batches: Sequence[_Drawn]) -> Iterator[Comparison]:
+        yield from self.in_precision("float64", batches, "float64", "")
 
     def of_float32(self, batches: Sequence[_Drawn]) -> Iterator[Comparison]:
         yield from self.in_precision("float32", batches, "float32", "float32")
@@ -600,9 +685,8 @@ class _Parity:
         )
         batch = self.draw(items, "large batch", width=MEMORY_WIDTH)
         keywords = {**batch.keywords, **chunked}
-        kept, peak = self._ask(
-            self.facts["choice"], "memory", replace(batch, embeddings=batch.embeddings.float(), keywords=keywords), {}
-        )
+        batch = replace(batch, embeddings=batch.embeddings.float(), keywords=keywords)
+        kept, peak = self.sent(self.own, "memory", batch)
         return int(kept), int(peak)
 
 
@@ -656,10 +740,7 @@ def parity(*target: Any, **options: Any) -> ParityResult:
 def compare_with_itself(request: ParityRequest) -> ParityResult:
     """Run the comparisons of a request. The errors are those of ``parity``."""
     start = time.perf_counter()
-    known = PARTS if request.world_size else COMPARISONS
-    for name in request.only:
-        if name not in known:
-            raise UsageError(f"--only: unknown comparison {name!r}; known: {', '.join(known)}")
+    check_options(request)
     if not request.limit > 0 or request.rows < 2:
         raise UsageError("--limit and --rows: expected a positive number of seconds, and at least 2 rows")
     if request.temperature is not None and not 0 < request.temperature < math.inf:
@@ -671,45 +752,58 @@ def compare_with_itself(request: ParityRequest) -> ParityResult:
     if reason := unusable(request.device):
         raise CouldNotRun(reason)
     result = ParityResult(request)
-    try:
+    with _named(request):
         if request.world_size:
             compare_processes(result)
-            result.seconds = time.perf_counter() - start
-            return result
-        with _loaded(request) as (facts, ask):
-            result.call, result.version = facts["call"], facts["version"]
-            judge = _Parity(request, facts, ask)
-            judge.notes += facts["notes"]
-            result.notes = judge.notes
-            batches = judge.batches()
-            result.comparisons += judge.comparisons(batches)
-            result.memory = judge.memory
-    except TargetMisused as error:
-        raise UsageError(f"{request.name}: {error}") from None
-    except TargetError as error:
-        raise CouldNotRun(f"{request.name}: {error}") from None
+        else:
+            _compare(result)
     result.seconds = time.perf_counter() - start
     return result
 
 
+def _compare(result: ParityResult) -> None:
+    """Compare the target of a result with itself or with another loss, and add the comparisons to the result."""
+    request = result.request
+    other = replace(request, target=request.against, call=None, arrays=None, init={}, result=None, scale=None)
+    with _loaded(request) as own, nullcontext(own) if request.against is None else _loaded(other) as expected:
+        result.call, result.version = own[0]["call"], own[0]["version"]
+        judge = _Parity(request, own, expected)
+        result.notes = judge.notes
+        batches = judge.batches()
+        result.comparisons += judge.comparisons(batches)
+        result.memory = judge.memory
+
+
 @contextmanager
-def _loaded(request: ParityRequest) -> Iterator[tuple[dict[str, Any], Callable[..., Any]]]:
+def _named(request: ParityRequest) -> Iterator[None]:
+    """Name the target in errors."""
+    try:
+        yield
+    except TargetMisused as error:
+        raise UsageError(f"{request.name}: {error}") from None
+    except TargetError as error:
+        raise CouldNotRun(f"{request.name}: {error}") from None
+
+
+@contextmanager
+def _loaded(request: ParityRequest) -> Iterator[_Asked]:
     """Load the target, in a child process if possible. Yield its facts and a function that sends it a request."""
 
     def load() -> Served:
         subject = _Subject(request)
         return subject.facts(), subject
 
-    try:
-        child = Child(load, request.limit)
-        settled = child.settle()
-    except CannotFork as reason:
-        _, serve = load()
-        facts = serve(None)
-        if "failed" in facts:
-            raise TargetError("\n".join(facts["failed"])) from None
-        facts["notes"].append(f"process: the target runs in the process that judges it: {reason}")
-        yield facts, serve
-        return
-    with closing(child):
-        yield settled, child.ask
+    with ExitStack() as stack:
+        with _named(request):
+            try:
+                child = Child(load, request.limit)
+                asked: _Asked = child.settle(), child.ask
+                stack.callback(child.close)
+            except CannotFork as reason:
+                _, serve = load()
+                facts = serve(None)
+                if "failed" in facts:
+                    raise TargetError("\n".join(facts["failed"])) from None
+                facts["notes"].append(f"process: the target runs in the process that judges it: {reason}")
+                asked = facts, serve
+        yield asked

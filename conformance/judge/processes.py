@@ -31,6 +31,7 @@ from ..implementations.child import CannotFork
 from ..implementations.ranks import HARD, PROJECTION, Ranks, Subject
 from ..implementations.sandbox import TargetError
 from .comparisons import (
+    BIAS,
     DIFFERS,
     ERRORED,
     FACTOR,
@@ -48,6 +49,8 @@ from .comparisons import (
     Arrivals,
     Comparison,
     ParityResult,
+    check_facts,
+    note_on_batches,
     signs,
 )
 from .options import CouldNotRun, ParityRequest, UsageError
@@ -60,9 +63,6 @@ the ranks have the numbers ``UNEVEN`` in turn."""
 
 MOST = 64
 """Maximum number of processes."""
-
-BIAS = -5.0
-"""The bias that is passed, if the target takes one."""
 
 SPREAD = 1.5
 """Root-mean-square norm of the noise that is added to a centre of norm 1, before the row is normalised."""
@@ -204,11 +204,13 @@ class Processes:
                 self.keywords[name] = value
         if facts["call"] == "similarities":
             self.keywords["temperature"] = request.temperature or TEMPERATURE
+        check_facts(request, "temperature" in self.keywords, facts["probed_as"], facts["against_as"])
         self.learned = [name for name in self.keywords if name in facts["words"]]
         # ``single``: the target returns float32 values for float64 rows.
         # ``columns_of_all``: the second row number of a pair is an index into the rows of all ranks.
         self.single = self.columns_of_all = False
-        self.notes: list[str] = [*facts["notes"], _note_on_ranks(facts)]
+        sizes = note_on_batches([(2 * items, self.keywords) for items in EVEN], "rows per rank")
+        self.notes: list[str] = [*facts["notes"], _note_on_ranks(facts), sizes]
         self.arrivals: dict[int, Arrivals] = {}
 
     # Batches
@@ -868,9 +870,6 @@ def compare_processes(result: ParityResult) -> None:
         TargetError: the target cannot be loaded.
     """
     request = result.request
-    for name in ("vary", "linear_memory"):
-        if getattr(request, name):
-            raise UsageError(f"--{name.replace('_', '-')}: not possible together with --world-size")
     if not all(1 <= world <= MOST for world in request.world_size):
         raise UsageError(
             f"--world-size: expected numbers from 1 to {MOST}, got {', '.join(map(str, request.world_size))}"
