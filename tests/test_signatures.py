@@ -195,6 +195,16 @@ def test_triplets_conform() -> None:
     assert any(check.case == "usage/forward-mode" for check in found.judged)
 
 
+def test_positives_beside_anchors_are_rows() -> None:
+    def pairs(anchors: torch.Tensor, positives: torch.Tensor, temperature: float) -> torch.Tensor:
+        return info_nce_loss(anchors, positives, temperature=temperature)
+
+    found = External(pairs, loss="info_nce")
+    found.settle()
+    assert "anchors = first tower [N, D], positives = second tower [N, D]" in found.notes[-1]
+    assert ratio(found, trial_case("info_nce", {"temperature": 0.5})) <= 1
+
+
 def test_negatives_of_a_ranking_loss_are_hard_negatives() -> None:
     found = External(several, loss="multiple_negatives_ranking")
     found.settle()

@@ -45,6 +45,7 @@ EVERY = ("usage/*", "golden/*/two-*[sde]")
 RIGHT = (
     "supcon",
     "SupCon",
+    "DrawsItsFirstWeights",
     "LearnedSupCon",
     "Clip",
     "ClipWithAccuracy",
@@ -57,7 +58,7 @@ RIGHT = (
 )
 """Straightforward losses."""
 
-QUICK = ("supcon", "LearnedSupCon", "ClipWithAccuracy", "nt_xent", "siglip")
+QUICK = ("supcon", "DrawsItsFirstWeights", "LearnedSupCon", "ClipWithAccuracy", "nt_xent", "siglip")
 """Those of them that ``make test`` judges."""
 
 

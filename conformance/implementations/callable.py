@@ -422,7 +422,7 @@ class Target:
             options = dict(zip(keywords, arrays[places:], strict=True))
             constructor, given, others = self.signature.bind(arrays[:places], options, batch.facts, dtype)
             with OnCPU() if self.on_cpu else nullcontext():
-                called = self.thing(**constructor) if self.constructs else self.thing
+                called = self._constructed(constructor) if self.constructs else self.thing
                 if is_module(called) and any(x.device != batch.embeddings.device for x in _state_of(called)):
                     called.to(batch.embeddings.device)
                 if not callable(called):
@@ -449,6 +449,14 @@ class Target:
         if not loss.is_floating_point():
             raise TargetError(f"returned a tensor of {loss.dtype} where floating-point numbers are expected")
         return self.use.result(loss, self.arrays).double().cpu().reshape(-1)
+
+    def _constructed(self, options: Mapping[str, Any]) -> Any:
+        """Construct the target. What it draws, usually first values of parameters, is no side effect; a seed is one."""
+        state, seed = torch.get_rng_state(), torch.initial_seed()
+        found = self.thing(**options)
+        if torch.initial_seed() == seed and not self.signature.of_constructor:
+            torch.set_rng_state(state)
+        return found
 
     def _arguments(self, batch: Batch) -> tuple[list[Any], dict[str, Any]]:
         """Return copies of the positional arguments and the keywords of a batch, in the current form."""

@@ -292,9 +292,10 @@ class Signature:
     def _doubtful(self, parameter: inspect.Parameter) -> bool:
         """Whether a parameter with the name of an option may be an array: it is required, and first or second."""
         required = parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-        views = re.fullmatch(VARIED, " ".join(snake_case(p.name) for p in self.named[:2]))
-        doubtful = parameter.name in _DOUBTFUL or views is not None
-        return doubtful and required and any(parameter is p for p in self.named[:2])
+        first, *_ = names = [snake_case(p.name) for p in self.named[:2]] or [""]
+        paired = parameter.name == "positives" and re.match(r"q$|quer|anchor", first)
+        doubtful = parameter.name in _DOUBTFUL or paired or re.fullmatch(VARIED, " ".join(names))
+        return bool(doubtful) and required and any(parameter is p for p in self.named[:2])
 
     @cached_property
     def places(self) -> list[inspect.Parameter]:

@@ -525,6 +525,18 @@ class ClipWithAccuracy(Clip):
         return {"loss": loss, "accuracy": accuracy}
 
 
+class DrawsItsFirstWeights(SupCon):
+    def __init__(self, temperature=0.1):
+        super().__init__(temperature)
+        self.head = torch.nn.Linear(4, 4)
+
+
+class SeedsInItsConstructor(SupCon):
+    def __init__(self, temperature=0.1):
+        super().__init__(temperature)
+        torch.manual_seed(0)
+
+
 class DetachesTheTemperatureItGets:
     def __init__(self, temperature=0.1):
         self.scale = 1 / temperature
@@ -675,6 +687,7 @@ FINDINGS = MappingProxyType(
         "changes_the_matmul_precision": "side-effects/matmul-precision",
         "changes_numpy_errors": "side-effects/numpy-errors",
         "seeds_torch": "side-effects/torch-generator",
+        "SeedsInItsConstructor": "side-effects/torch-generator",
         "draws_from_numpy": "side-effects/numpy-generator",
         "draws_from_python": "side-effects/python-generator",
         "changes_labels": "side-effects/changed-input",
