@@ -317,6 +317,14 @@ def test_sum_of_one_direction_times_a_power_of_the_temperature_is_named() -> Non
     }
 
 
+def test_factor_is_not_called_a_base_temperature_if_all_cases_have_one_temperature() -> None:
+    def added(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return 2 * fast.info_nce_loss(a, b, temperature=0.07)
+
+    found = check_loss(added, "info_nce", temperature=0.07, cases=("golden/info_nce/[a-p]*",), fuzz=0).diagnosis
+    assert found.reasons[0].words == "the values of both directions are added, not averaged"
+
+
 @pytest.mark.parametrize(
     ("mask", "words"),
     [(0.0, "label_smoothing=0.1"), (-1e4, "label_smoothing=0.1, which also counts the self pairs, masked with -10000")],

@@ -587,3 +587,20 @@ def test_backend_that_fails_is_named_although_another_one_works(monkeypatch: pyt
     assert (found.name, found.status) == ("compiled (eager) against eager", PASSED)
     assert "does not compile with aot_eager: " in found.message
     assert "no backward graph" in found.message
+
+
+def test_difference_in_float64_is_not_called_rounding_in_bfloat16() -> None:
+    def nearly(a: Tensor, b: Tensor, temperature: float = 0.1) -> Tensor:
+        return 1.01 * clip(a, b, temperature)
+
+    found = {one.name: one.status for one in parity(nearly, against=clip, only=("bfloat16", "autocast")).comparisons}
+    assert "rounded" not in found.values()
+    assert "differs" in found.values()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # the compiler reads it
+def test_compiled_function_without_graph_breaks_is_compared() -> None:
+    compiled = torch.compile(clip, backend="eager", fullgraph=True)
+    found, plain = (parity(one, only=("float32", "bfloat16", "autocast")).comparisons for one in (compiled, clip))
+    assert [one.status for one in found] == [one.status for one in plain]

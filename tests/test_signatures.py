@@ -195,6 +195,26 @@ def test_triplets_conform() -> None:
     assert any(check.case == "usage/forward-mode" for check in found.judged)
 
 
+def test_shape_with_views_in_a_docstring_means_features() -> None:
+    def views_of_items(feats: torch.Tensor, labels: torch.Tensor, temperature: float) -> torch.Tensor:
+        """SupCon of feats, [batch, views, dim]."""
+        return supcon_loss(feats.transpose(0, 1).flatten(0, 1), labels.repeat(feats.shape[1]), temperature=temperature)
+
+    found = External(views_of_items, loss="supcon")
+    found.settle()
+    assert found.notes[0] == "call: features, guessed from its name or docstring; override with --call"
+    assert ratio(found, trial_case("supcon", {"temperature": 0.5})) <= 1
+
+
+def test_hard_passages_are_hard_negatives() -> None:
+    def ranked(queries: torch.Tensor, passages: torch.Tensor, hard_passages: torch.Tensor, scale: float = 20.0) -> Any:
+        return triplets(queries, passages, hard_passages, 1 / scale)
+
+    found = External(ranked, loss="multiple_negatives_ranking")
+    found.settle()
+    assert "passages = second tower [N, D], hard_passages = hard_negatives [N, D], scale = 1 / temp" in found.notes[-1]
+
+
 def test_positives_beside_anchors_are_rows() -> None:
     def pairs(anchors: torch.Tensor, positives: torch.Tensor, temperature: float) -> torch.Tensor:
         return info_nce_loss(anchors, positives, temperature=temperature)

@@ -32,6 +32,7 @@ from pairproof.conformance.judge.check import CheckResult, check_loss
 from pairproof.conformance.judge.options import Request
 from pairproof.conformance.judge.proofs import as_claimed
 from pairproof.conformance.judge.results import BAD, Status
+from pairproof.conformance.judge.suggest import suggested
 from pairproof.conformance.judge.usages import UsageJudge
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.golden import GoldenCase
@@ -448,6 +449,8 @@ def test_verdict_of_one_usage_is_that_of_its_check() -> None:
     assert of("supcon", "usage/bfloat16").verdict == "conforms"
     # A finding above the required level does not affect the verdict.
     assert of("supcon", "usage/zero-row").verdict == "conforms"
+    lines = suggested(check_loss(f"{FILE}:supcon", "supcon", cases=("usage/zero-row",), level="range"))
+    assert lines[:3] == ["[[tool.pairproof.deviations]]", 'loss = "supcon"', 'case = [\n    "usage/zero-row"\n]']
 
 
 def test_a_zero_row_with_a_finite_loss_is_a_finding_about_range() -> None:

@@ -225,6 +225,7 @@ class Observation:
         views: number of views of each item that the target was called with; 1 if it was called with single rows.
         match: the loss that was identified, if any.
         alone: whether no other case fails. Then an unusual factor of one value explains nothing.
+        fixed: whether all failing cases have the same temperature. Then its powers are like other factors.
         direction: see ``Known``.
     """
 
@@ -235,7 +236,7 @@ class Observation:
         self.outcome = outcome or Outcome(list(truth.values), truth.gradient, other_gradients=truth.other_gradients)
         self.dtype = dtypes[0] if dtypes else "float64"
         self.match: Match | None = None
-        self.views, self.alone, self.direction = 1, False, ""
+        self.views, self.alone, self.fixed, self.direction = 1, False, False, ""
 
     @cached_property
     def computes(self) -> str:
@@ -383,7 +384,7 @@ class Observation:
                 yield f"{general}\0{setting}", details
         if factors and factors[0] not in (0, 1) and "base_temperature" in self.case.entry.keywords:
             base = self.case.temperature / factors[0]
-            usual = base > 0 and found.factor == 1 and not (self.alone and _is_simple(factors[0]))
+            usual = base > 0 and found.factor == 1 and not ((self.alone or self.fixed) and _is_simple(factors[0]))
             if usual and math.isclose(base, float(f"{base:.2g}"), rel_tol=1e-5):
                 words = f"values are multiplied by temperature/{base:.2g}"
                 yield f"{words}\0base_temperature={base:.2g}", words
@@ -560,8 +561,9 @@ class _Explanation:
         single = int(((values.float() == values) & (values.bfloat16() != values)).sum())
         for one in wide if single > max(2, len(values) // 2) else ():
             one.computes = "float32"
+        fixed = len({one.case.temperature for one in self.failing}) == 1
         for one in (*self.failing, *self.passing):
-            one.alone = len(self.failing) == 1
+            one.alone, one.fixed = len(self.failing) == 1, fixed
             one.views, one.direction = _views(one.case, known), known.direction
 
     def diagnosis(self) -> Diagnosis:

@@ -67,6 +67,7 @@ _WORDS = (
         r"((query|queries) (positive_)?keys?|q k|anchors? (positives?|contrasts?)|embeddings ref_emb"
         r"|premises?(_\S+)? (entailments?|hypothes[ei]s)(_\S+)?)( .*)?",
     ),
+    ("views", r"(query|queries|questions?) (docs?|documents?|passages?|answers?|items?)( .*)?"),
     ("views", r"(user|query|question|anchor)s?_\S+ (item|doc|document|passage|pos|positive|key)s?_\S+( .*)?"),
     ("views", r"(image|images|img|imgs|vision|visual)(_\S+)? (text|texts|txt|caption|captions|language)(_\S+)?( .*)?"),
     # Names with the same last word: mentor_emb and mentee_emb.
@@ -85,14 +86,15 @@ _WEAK = re.compile(rf"\S \S( .*)?|\S+ (targets?|y|ids|{_MASKS})( .*)?|{_ROWS}|fe
 
 _DOCUMENTED = (
     ("interleaved", r"interleav", r"stacked"),
+    ("features", r"[\[(]\w+, *(n_|num_)?views?, *(\w+|\.\.\.)[\])]", r"$^"),
     (
         "similarities",
         r"\b(matrix of (all )?similarities|similarity matrix)\b",
         r"embedding|feature|representation|comput",
     ),
 )
-"""Calls of a single matrix, with regular expressions that the name or the docstring of the target must match and must
-not match. A matrix of similarities may be followed by labels."""
+"""Calls of a single array, with regular expressions that the name or the docstring of the target must match and must
+not match. Similarities and features may be followed by labels."""
 
 _ONE_WAY = re.compile(r"\bone[- ](way|sided|directional)\b")
 """What a docstring says of a loss of two views whose anchors are the first ones."""
@@ -283,7 +285,7 @@ def _guessed(signature: Signature, loss: str) -> list[tuple[str, str]]:
 
     for call, shown, contrary in _DOCUMENTED:
         text = signature.documentation
-        fits = len(places) == 1 or (call == "similarities" and labelled)
+        fits = len(places) == 1 or (call in ("similarities", "features") and labelled)
         if fits and call in allowed and re.search(shown, text) and not re.search(contrary, text):
             found[call] = "guessed from its name or docstring"
     for kept in (places, required):

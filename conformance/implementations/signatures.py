@@ -86,7 +86,8 @@ _OTHERS = {
 }
 """Other names of parameters for arguments of the catalogue."""
 
-ONE_NEGATIVE = re.compile(r"(hard_)?neg(ative)?(_(vec|emb|embedding|feat|feature|rep|item|doc|passage|candidate))?")
+_ITEM = "(vec|emb|embedding|feat|feature|rep|item|doc|document|passage|candidate)"
+ONE_NEGATIVE = re.compile(rf"(hard_)?neg(ative)?(_{_ITEM})?|hard_{_ITEM}s?")
 """Names of parameters for the further negatives of a loss, or for one hard negative of each query."""
 
 FACTS: Mapping[str, tuple[str, ...]] = {

@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterator
 
 from .check import CheckResult
-from .results import BAD, grouped
+from .options import DEFAULT_LEVEL
+from .results import BAD, Check, Status, grouped
 
 LINK = "https://"
 """The start of a link that the user completes."""
@@ -16,15 +17,23 @@ def suggested(result: CheckResult) -> list[str]:
     """Return lines of TOML that declare the failures that affect the verdict.
 
     There are no lines if the formula is wrong, if one of these failures is an error or is not explained, or if an
-    option explains them: ``--set`` then covers random batches too, which cannot be declared.
+    option explains them: ``--set`` then covers random batches too, which cannot be declared. A usage above the default
+    level explains itself.
     """
     diagnosis, failed = result.diagnosis, {check.case for check in result.failures_required}
-    explained = {case for reason in diagnosis.reasons for case in reason.cases}
+    usages = {one.case: one.message for one in result.failures_required if one.kind == "usage" and _is_extreme(one)}
+    explained = {case for reason in diagnosis.reasons for case in reason.cases} | usages.keys()
     if not failed or failed - explained or any(one.ordinary or one.setting for one in diagnosis.reasons):
         return []
     # Random batches have no stable ids.
     drawn = {batch.id for batch in result.fresh}
-    return [line for reason in diagnosis.reasons for line in _entries(result, reason.words, {*reason.cases} - drawn)]
+    cases = [(reason.words, {*reason.cases} - drawn) for reason in diagnosis.reasons]
+    cases += [(message, {usage}) for usage, message in usages.items()]
+    return [line for words, named in cases for line in _entries(result, words, named)]
+
+
+def _is_extreme(check: Check) -> bool:
+    return check.status is Status.FAILED and check.level is not None and check.level > DEFAULT_LEVEL
 
 
 def _entries(result: CheckResult, words: str, cases: set[str]) -> Iterator[str]:
