@@ -563,7 +563,7 @@ def screen(report: Report, details: tuple[str, ...] | None = DETAILS) -> str:
     return output.getvalue()
 
 
-@pytest.mark.parametrize("text", ['pip install "./pairproof[peers]"', "[batch, views, dim]", "/tmp/[/x]/a", ":smile:"])
+@pytest.mark.parametrize("text", ['pip install "./pairproof[peers]"', "[batch views dim]", "/tmp/[/x]/a", ":smile:"])
 def test_messages_are_printed_as_they_are(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = screen(sample(text, problems=[text]))
     assert found.count(text) == 4

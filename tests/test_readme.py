@@ -71,7 +71,7 @@ def test_examples_run(names: dict[str, object]) -> None:
 
 
 def test_the_example_of_the_plugin_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    (example,) = blocks(DOCUMENTS["docs/judging.md"], "python")
+    example, _ = blocks(DOCUMENTS["docs/judging.md"], "python")  # tests/test_docs.py has the other one
     monkeypatch.syspath_prepend(str(ROOT / "examples" / "adopter"))
     found: dict[str, object] = {"__name__": "example"}
     exec(compile(example, "docs/judging.md", "exec"), found)

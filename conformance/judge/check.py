@@ -435,7 +435,7 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
         result.diagnosis = find_reasons([*observed, *training.values()], facts)
         result.diagnoses |= result.diagnosis.details
         result.advice += _advice(target, failing)
-        if result.failures_required and not result.diagnosis.reasons:
+        if any(one.status is Status.FAILED for one in result.failures_required) and not result.diagnosis.reasons:
             result.advice.append("no reason was found; --html FILE draws the terms of a batch beside the right ones")
         report.checks += watch.checks
         usages = UsageJudge(
