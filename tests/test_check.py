@@ -25,6 +25,7 @@ from pairproof.conformance.judge import verify as run
 from pairproof.conformance.judge.check import CheckResult, check_loss
 from pairproof.conformance.judge.options import CouldNotRun, Request, UsageError, read_settings
 from pairproof.conformance.judge.results import Check, Status
+from pairproof.conformance.judge.usages import NONE_PASSES
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.golden import GoldenCase
 from pairproof.conformance.suite.levels import Level
@@ -706,3 +707,14 @@ def test_declared_deviations_must_occur_and_match_a_check(tmp_path: Path, capsys
     path.write_text("[[deviations]]")
     assert call("check", *arguments) == 2
     assert "known.toml, deviations 1: reason is missing" in capsys.readouterr().err
+
+
+def test_declared_usage_is_not_called_unused_where_usages_could_not_be_judged(tmp_path: Path) -> None:
+    path = tmp_path / "known.toml"
+    entry = '[[deviations]]\ncase = "usage/learned-temperature"\nreason = "it does not learn"\nlink = "https://example.org/7"\n'
+    path.write_text(entry)
+    given: dict[str, object] = {"loss": "supcon", "fuzz": 0, "deviations": path}
+    wrong, right = (check_loss(f"{LOSSES}:{name}", **given) for name in ("detached", "supcon"))
+    assert any(why.startswith(NONE_PASSES) for why in wrong.inapplicable.values())
+    assert wrong.unused == []
+    assert len(right.unused) == 1  # it stores no temperature

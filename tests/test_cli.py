@@ -160,7 +160,7 @@ def test_cases_are_selected_with_commas(capsys: pytest.CaptureFixture[str]) -> N
     target = f"{Path(__file__).parent / 'targets/losses.py'}:supcon"
     both = "golden/supcon/temperature-1,usage/no-grad"
     assert call("check", target, "--loss", "supcon", "--case", both, "--dtype", "float64") == 0
-    assert "2 checks passed" in capsys.readouterr().out
+    assert "2 checks passed" in unwrapped(capsys.readouterr().out)
     assert call("check", target, "--loss", "supcon", "--case", "") == 2
     assert "--case: expected a name" in capsys.readouterr().err
 

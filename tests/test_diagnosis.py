@@ -306,7 +306,8 @@ def test_sum_of_one_direction_times_a_power_of_the_temperature_is_named() -> Non
         return fast.info_nce_loss(q, k, **given) / temperature
 
     names = ("golden/info_nce/*queue-mean", "golden/info_nce/queue-temperature-*", "golden/info_nce/*-queue")
-    (reason,) = (found := check_loss(target, "info_nce", cases=names, fuzz=12, seed=0).diagnosis).reasons
+    result = check_loss(target, "info_nce", cases=(*names, "fresh-0-*"), fuzz=30, seed=0)
+    (reason,) = (found := result.diagnosis).reasons
     summed = "the values of the anchors are summed, not averaged"
     assert reason.words == f"{summed}; values are multiplied by temperature^-1"
     assert found.unexplained == 0

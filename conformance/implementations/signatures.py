@@ -293,10 +293,10 @@ class Signature:
     def _doubtful(self, parameter: inspect.Parameter) -> bool:
         """Whether a parameter with the name of an option may be an array: it is required, and first or second."""
         required = parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-        first, *_ = names = [snake_case(p.name) for p in self.named[:2]] or [""]
-        paired = parameter.name == "positives" and re.match(r"q$|quer|anchor", first)
-        doubtful = parameter.name in _DOUBTFUL or paired or re.fullmatch(VARIED, " ".join(names))
-        return bool(doubtful) and required and any(parameter is p for p in self.named[:2])
+        names = " ".join(snake_case(p.name) for p in self.named[:2])
+        rows = re.fullmatch(rf"{VARIED}|(q|quer|anchor)\S* positives", names)
+        doubtful = parameter.name in _DOUBTFUL or rows is not None
+        return doubtful and required and any(parameter is p for p in self.named[:2])
 
     @cached_property
     def places(self) -> list[inspect.Parameter]:

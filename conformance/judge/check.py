@@ -52,7 +52,7 @@ from .ranges import Limit, find_limits
 from .results import BAD, Check, Status, counted, grouped, phrase, several, unused
 from .shrink import Shrunk, smallest_failure
 from .tried import Tried
-from .usages import UsageJudge, Watch
+from .usages import NONE_PASSES, UsageJudge, Watch
 from .usages import names as usage_names
 from .verify import Report, check_names, flush_denormal, judge_case, load_cases, truth_of
 
@@ -457,8 +457,9 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
     if request.whole:
         due = [one.name for one in result.declared if one.concerns(request.loss, request.name, dtypes)]
         met = {name for one in report.checks for name in one.declared}
-        if not any(one.kind == "usage" for one in report.checks):  # no ordinary case passes, so none is judged
-            met |= {one.name for one in result.declared if one.usages}
+        if result.failures_required:  # usages that no ordinary case passes may fail in the corrected loss
+            unjudged = {name for name, why in usages.inapplicable.items() if why.startswith(NONE_PASSES)}
+            met |= {one.name for one in result.declared if not unjudged.isdisjoint(one.usages)}
         result.unused = unused(due, met, f"{request.name} as {request.loss}")
         report.problems += result.unused
     if result.verdict == COULD_NOT:
