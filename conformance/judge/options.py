@@ -398,7 +398,8 @@ class Request(_Targeted):
         level: The highest level at which the target must pass: formula, policies (the default; also batches without
             positives or negatives, and duplicates), range (also extreme inputs) or digits (also rounding errors).
             Failures above it do not change the verdict.
-        temperature: The temperature that is built into the target, if no parameter takes it.
+        temperature: The only temperature to judge: the one that is built into the target. It is passed to a parameter
+            with another default.
         settings: An option of the loss that is built into the target, such as no_positive=drop (repeatable). KEY=*: the
             target takes it as a keyword, for example through **kwargs.
         normalised: In cases with cosine similarity, pass rows of norm 1, for a target that does not normalise. Default:
