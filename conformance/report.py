@@ -455,7 +455,7 @@ def _of_check(result: CheckResult, seconds: float, details: Collection[str] | No
         yield f"and {' and '.join(several(n, f'more {kind}') for kind, n in rest.items())}: --all shows them"
     if details is not None:
         yield from _judged(result)
-    yield from _levels(result)
+        yield from _levels(result)
     if result.shrunk:
         case = result.shrunk.golden.case
         start = f"{result.wrong_from}: " if result.wrong_from else ""
@@ -545,6 +545,8 @@ def _judged(result: CheckResult) -> Iterator[Part]:
         yield from _check_tables(result)
         if not result.gradients_judged:
             yield Text("gradients were not checked: the target returns none", "yellow")
+        elif result.scalars:
+            yield f"gradients were checked, also those of {' and '.join(result.scalars)}"
 
 
 def _check_tables(result: CheckResult) -> Iterator[Part]:

@@ -387,8 +387,10 @@ def test_failures_above_the_level_are_counted_with_one_example(capsys: pytest.Ca
     assert "\nfailed golden" not in text
     assert text.count("for example") == 1
     found.limits = [Limit("float64", "norm", "below", 1e-12, 1e-300, "clamped", "loss")]
-    report.show(found, cli.Output(), seconds=1.0, details=None)
+    report.show(found, cli.Output(), seconds=1.0)
     assert f"range: {len(found.failures)} failed; float64: norms below 1e-12 are clamped" in capsys.readouterr().out
+    report.show(found, cli.Output(), seconds=1.0, details=None)
+    assert "range: " not in capsys.readouterr().out
 
 
 def test_junit_marks_failures_above_the_level_as_skipped(tmp_path: Path) -> None:

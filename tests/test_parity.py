@@ -27,6 +27,7 @@ from pairproof.conformance.judge.comparisons import (
     NOT_APPLICABLE,
     PASSED,
     ROUNDED,
+    TEMPERATURE,
     Comparison,
     ParityResult,
 )
@@ -264,6 +265,17 @@ def test_another_loss_gives_the_expected_results(world_size: tuple[int, ...]) ->
     alone = parity(clip, only="loss" if world_size else "float32", world_size=world_size)
     assert alone.summary.startswith("agrees with itself: ")
     assert alone.as_json()["against"] is None
+
+
+@pytest.mark.parametrize("world_size", [(), (1,)])
+def test_a_temperature_is_passed_only_to_the_loss_that_takes_one(world_size: tuple[int, ...]) -> None:
+    def built_in(view_a: Tensor, view_b: Tensor) -> Tensor:
+        return clip(view_a, view_b, TEMPERATURE)
+
+    for loss, other in ((clip, built_in), (built_in, clip)):
+        found = parity(loss, against=other, world_size=world_size)
+        assert found.exit_code == 0
+        assert f"temperature: passed to {__name__}:clip only" in found.notes
 
 
 def test_another_loss_is_compared_in_every_precision_and_with_every_chunk_size() -> None:

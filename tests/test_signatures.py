@@ -505,6 +505,8 @@ def test_several_results_that_may_be_the_loss_are_refused_with_the_choices() -> 
     assert ratio(found, trial_case("supcon", {"temperature": 0.5})) <= 1
     with pytest.raises(TargetError, match="returned no 7; its results are 0, 1"):
         settled("ambiguous", "supcon", result="7")
+    single = settled("by_scale", "supcon", result="loss")
+    assert "result: it returns a single one, so --result loss has no effect" in single.notes
 
 
 def test_arguments_of_the_constructor_are_passed_and_unknown_ones_refused() -> None:

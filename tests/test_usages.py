@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from pairproof import fast
-from pairproof.conformance import cli
+from pairproof.conformance import cli, report
 from pairproof.conformance.documents.load import load_worked
 from pairproof.conformance.implementations.usages import SIDE_EFFECTS, USAGES
 from pairproof.conformance.judge import check as checking
@@ -200,6 +200,18 @@ def test_parameter_that_stores_the_temperature_is_judged(module: Any, loss: str,
         found = learned(module(parameter(value), read, detached), loss, temperature=0.07, **options)
         names = ("learned-temperature", "frozen-rows-learned-temperature", "second-call-learned-temperature")
         assert {name: one for name, (one, _) in found.items()} == dict.fromkeys(names, status), found
+
+
+@pytest.mark.parametrize(
+    ("module", "learnable"),
+    [(OfTowers(parameter(0.07), lambda p: p), True), (OfTowers(torch.tensor(0.07), lambda p: p), False)],
+)
+def test_a_checked_gradient_of_a_learned_temperature_is_named(
+    module: torch.nn.Module, learnable: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = check_loss(module, "info_nce", temperature=0.07, cases=(LEARNED, "usage/upstream"))
+    report.show(result, cli.Output(), seconds=1.0)
+    assert ("gradients were checked, also those of a learned temperature\n" in capsys.readouterr().out) == learnable
 
 
 @pytest.mark.parametrize("name", ["SigLipHead", "SigLipHeadOfNumbers", "SigLipHeadOfTensors", "SigLipHeadInFloat32"])

@@ -489,6 +489,8 @@ class Target:
     def _taken(self, returned: Any) -> Any:
         parts = parts_of(returned)
         if parts is None or (isinstance(returned, list) and not self.strict and all(map(_is_number, returned))):
+            if self._result is not None:
+                self._result_note = f"result: it returns a single one, so --result {self._result} has no effect"
             return returned
         if self.result is None:
             self.result = choose(parts, self._size)

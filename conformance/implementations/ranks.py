@@ -38,6 +38,9 @@ PROJECTION = "projection"
 HARD = "hard_negatives"
 """The keyword for hard negatives, [items, number, D], which are multiplied by the projection too."""
 
+SCALARS = ("temperature", "bias")
+"""The keywords that are passed to a loss that takes them."""
+
 GROUPS = ("group", "process_group")
 """Names of parameters for a process group."""
 
@@ -138,9 +141,9 @@ class Member:
         """How the target is called, as JSON data."""
         target, signature = self.target, self.target.signature
         known = {**signature.constructor, **signature.call}
-        words = {name: signature.keyword(name) for name in ("temperature", "bias")}
+        both = target, self.against or target
         # Hard negatives are passed by keyword.
-        own, other = ("views" if one.probed_as == "hard" else one.probed_as for one in (target, self.against or target))
+        own, other = ("views" if one.probed_as == "hard" else one.probed_as for one in both)
         return {
             "call": target.call,
             "probed_as": own,
@@ -151,7 +154,7 @@ class Member:
                 *target.notes,
                 *(f"single process: {one}" for one in (self.against and self.against.notes) or ()),
             ],
-            "words": {name: found.name for name, found in words.items() if found},
+            "takes": [[name for name in SCALARS if one.signature.keyword(name)] for one in both],
             "passed": self._passed(0, 1, known),
             "hard": signature.keyword(HARD) is not None,
             "takes_labels": target.call != "features" or signature.keyword("labels") is not None,
@@ -257,6 +260,9 @@ class Member:
             leaves[name] = keywords[name] = torch.tensor(keywords[name], dtype=torch.float64, requires_grad=True)
         target = self.against if self.against is not None and not distributed.is_initialized() else self.target
         self.parameters = {} if target.constructs else self.parameters
+        if target.call != "similarities":
+            refused = [name for name in SCALARS if not target.signature.keyword(name)]
+            keywords = {name: x for name, x in keywords.items() if name not in refused}
         rows = [inputs @ leaves[PROJECTION]]
         if HARD in keywords:
             rows.append(keywords[HARD] @ leaves[PROJECTION])

@@ -37,6 +37,7 @@ from ..implementations.forms import READING
 from ..implementations.gpu import ON_CPU
 from ..implementations.sandbox import NoCallFits, TargetError, TargetMisused
 from ..implementations.signatures import NO_TEMPERATURE, Claim
+from ..implementations.usages import BY_NAME
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from ..suite.golden import DTYPES, GoldenCase
@@ -66,6 +67,9 @@ ROUNDED = f"the error has the size of rounding errors: it is at most {FORMULA_TI
 """The explanation of a failure that is only a rounding error."""
 
 SAME = "with the claimed options, the same as another case"
+
+SCALARS = ("temperature-tensor", "learned-temperature", "bias-tensor", "learned-bias")
+"""The usages that judge the gradient of a scalar in an ordinary call."""
 
 _OWN_ERROR = re.compile(r"\A(TargetError|Overtime): ")
 """Names of exceptions that are removed from the start of messages."""
@@ -207,6 +211,12 @@ class CheckResult:
         reasons = grouped((why, name.removeprefix("usage/")) for name, why in self.inapplicable.items())
         # Without patterns, usages that do not apply are not worth a line.
         return untried + [f"{', '.join(names)} ({why})" for why, names in reasons.items() if self.request.cases]
+
+    @property
+    def scalars(self) -> list[str]:
+        """The scalars whose gradient was checked and is right, such as "a learned temperature"."""
+        passed = {check.case for check in self.checks if check.status is Status.PASSED}
+        return [BY_NAME[name].words for name in SCALARS if BY_NAME[name].id in passed]
 
     @property
     def only_usages(self) -> bool:

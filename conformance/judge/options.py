@@ -333,7 +333,7 @@ class Printing:
     """What a run prints and writes.
 
     Attributes:
-        quiet: Print only the failures and the verdict.
+        quiet: Print only the failures, what follows from them, and the verdict.
         json: Also write the report as JSON to this file.
         junit: Also write the report as JUnit XML to this file.
         summary: Also write a summary as Markdown to this file.

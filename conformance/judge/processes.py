@@ -200,17 +200,22 @@ class Processes:
         self.chance = torch.Generator().manual_seed(request.seed)
         self.keywords: dict[str, Any] = {}
         for name, value in (("temperature", request.temperature or TEMPERATURE), ("bias", BIAS)):
-            if name in facts["words"]:
+            if any(name in takes for takes in facts["takes"]):
                 self.keywords[name] = value
         if facts["call"] == "similarities":
             self.keywords["temperature"] = request.temperature or TEMPERATURE
         check_facts(request, "temperature" in self.keywords, facts["probed_as"], facts["against_as"])
-        self.learned = [name for name in self.keywords if name in facts["words"]]
+        # A gradient that only one of the two losses has cannot be compared.
+        self.learned = [name for name in self.keywords if all(name in takes for takes in facts["takes"])]
         # ``single``: the target returns float32 values for float64 rows.
         # ``columns_of_all``: the second row number of a pair is an index into the rows of all ranks.
         self.single = self.columns_of_all = False
         sizes = note_on_batches([(2 * items, self.keywords) for items in EVEN], "rows per rank")
         self.notes: list[str] = [*facts["notes"], _note_on_ranks(facts), sizes]
+        for name in self.keywords:
+            own, other = (name in known for known in facts["takes"])
+            if own != other:
+                self.notes.append(f"{name}: passed to {request.name if own else request.expected} only")
         self.arrivals: dict[int, Arrivals] = {}
 
     # Batches
