@@ -73,6 +73,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
     _every_case()
     monkeypatch.setattr(run, "load_cases", lambda fixtures, losses=(): _cases(losses))
     monkeypatch.setattr(load, "load_worked", list)
+    monkeypatch.delitem(sys.modules, "losses", raising=False)  # that of another test
     pytester.makepyfile(losses=LOSSES)
     pytester.syspathinsert()
     return pytester
