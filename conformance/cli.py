@@ -202,8 +202,13 @@ def with_options(
 
 
 @contextmanager
-def _bar(first: str = "loading") -> Iterator[Progress]:
-    """Show the current step, how far it is and its seconds, if standard error is a terminal. ``first`` is a step."""
+def _bar(first: str = "loading", named: bool = False) -> Iterator[Progress]:
+    """Show the current step, how far it is and its seconds, if standard error is a terminal.
+
+    Args:
+        first: the first step.
+        named: whether to print the name of each step if standard error is not a terminal.
+    """
     console = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}"), TimeElapsedColumn()
     with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
@@ -216,6 +221,8 @@ def _bar(first: str = "loading") -> Iterator[Progress]:
                 bars.update(shown, visible=False)
                 # Without a total, the bar moves to and fro.
                 shown = bars.add_task(what, total=total or None, count=count)
+                if named and not console.is_terminal:
+                    _say(what)
             bars.update(shown, completed=done, count=count)
 
         try:
@@ -449,7 +456,8 @@ def check(
 def pack(
     library: Annotated[str, typer.Option("--for", metavar="LIBRARY", help="The array package: torch or numpy.")],
     out: Annotated[
-        Path, typer.Option("--out", metavar="PATH", help="The folder for test_pairproof_LOSS.py, or a name of a file.")
+        Path,
+        typer.Option("--out", metavar="PATH", help="A folder for test_pairproof_LOSS.py, or a file; it is created."),
     ] = Path(),
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     **options: Any,
@@ -458,9 +466,9 @@ def pack(
 
     It contains the few cases that together find nearly all known mistakes that a loss with these options can have, and
     two batches of training size. In the file, edit the function that calls the loss. By default, it gets embeddings and
-    labels, pairs, or two towers, depending on the loss. Values and, for torch, gradients are compared in float64 and
-    float32; use --dtype float32 if the loss always computes in float32. The options of the loss are those of pairproof
-    check; KEY=* passes an option to the function in the file.
+    labels, pairs, or two towers, depending on the loss. Values and, for torch, gradients of its matrices are compared
+    in float64 and float32; use --dtype float32 if the loss always computes in float32. The options of the loss are
+    those of pairproof check; KEY=* passes an option to the function in the file.
 
     Exit codes: 0 the file is written, 2 invalid command line, or no case suits it, 3 the file cannot be written.
 
@@ -473,11 +481,13 @@ def pack(
 
     request = Request(None, **options)
     path = out if out.suffix == ".py" else out / f"test_pairproof_{request.loss}.py"
-    _check_path("--out", path)
+    if path.parent.exists():
+        _check_path("--out", path)
     if path.exists() and not force:
         raise UsageError(f"--out: {path} exists: pass --force to replace it")
     with _bar() as bar:
         made = packing.pack(request, library, bar)
+    _write(lambda path: path.parent.mkdir(parents=True, exist_ok=True), path)
     _write(lambda path: path.write_text(made.text, encoding="utf-8"), path)
     left_out = {"not found": made.missed, "in no case": made.unseen}
     _print([f"{path}: {made.summary}", *(f"  {what}: {name}" for what, names in left_out.items() for name in names)])
@@ -725,7 +735,7 @@ def _rebuild(peers: dict[str, str], *, keep: bool) -> None:
     from .suite.catalogue import LOSSES
     from .suite.store import fixtures_root
 
-    with _bar() as bar:
+    with _bar(named=True) as bar:
         found = rebuild(peers, progress=bar, keep=keep)
     _print([*shortened(found.changes), *shortened(found.notes), *shortened(found.failed)])
     changes = len(found.changes)
@@ -792,7 +802,8 @@ def fixtures_add(
 
     Files are npy, csv, pt (a tensor, as torch.save writes it), or a named tensor of a file: FILE.safetensors:TENSOR or
     FILE.pt:TENSOR. In the shapes, N and D are the numbers of rows and columns of --embeddings. M is the number of rows
-    of the references or of the second tower; without these, M = N.
+    of the references or of the second tower; without these, M = N. In a checkout, tables and counts are updated too,
+    which takes one to three minutes; run make test and make verify afterwards.
 
     Examples:
         pairproof fixtures add --loss supcon --embeddings z.npy --labels y.npy \
@@ -807,7 +818,7 @@ def fixtures_add(
 
     if temperature is not None:
         options["settings"]["temperature"] = temperature
-    with _bar() as bar:
+    with _bar(named=True) as bar:
         added = add(
             tables.Batch(**options), tables.read_commas(flag), note, gradient=gradient, dry_run=dry_run, progress=bar
         )

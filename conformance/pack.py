@@ -606,7 +606,9 @@ def _text(
         "Expected numbers are proved by interval arithmetic. Errors may be up to ``within``: twice the largest bound "
         "on the rounding errors of a straightforward implementation, which holds on every machine"
         + (", and the last digit of a gradient." if kind.gradients else "."),
-        f"The file {counts}: those that some stored case of pairproof with these options finds.",
+        f"The file {counts}: those that some stored case of pairproof with these options finds. Comments name them; "
+        "conformance/faults/README.md of pairproof explains the names.",
+        f"If a test fails, pairproof check FILE.py:LOSS --loss {loss.name} says which mistake it is.",
         *([f"Not found: {', '.join(missed)}."] if missed else []),
         *([f"In no case, for lack of room: {', '.join(unseen)}."] if unseen else []),
         "",

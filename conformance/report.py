@@ -486,6 +486,9 @@ def _examples(result: CheckResult, failures: Sequence[list[Check]]) -> list[list
     reasons = {case: place for place, reason in enumerate(result.diagnosis.reasons) for case in reason.cases}
     first = {reasons.get(checks[0].case): place for place, checks in reversed([*enumerate(failures)])}
     others = [place for place, checks in enumerate(failures) if checks[0].case not in reasons]
+    # One of each status comes first, so that errors do not hide a failure.
+    heads = {failures[place][0].status: place for place in reversed(others)}
+    others = sorted(others, key=lambda place: (place not in heads.values(), place))
     chosen = {*first.values(), *others[: max(0, (result.explained or 0) - len(first) + 1)]}
     return [failures[place] for place in sorted(chosen)]
 

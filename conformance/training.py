@@ -45,6 +45,7 @@ ALIKE = 0.1
 """All similarities are nearly equal if a value is closer to "collapsed" than this fraction of the way to "chance"."""
 ORDER = "check that labels, views and towers are in the same order"
 """What to check if positives are no more similar than negatives, which also makes an encoder collapse."""
+UNTRAINED = ", or is untrained and its rows share a direction"
 DIM = 128
 """Default number of columns of random embeddings."""
 SATURATED = 1e-6
@@ -139,8 +140,9 @@ class Diagnosis:
         levels: the values to compare with.
         rows: properties of the embeddings; None without embeddings.
         gradient: the gradient; None if ``computed`` is None.
-        near: all levels that the value is near, in the order "lowest", "chance", "collapsed", "started". If the value
-            is that of the embeddings, without those that the embeddings contradict.
+        near: all levels that the value is near, in the order "lowest", "chance", "collapsed", "started": it differs by
+            at most 0.2 %, from "chance" also by three standard deviations, and from "lowest" by 1 % of the distance to
+            "chance". If the value is that of the embeddings, without those that the embeddings contradict.
         problems: what is wrong, and where to look next.
         hints: what may be wrong, but may also be intended.
     """
@@ -198,7 +200,8 @@ class Diagnosis:
         if levels.lowest is not None:
             reached = "reached by the best embeddings" if levels.attained else "a bound that may not be reached"
             yield f"  lowest      {levels.lowest:.6g}, {reached}"
-        yield f"  chance      {levels.chance:.6g} ± {levels.spread:.2g}, random embeddings ({DRAWS} draws, seed {SEED})"
+        spread = f"{levels.spread:.2g} (standard deviation of {DRAWS} draws, seed {SEED})"
+        yield f"  chance      {levels.chance:.6g} ± {spread}, random embeddings"
         yield f"  collapsed   {levels.collapsed:.6g}, all embeddings equal"
         if levels.started is not None:
             spread = f"± {levels.started_spread:.2g}"
@@ -230,7 +233,7 @@ class Diagnosis:
             return "all are NaN"
         side = "below" if finite[-1] < self.levels.chance else "above"
         if not self.crossings:
-            return f"always {side} chance at this temperature"
+            return f"always {side} {self.levels.chance:.4g} (chance)"
         times = f"{len(self.crossings)} times, last " if len(self.crossings) > 1 else ""
         return f"crossed chance {times}at step {self.crossings[-1]}, and {side} it since"
 
@@ -752,12 +755,13 @@ def _problems(found: Diagnosis, batch: _Batch) -> Iterator[str]:
     if found.near == ("collapsed",):
         words = "The value is that of equal embeddings, whose gradient is 0"
         if rows is None:
-            words += ": the encoder has collapsed, or is untrained and its rows share a direction"
+            words += f": the encoder has collapsed{UNTRAINED}"
             if _close(value, levels.chance, more=3 * levels.spread):
                 words += "; fewer than one random batch in a thousand comes this close"
             words += ". Compare the embeddings of a batch; if they are nearly equal, restart"
         elif rows.mean_cosine >= EQUAL:
-            words += f", and these are nearly equal: the encoder has collapsed. {ORDER.capitalize()}; then restart"
+            words += f", and these are nearly equal: the encoder has collapsed{UNTRAINED}."
+            words += f" {ORDER.capitalize()}; then restart"
         else:
             words += ", but these are not nearly equal: pass those of the batch with this value. If they are, restart"
         yield f"{words} with a warm-up or a lower learning rate."

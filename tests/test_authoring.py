@@ -529,7 +529,10 @@ def test_add_appends_a_proved_case(root: Path, batch: Path, capsys: pytest.Captu
         "reduction=mean",
     )
     assert call(*arguments("supcon", batch / "z.npy", *options)) == 0
-    assert "fixtures: golden/supcon/mine is proved and written" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "fixtures: golden/supcon/mine is proved and written" in printed.out
+    steps = [f"pairproof: {step}" for step in ("proving", "documents", "cases")]
+    assert printed.err.splitlines() == [*steps, "pairproof: the case is written; updating tables and counts"]
     after = files(root)
     assert {name for name in after if after[name] != before.get(name)} == {
         "expected.json",

@@ -718,3 +718,15 @@ def test_declared_usage_is_not_called_unused_where_usages_could_not_be_judged(tm
     assert any(why.startswith(NONE_PASSES) for why in wrong.inapplicable.values())
     assert wrong.unused == []
     assert len(right.unused) == 1  # it stores no temperature
+
+
+def test_errors_do_not_hide_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    def often_raises(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float = 0.1) -> torch.Tensor:
+        if len(embeddings) < 9:
+            raise RuntimeError("small batches are refused")
+        return 3.1 * fast.supcon_loss(embeddings, labels, temperature=temperature) ** 1.5
+
+    found = check_loss(often_raises, "supcon", cases="golden/supcon/*", dtypes="float64")
+    report.show(found, cli.Output(), seconds=1.0)
+    shown = re.findall(r"^(failed|errored) golden", capsys.readouterr().out, re.MULTILINE)
+    assert {*shown} == {"failed", "errored"}

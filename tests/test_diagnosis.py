@@ -365,6 +365,43 @@ def observed(target: Callable[..., torch.Tensor], name: str) -> tuple[Observatio
     return Observation(golden.case, ("float64",), outcome, golden.expected), judged.evaluate
 
 
+def test_mistake_explains_a_gradient_of_zero() -> None:
+    def over_all_pairs(a: torch.Tensor, b: torch.Tensor, temperature: float, bias: float) -> torch.Tensor:
+        return fast.sigmoid_loss(a, b, temperature=temperature, bias=bias, reduction="sum") / len(a) ** 2
+
+    found = explain([observed(over_all_pairs, "sigmoid/identical")[0]], Known(["reduction"]))
+    assert [(one.words, one.setting) for one in found.reasons] == [
+        ("the mean is over the pairs, not over the anchors", "reduction=mean_pairs")
+    ]
+
+
+@pytest.mark.parametrize("name", ["trained-like-queue", "queue-temperature-0-01", "solved-queue"])
+def test_mistake_is_found_where_a_difference_of_exponentials_would_lose_digits(name: str) -> None:
+    def untempered(q: torch.Tensor, k: torch.Tensor, negatives: torch.Tensor, temperature: float) -> torch.Tensor:
+        q, k, negatives = (torch.nn.functional.normalize(rows, dim=1) for rows in (q, k, negatives))
+        positive = (q * k).sum(dim=1, keepdim=True)
+        return (torch.cat([positive, q @ negatives.T / temperature], dim=1).logsumexp(dim=1) - positive[:, 0]).mean()
+
+    failure, _ = observed(untempered, f"info_nce/{name}")
+    assert "the temperature is not applied to the positive" in [
+        one.words for one in explain([failure], Known()).reasons
+    ]
+
+
+def test_loss_that_is_nan_only_without_any_positive_is_described_as_such() -> None:
+    def over_the_pairs(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float = 0.1) -> torch.Tensor:
+        positives = (labels[:, None] == labels).fill_diagonal_(False).sum(dim=1)
+        values = fast.supcon_loss(embeddings, labels, temperature=temperature, reduction="none")
+        return (values * positives).sum() / positives.sum()
+
+    result = check_loss(over_the_pairs, "supcon", seed=1440177156, cases=("golden/supcon/*", "fresh-*"))
+    assert [one.words for one in result.diagnosis.reasons] == [
+        "the mean is over the positive pairs, not over the anchors",
+        "the loss is NaN or infinite if no anchor has positives",
+    ]
+    assert result.diagnosis.unexplained == 0, "also where the batch has as many pairs as anchors"
+
+
 def test_reason_must_hold_for_random_rows() -> None:
     """On the stored rows, which have few bits, the target returns what another mistake returns."""
 

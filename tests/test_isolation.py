@@ -270,7 +270,7 @@ def test_plugin_judges_a_local_function_with_the_state_of_its_test(pytester: pyt
 def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
     line = [sys.executable, "-m", "pairproof.conformance.cli", *arguments]
     given = {**os.environ, "COLUMNS": "1000", **environment}
-    return subprocess.run(line, env=given, capture_output=True, timeout=60, check=False)
+    return subprocess.run(line, env=given, capture_output=True, timeout=600, check=False)
 
 
 ALL = [word for case in CASES for word in ("--case", case)]

@@ -22,7 +22,7 @@ ordinary = st.floats(min_value=-1e3, max_value=1e3, width=32)
 
 @pytest.mark.slow
 @given(ordinary, ordinary)
-@settings(derandomize=True, max_examples=300)
+@settings(deadline=None, derandomize=True, max_examples=300)
 def test_ieee_operations_equal_those_of_numpy(a: float, b: float) -> None:
     """With slack 0, the interval of + - * / and sqrt contains only the IEEE result."""
     for dtype in (np.float32, np.float64):
@@ -38,7 +38,7 @@ def test_ieee_operations_equal_those_of_numpy(a: float, b: float) -> None:
 
 
 @given(st.floats(min_value=-80, max_value=80, width=32))
-@settings(derandomize=True, max_examples=300)
+@settings(deadline=None, derandomize=True, max_examples=300)
 def test_intervals_with_slack_contain_the_results_of_torch_and_numpy(a: float) -> None:
     """The published documents compute with torch in float32 and with numpy in float64."""
     for dtype, name in ((np.float32, torch.float32), (np.float64, torch.float64)):
@@ -88,7 +88,7 @@ def _every_operation(x: Any, y: Any) -> Any:
 
 
 @given(st.floats(0.1, 3), st.floats(0.1, 3))
-@settings(derandomize=True, max_examples=100)
+@settings(deadline=None, derandomize=True, max_examples=100)
 def test_tape_agrees_with_the_complex_step(a: float, b: float) -> None:
     ((x, y),) = tape.variables([[a, b]])
     ((dx, dy),) = tape.gradient(_every_operation(x, y), [[x, y]])

@@ -266,8 +266,9 @@ def test_file_states_its_licence_and_origin() -> None:
     assert made("nt_xent", "views").counts in words
 
 
+@pytest.mark.parametrize("exists", [True, False])
 def test_command_writes_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    exists: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = Pack("the text", 3, "finds 24 of 24 known mistakes in reach", ("nt_xent/off-by-one",), (), ())
     asked: list[tuple[Request, str]] = []
@@ -277,9 +278,12 @@ def test_command_writes_the_file(
         return replace(file, missed=("nt_xent/self-kept",))
 
     monkeypatch.setattr(packing, "pack", known)
-    path = tmp_path / "test_pairproof_nt_xent.py"
-    path.write_text("old", encoding="utf-8")
-    command = ["pack", "--loss", "nt-xent", "--for", "torch", "--set", "reduction=*", "--out", str(tmp_path), "--force"]
+    path = tmp_path / "tests" / "test_pairproof_nt_xent.py"
+    if exists:
+        path.parent.mkdir()
+        path.write_text("old", encoding="utf-8")
+    command = ["pack", "--loss", "nt-xent", "--for", "torch", "--set", "reduction=*", "--out", str(path.parent)]
+    command += ["--force"] * exists
     with pytest.raises(SystemExit) as ended:
         cli.main(command)
     assert not ended.value.code
@@ -310,7 +314,6 @@ def test_written_file_runs_under_pytest(tmp_path: Path) -> None:
         (["--for", "torch", "--call", "similarities"], "unknown value of --call 'similarities'; known: labels, mask"),
         (["--for", "torch", "--set", "speed=high"], "supcon_loss has no option 'speed'"),
         (["--for", "torch", "--dtype", "float16"], "unknown value of --dtype 'float16'; known: float64, float32"),
-        (["--for", "torch", "--out", "missing/tests"], "--out: cannot write missing/tests/test_pairproof_supcon.py"),
         (["--for", "torch", "--out", "here.py"], "--out: here.py exists: pass --force to replace it"),
         (
             ["--for", "torch", "--loss", "nt_xent", "--call", "stacked", "--set", "reduction=none"],

@@ -699,4 +699,4 @@ if not child:
     os._exit(0)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], timeout=120, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], timeout=600, check=False).returncode == 0

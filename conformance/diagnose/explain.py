@@ -485,7 +485,7 @@ def _share(given: Any, found: Any, expected: Any, noise: float, floor: float) ->
     left, size = float(np.linalg.norm((given - found)[kept])), float(np.linalg.norm(given[kept]))
     if given.shape != expected.shape or np.isnan(expected).any() or not kept.all():
         return 0.0 if left <= 1e-6 * size + noise else math.inf
-    if noise < suspects.DTYPE_NOISE and left > suspects.REPRODUCED_EXACTLY * size:
+    if noise < suspects.DTYPE_NOISE and left > max(suspects.REPRODUCED_EXACTLY * size, floor):
         return math.inf
     error = float(np.linalg.norm(given - expected))
     return 0.0 if left <= max(noise * size, floor) else float(left / max(error, noise * size))
@@ -774,6 +774,11 @@ class _Explanation:
                     return False
         return True
 
+    def _some(self) -> bool:
+        """Return whether the loss is finite in a case in which some anchors have no positives, but not all."""
+        cases = (one for one in (*self.failing, *self.passing) if np.isfinite(one.outcome.values).all())
+        return any(0 < len(one.failure.empty) < len(one.failure.anchors) for one in cases)
+
     def _precise(self, words: str, explained: Sequence[Observation], base: str) -> str:
         """Make the words of a reason more precise for the cases that it explains; ``base`` as in ``candidates``."""
         (text, _, setting), cases = words.partition("\0"), [one.case for one in explained]
@@ -782,7 +787,8 @@ class _Explanation:
             return f"{text} (only with {' or '.join(map(str, views))} view{'s' * (views != [1])} per item)"
         if text == suspects.NO_POSITIVES and all(case.has_no_pair for case in cases):
             return NO_PAIR
-        if text == suspects.NO_POSITIVES and not any(case.positives()[i] for case in cases for i in case.anchors()):
+        alone = not any(case.positives()[i] for case in cases for i in case.anchors())
+        if alone and (text == suspects.NO_POSITIVES or (text == OPTION_WORDS["no_positive", "nan"] and self._some())):
             return f"the loss is NaN or infinite {suspects.WITHOUT_POSITIVES}"
         if text != suspects.OVERFLOW:
             return text

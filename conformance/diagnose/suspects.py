@@ -552,9 +552,9 @@ def suspects(found: Failure) -> Iterator[Suspect]:
             words = f"the {reduction} is over {anchors} anchors, not over {pairs} pairs"
             general = f"the {reduction} is over the anchors, not over the pairs"
             yield replace(right, reduction=reduction, policy=policy, words=words, general=general)
-    elif not found.case.separate and variant.form == "mean" and pairs != anchors:
-        words = f"the mean is over {pairs} pairs, not over {anchors} anchors"
+    elif not found.case.separate and variant.form == "mean":
         general = "the mean is over the positive pairs, not over the anchors"
+        words = general if pairs == anchors else f"the mean is over {pairs} pairs, not over {anchors} anchors"
         yield replace(right, reduction="mean_pairs", policy="zero", words=words, general=general)
     if right.reduction == "mean":
         for count in (name for name in COUNTS if name in variants.WRONG_COUNTS):

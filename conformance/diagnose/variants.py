@@ -807,14 +807,18 @@ class Pairs:
             partner = self.setting.positive.int().argmax(dim=1)
             columns = torch.cat([columns, self.setting.added[partner] & self.setting.anchors[:, None]], dim=1)
             s = torch.cat([s, s[:, partner]], dim=2)
-        below = kind.combine(s, columns, self.setting, self.divisor)
-        s = s[..., : len(self.setting.rows)]
-        if numerator == _UNTEMPERED and kind.columns is _member and kind.with_positive == 0:
-            below = torch.logaddexp(_less(below, s), self.above)
+        below, rows = kind.combine(s, columns, self.setting, self.divisor), len(self.setting.rows)
+        untempered = numerator == _UNTEMPERED and kind.columns is _member and kind.with_positive == 0
+        others = None
+        if untempered or kind.with_positive == -1:
+            others = _without_each(s, columns) if kind.combine is log_sum else _less(below, s)
+            others = others[..., :rows]
+        if others is not None and untempered:
+            below = torch.logaddexp(others, self.above)
         elif kind.with_positive == 1:
-            below = torch.logaddexp(below, s if numerator == _UNTEMPERED_ABOVE else self.above)
-        elif kind.with_positive == -1:
-            below = _less(below, s)
+            below = torch.logaddexp(below, s[..., :rows] if numerator == _UNTEMPERED_ABOVE else self.above)
+        elif others is not None:
+            below = others
         if kind.leaks is not None:
             below = torch.logaddexp(below, kind.leaks(self.setting).log()[:, None])
         return below.detach() if self.variant.flow == "denominator" else below
@@ -901,6 +905,16 @@ class Pairs:
             options["weights"] = weights if given.get("detach_weights") is False else weights.detach()
         values = zip(self.logits, lowest, strict=True)
         return torch.stack([entry.baseline(s, member, positive, **options, **more) for s, more in values])
+
+
+def _without_each(s: Tensor, columns: Tensor) -> Tensor:
+    """Return the logarithms of the sums of e^s over the columns without each of them. No digits cancel."""
+    nothing = -1e30  # with -inf, the gradient would be NaN
+    s = torch.where(columns, s, nothing)
+    before = torch.nn.functional.pad(s.logcumsumexp(-1), (1, 0), value=nothing)[..., :-1]
+    after = torch.nn.functional.pad(s.flip(-1).logcumsumexp(-1), (1, 0), value=nothing)[..., :-1].flip(-1)
+    others = torch.logaddexp(before, after)
+    return torch.where(others > nothing / 2, others, -math.inf)
 
 
 def _less(a: Tensor, b: Tensor) -> Tensor:

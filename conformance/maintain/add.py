@@ -380,6 +380,8 @@ def add(
         write_manifest(stage)
         put_in_place(stage, root, before)
     notes = [*failures(report), *counted_without_running(report)]
+    if progress is not None:
+        progress("the case is written; updating tables and counts", 0, 0)
     return Added(entry, (*notes, *(f"updated: {name}" for name in renew(root.parent, case.loss))))
 
 
