@@ -157,6 +157,7 @@ WRONG: dict[str, dict[str, str]] = {
     "self_mask_without_offset": {"loss": "mask without the rank's offset"},
     "protected_without_margin": {"loss": "mask without the rank's offset"},
     "self_pair_is_positive": {"loss": "mask without the rank's offset", "gradient": "mask without the rank's offset"},
+    "anchors_of_own_rank": {"loss": "not all rows are gathered", "gradient": "not all rows are gathered"},
     "no_self_mask": {"loss": "self pairs are not left out", "gradient": "self pairs are not left out"},
     "views_together": {"loss": "order of the gathered rows", "gradient": "order of the gathered rows"},
     "decorrelation": {"loss": STATISTICS, "gradient": STATISTICS},
@@ -177,7 +178,7 @@ def test_wrong_losses_are_named(name: str) -> None:
     assert {one.status for one in result.comparisons if "size 1" in one.name} == {PASSED}
 
 
-PUBLIC = ("self_pair_is_positive", "views_together", "decorrelation", "protected_without_margin")
+PUBLIC = ("self_pair_is_positive", "anchors_of_own_rank", "views_together", "decorrelation", "protected_without_margin")
 
 
 @pytest.mark.parametrize("name", PUBLIC)
@@ -187,6 +188,28 @@ def test_the_name_depends_neither_on_the_seed_nor_on_the_world_size(name: str) -
     for seed, world in ((11, 2), (2, 3), (3, 4)):
         result = of(name, world, seed=seed, only=("loss", "gradient"))
         assert {one.mistake for one in result.comparisons[:2]} == {WRONG[name]["loss"]}, result.lines()
+
+
+def test_offset_without_a_gather_is_named() -> None:
+    result = of("offset_without_gather", 1, 2, 3)
+    name = "targets with the rank's offset, but nothing is gathered"
+    assert result.mistakes == {name: ["world size 2", "world size 3"]}
+    assert [one.status for one in result.comparisons] == [PASSED, PASSED, ERRORED, ERRORED]
+
+
+def test_gathered_loss_with_an_index_error_has_no_such_name(tmp_path: Path) -> None:
+    source = tmp_path / "late.py"
+    source.write_text(
+        "from torch import distributed\n"
+        "def loss(view_a, view_b):\n"
+        "    if distributed.is_initialized():\n"
+        "        distributed.barrier()\n"
+        "        view_a[distributed.get_rank() * len(view_a)]\n"
+        "    return (view_a * view_b).sum()\n"
+    )
+    (found,) = parity(f"{source}:loss", world_size=2, arrays="torch", limit=3.0).comparisons
+    assert "rank 1: IndexError" in found.message
+    assert (found.status, found.mistake) == (ERRORED, "")
 
 
 def test_loss_that_is_not_contrastive_has_no_contrastive_mistake() -> None:
@@ -202,7 +225,8 @@ def test_only_pairs_that_no_right_loss_has_are_named(monkeypatch: pytest.MonkeyP
         facts={"probed_as": "labels"}, single=False, answer_alone=lambda *_: {"rows": torch.zeros(4, 1).tolist()}
     )
     naming = Naming(alone, given, None, [])  # type: ignore[arg-type]
-    monkeypatch.setattr(naming, "self_pairs", lambda *_: "")
+    for name in ("self_pairs", "partly"):
+        monkeypatch.setattr(naming, name, lambda *_: "")
     rows = [[torch.zeros(2, 1, dtype=torch.float64)] * 2] * 2
 
     def named(true: dict[tuple[int, int], float], found: dict[tuple[int, int], float]) -> str:
@@ -249,7 +273,8 @@ def test_gradient_that_is_stopped_in_one_process_is_noted_and_found_against_a_ri
     assert any("is not the derivative of the loss" in note for note in alone.notes)
     against = of("never_a_gradient", 2, only="gradient", against=f"{FILE}:right")
     assert named(against, "world size 2: gradient").mistake == "no gradient through the gather"
-    assert not any("is not the derivative" in note for note in of("right", 2, only="loss").notes)
+    for name in ("right", "steep"):
+        assert not any("is not the derivative" in note for note in of(name, 2, only="loss").notes)
 
 
 @pytest.mark.slow
@@ -317,6 +342,15 @@ def test_rows_of_ranks_are_joined_view_by_view() -> None:
 def test_misuse_is_reported(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         parity(f"{FILE}:right_global", **{"world_size": 2, **options})
+
+
+def test_temperature_without_a_finite_gradient_is_passed_as_a_number() -> None:
+    result = of("masked_before_scaling", 2, only=("loss", "gradient"))
+    assert [(one.name, one.status) for one in result.comparisons] == [
+        ("world size 2: loss", PASSED),
+        ("world size 2: gradient", PASSED),
+    ]
+    assert "temperature: passed as numbers; as tensors: the loss or a gradient is not finite" in result.notes
 
 
 def test_random_loss_is_not_compared(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,20 @@ import pytest
 
 from pairproof.conformance import cli
 from pairproof.conformance.implementations.base import Unavailable
-from pairproof.conformance.implementations.public import FOLDER, WHERE, PublicLoss, load_public
+from pairproof.conformance.implementations.public import (
+    FOLDER,
+    WHERE,
+    PublicLoss,
+    PublicRanks,
+    load_public,
+    load_ranks,
+)
+from pairproof.conformance.judge import processes
 from pairproof.conformance.judge import public as judging
-from pairproof.conformance.judge.public import Finding, judge_live, record, replay
+from pairproof.conformance.judge.public import Finding, judge_live, judge_ranks, record, replay
+from tools import audit_ranks
 
-PUBLIC = load_public()
+PUBLIC, RANKS = load_public(), load_ranks()
 
 QUICK = ("fsce", "simclr-sthalles", "solo-mocov2plus")
 """The losses whose answers are judged in every run of the tests."""
@@ -36,28 +46,80 @@ class Model:
 """
 
 
-def own(folder: Path, **changed: object) -> PublicLoss:
-    """Return a loss in a repository of its own."""
+GATHER = """
+import torch.distributed as dist
+
+@torch.no_grad()
+def gathered(rows):
+    found = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, rows)
+    found[dist.get_rank()] = rows
+    return torch.cat(found)
+"""
+
+IN_RANKS = """
+def whole(rows):
+    if not dist.is_initialized():
+        return rows
+    parts = list(gathered(rows).chunk(dist.get_world_size()))
+    parts[dist.get_rank()] = parts[dist.get_rank()] + rows - rows.detach()
+    return torch.cat(parts)
+
+
+def loss(view_a, view_b):
+    return F.cross_entropy(whole(view_a) @ whole(view_b).T, torch.arange(len(whole(view_a))))
+"""
+
+
+def committed(folder: Path) -> str:
+    """Write the files of a repository, and return the hash of its commit."""
     place = folder / "someone+models"
     place.mkdir()
     (place / "model.py").write_text(SOURCE)
+    (place / "gather.py").write_text(GATHER)
     git = ("git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-C", str(place))
     for command in (("init", "-q"), ("add", "."), ("commit", "-qm", "a")):
         subprocess.run([*git, *command], check=True)
-    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def own_ranks(folder: Path) -> PublicRanks:
+    """Return a loss whose ranks have the loss of all rows, and a gradient of their own rows. It uses two files."""
+    return PublicRanks(
+        name="own",
+        repository="someone/models",
+        commit=committed(folder),
+        file="model.py",
+        sha256=hashlib.sha256(SOURCE.encode()).hexdigest(),
+        others={"gather.py": hashlib.sha256(GATHER.encode()).hexdigest()},
+        license="none",
+        shown="`loss`",
+        extracts=["FACTOR", "gather.py:gathered"],
+        target="loss",
+        stubs="import torch.distributed as dist",
+        wrapper=IN_RANKS,
+        agrees=(1,),
+        mistakes=["gradient / world size"],
+        gradient=(1, 1 / 2, 1 / 3),
+    )
+
+
+def own(folder: Path, **changed: object) -> PublicLoss:
+    """Return a loss in a repository of its own."""
+    commit = committed(folder)
     wrapper = "def loss_of_views(z_i, z_j, temperature=0.5):\n"
     wrapper += "    return loss(SimpleNamespace(divisor=2), z_i, z_j, temperature)"
     public = PublicLoss(
-        "own",
-        "someone/models",
-        commit,
-        "model.py",
-        hashlib.sha256(SOURCE.encode()).hexdigest(),
-        "none",
-        "NT-Xent of two views",
-        "nt_xent",
-        ["FACTOR", "Model.loss"],
-        "loss_of_views",
+        name="own",
+        repository="someone/models",
+        commit=commit,
+        file="model.py",
+        sha256=hashlib.sha256(SOURCE.encode()).hexdigest(),
+        license="none",
+        computes="NT-Xent of two views",
+        loss="nt_xent",
+        extracts=["FACTOR", "Model.loss"],
+        target="loss_of_views",
         level="policies",
         wrapper=wrapper,
         says=["norms below 1e-12 are clamped"],
@@ -157,3 +219,47 @@ def test_verify_judges_public_losses(capsys: pytest.CaptureFixture[str], monkeyp
         cli.main(["verify", "--public"])
     assert ended.value.code == 1
     assert "FAILED: expected level: formula" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("public", RANKS, ids=lambda one: one.name)
+def test_code_in_several_processes_has_the_expected_mistakes(public: PublicRanks) -> None:
+    if WHERE not in os.environ:
+        pytest.skip(f"{WHERE} is not set")
+    try:
+        found = judge_ranks(public, Path(os.environ[WHERE]))
+    except Unavailable as error:
+        pytest.skip(str(error))
+    assert found.problems == []
+
+
+def test_table_of_losses_in_several_processes_has_the_records() -> None:
+    text = audit_ranks.PAGE.read_text(encoding="utf-8")
+    assert text.count(audit_ranks.table()) == 1
+    assert audit_ranks.page(text) == text
+    names = [value for name, value in vars(processes).items() if name.isupper() and isinstance(value, str)]
+    known = re.compile("|".join(re.escape(name).replace(r"\{\}", "(loss|gradient.*)") for name in names))
+    for one in RANKS:
+        assert all(known.fullmatch(name) or name.startswith("rank 0: ") for name in one.mistakes), one.name
+        assert (len(one.agrees) < 3) == bool(one.mistakes), one.name
+
+
+@pytest.mark.slow
+def test_loss_in_several_processes_is_judged_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = own_ranks(tmp_path)
+    wrong = replace(right, name="wrong", agrees=(1, 2, 3), mistakes=(), gradient=(1.0, 1.0, 1.0))
+    missing = replace(right, name="missing", repository="someone/else")
+    for losses, code in (([right, missing], 0), ([wrong], 1), ([replace(right, wrapper="def loss(a): 1 / 0")], 1)):
+        monkeypatch.setattr(audit_ranks, "load_ranks", lambda _, losses=losses: losses)
+        assert audit_ranks.main([str(tmp_path)]) == code
+    printed = capsys.readouterr().out
+    assert "own:\n" in printed
+    assert "missing: skipped: model.py of someone/else" in printed
+    assert "own: skipped: " in printed
+    assert [line for line in printed.splitlines() if "FAILED" in line] == [
+        "  FAILED: expected agrees: (1, 2, 3)",
+        "  FAILED: expected mistakes: ()",
+        "  FAILED: expected gradient: (1.0, 1.0, 1.0)",
+    ]

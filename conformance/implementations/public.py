@@ -1,4 +1,6 @@
-"""Losses in public repositories, with the expected results of ``pairproof check``. Their code is not stored here.
+"""Losses in public repositories, with the expected results of ``pairproof check`` or ``pairproof parity``.
+
+Their code is not stored here.
 
 Each loss has two files in ``public/``:
 
@@ -6,6 +8,8 @@ Each loss has two files in ``public/``:
   results. With ``like = "OTHER"``, missing fields are those of ``OTHER.toml``.
 - ``answers/NAME.json`` has the losses and gradients that the code returned for some golden cases.
   ``tools/record_public.py`` writes it.
+
+``public/ranks/NAME.toml`` describes a loss in several processes, with the expected results of ``pairproof parity``.
 """
 
 from __future__ import annotations
@@ -41,26 +45,24 @@ from torch import Tensor, einsum, nn
 """The first lines of the module with the extracted definitions."""
 
 
-@dataclass(frozen=True)
-class PublicLoss:
-    """A public loss.
+@dataclass(frozen=True, kw_only=True)
+class PublicCode:
+    """Public code, and how to call it.
 
     Attributes:
-        name: name of its two files.
+        name: name of the files in ``public/``.
         repository: OWNER/NAME on GitHub, or the name of a package on PyPI.
         commit: hash of the commit, or version of the package.
         file: path of the file within the repository or the package.
         sha256: checksum of the file.
+        others: the checksums of other files, by path.
         license: name of the license; "none" if the repository has none.
-        computes: what it computes, in a few words.
-        loss: the loss that it is checked as, short name in the catalogue.
-        extracts: the definitions that are loaded from the file, as NAME, CLASS.METHOD or FUNCTION.NAME.
+        extracts: the definitions that are loaded from the file, as NAME, CLASS.METHOD or FUNCTION.NAME; from another
+            file, PATH:NAME.
         target: the definition that is checked.
-        level: the highest level at which it conforms; "" if there is none.
         stubs: code that the definitions need, such as a replacement of a base class.
         wrapper: code that calls the definitions if pairproof cannot call them directly.
-        options: further options of ``pairproof check``.
-        says: texts that the report of ``pairproof check`` must contain.
+        options: further options of the command that judges it.
         needs: packages that the definitions import.
     """
 
@@ -69,16 +71,13 @@ class PublicLoss:
     commit: str
     file: str
     sha256: str
+    others: Mapping[str, str] = field(default_factory=dict)
     license: str
-    computes: str
-    loss: str
     extracts: Sequence[str]
     target: str
-    level: str = ""
     stubs: str = ""
     wrapper: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
-    says: Sequence[str] = ()
     needs: Sequence[str] = ()
 
     @property
@@ -88,29 +87,33 @@ class PublicLoss:
             return f"https://github.com/{self.repository}/blob/{self.commit}/{self.file}"
         return f"https://pypi.org/project/{self.repository}/{self.commit}"
 
-    def source(self, folder: Path) -> str:
-        """Return the text of the file.
+    def source(self, folder: Path, file: str = "") -> str:
+        """Return the text of a file.
 
         Args:
             folder: the folder of sources (see ``WHERE``).
+            file: one of ``others``; by default, the file of the loss.
 
         Raises:
             Unavailable: the file is missing or has another checksum.
         """
+        file, checksum = file or self.file, self.others.get(file, self.sha256)
         if "/" in self.repository:
             place = folder / self.repository.replace("/", "+")
-            command = ["git", "-C", str(place), "show", f"{self.commit}:{self.file}"]
+            command = ["git", "-C", str(place), "show", f"{self.commit}:{file}"]
             found = subprocess.run(command, capture_output=True, check=False).stdout if place.is_dir() else b""
         else:
-            path = folder / "pypi" / self.file
+            path = folder / "pypi" / file
             found = path.read_bytes() if path.is_file() else b""
-        if hashlib.sha256(found).hexdigest() != self.sha256:
+        if hashlib.sha256(found).hexdigest() != checksum:
             state = "has another checksum" if found else "is missing"
-            raise Unavailable(f"{self.file} of {self.repository} at {self.commit} {state} in {folder}")
+            raise Unavailable(f"{file} of {self.repository} at {self.commit} {state} in {folder}")
         return found.decode()
 
     def module(self, folder: Path) -> str:
-        """Return the text of a module with the stubs, the extracted definitions (undecorated) and the wrapper.
+        """Return the text of a module with the stubs, the extracted definitions and the wrapper.
+
+        Of their decorators, only ``no_grad`` is kept.
 
         Args:
             folder: the folder of sources (see ``WHERE``).
@@ -120,19 +123,59 @@ class PublicLoss:
         """
         if missing := [name for name in self.needs if importlib.util.find_spec(name) is None]:
             raise Unavailable(f"{self.name} needs {', '.join(missing)}")
-        text = self.source(folder)
-        parts, top = [HEADER, self.stubs], ast.parse(text).body
-        for name in self.extracts:
-            body, (*scopes, last) = top, name.split(".")
+        parts, found = [HEADER, self.stubs], {}
+        for file in ("", *self.others):
+            found[file] = ast.parse(self.source(folder, file)).body
+        for place in self.extracts:
+            file, _, name = place.rpartition(":")
+            body, (*scopes, last) = found[file], name.split(".")
             for scope in scopes:
                 body = next(node for node in body if isinstance(node, SCOPES) and node.name == scope).body
             for node in body:
                 if isinstance(node, SCOPES) and node.name == last:
-                    node.decorator_list = []
+                    node.decorator_list = [one for one in node.decorator_list if "no_grad" in ast.unparse(one)]
                     parts.append(ast.unparse(node))
                 elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == last:
                     parts.append(ast.unparse(node))
         return "\n\n".join([*parts, self.wrapper])
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicLoss(PublicCode):
+    """A public loss in one process.
+
+    Attributes:
+        computes: what it computes, in a few words.
+        loss: the loss that it is checked as, short name in the catalogue.
+        level: the highest level at which it conforms; "" if there is none.
+        says: texts that the report of ``pairproof check`` must contain.
+    """
+
+    computes: str
+    loss: str
+    level: str = ""
+    says: Sequence[str] = ()
+
+
+WORLD_SIZES = (1, 2, 3)
+"""The numbers of processes in which public losses are judged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicRanks(PublicCode):
+    """A public loss in several processes.
+
+    Attributes:
+        shown: its class or function, with options, and "before" or "after" a fix.
+        agrees: the numbers of processes that agree with one process.
+        mistakes: the names of the mistakes that ``pairproof parity`` finds.
+        gradient: for each of ``WORLD_SIZES``, the norm of the gradient divided by that of one process.
+    """
+
+    shown: str
+    agrees: Sequence[int] = WORLD_SIZES
+    mistakes: Sequence[str] = ()
+    gradient: Sequence[float] = (1.0, 1.0, 1.0)
 
 
 def load_public(names: Sequence[str] = ()) -> list[PublicLoss]:
@@ -141,6 +184,15 @@ def load_public(names: Sequence[str] = ()) -> list[PublicLoss]:
     Raises:
         KeyError: a name is unknown.
     """
-    found = {path.stem: tomllib.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.toml"))}
-    given = {name: found.get(data.pop("like", ""), {}) | data for name, data in found.items()}
-    return [PublicLoss(name, **given[name]) for name in names or given]
+    return [PublicLoss(**given) for given in _read(FOLDER, names)]
+
+
+def load_ranks(names: Sequence[str] = ()) -> list[PublicRanks]:
+    """Return the public losses in several processes, as ``load_public`` does."""
+    return [PublicRanks(**given) for given in _read(FOLDER / "ranks", names)]
+
+
+def _read(folder: Path, names: Sequence[str]) -> list[dict[str, Any]]:
+    found = {path.stem: tomllib.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.toml"))}
+    given = {name: found.get(data.pop("like", ""), {}) | data | {"name": name} for name, data in found.items()}
+    return [given[name] for name in names or given]

@@ -90,6 +90,7 @@ class Comparison:
         batch: the batch with this difference, or with the error.
         mistake: the name of the mistake that explains a difference between several processes and one; "" if none was
             found.
+        factor: with several processes, the norm of the loss or gradient divided by that of one process.
     """
 
     name: str
@@ -99,6 +100,7 @@ class Comparison:
     allowed: float | None = None
     batch: str = ""
     mistake: str = ""
+    factor: float | None = None
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,12 @@ If they differ, further evaluations find the mistake:
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, combinations_with_replacement
 from typing import Any
 
 import torch
@@ -82,8 +83,9 @@ SEVERAL_POSITIVES = ("labels", "features", "pairs")
 EQUAL = 1e-6
 """In a diagnosis, numbers or vectors are equal if their relative difference is at most this."""
 
-STEP, STEP_ERROR = 1e-5, 1e-4
-"""Step of a central difference, and its largest error divided by the norms of the gradient and of the direction."""
+STEPS, STEP_ERROR = (1e-5, 1e-7), 1e-4
+"""Steps of central differences, the smaller one for strongly curved losses, and their largest error, divided by the
+norms of the gradient and of the direction."""
 
 READ = 1e-8
 """A gradient counts as 0 if its norm is at most this share of that of another one."""
@@ -105,6 +107,8 @@ HARD_TARGETS = "hard negatives are targets"
 SELF_PAIRS = "self pairs are not left out"
 STATISTICS = "each rank normalises with its own statistics"
 ORDER = "order of the gathered rows"
+PARTLY = "not all rows are gathered"
+OFFSET_ALONE = "targets with the rank's offset, but nothing is gathered"
 MEANS = "mean of the ranks' means"
 TIMES_WORLD, BY_WORLD = "{} x world size", "{} / world size"
 """Names of mistakes. The last two are formatted with "loss" or a gradient."""
@@ -190,6 +194,7 @@ class _Difference:
     allowed: float = 0.0
     batch: str = ""
     words: str = ""
+    factor: float | None = None
 
 
 class Processes:
@@ -386,7 +391,22 @@ class Processes:
             try:
                 yield from self.of_world(world)
             except TargetError as error:
-                yield Comparison(f"world size {world}", ERRORED, str(error))
+                mistake = OFFSET_ALONE if self.fails_above_rank_0(world, str(error)) else ""
+                words = f"; {mistake}: rank 0 returns the loss of its own rows" if mistake else ""
+                yield Comparison(f"world size {world}", ERRORED, f"{error}{words}", mistake=mistake)
+
+    def fails_above_rank_0(self, world: int, error: str) -> bool:
+        """Return whether indices are too large on all ranks but the first, which returns the loss of its own rows."""
+        if re.findall(r"rank (\d+): IndexError", error) != [str(rank) for rank in range(1, world)]:
+            return False
+        shared = self.draw([EVEN[0]] * world, "first rank")
+        given = (shared.parts[0], shared.projection, self.learned)
+        try:
+            self.ranks.join(world, PATIENCE)
+            first = self.ranks.together([given])[0]["value"]
+            return _same(torch.tensor(self.alone(*given[:2]).loss), torch.tensor(first))
+        except TargetError:
+            return False
 
     def prepare(self) -> None:
         """Choose which numbers are passed as tensors with a gradient, and note the precision of the target.
@@ -397,6 +417,8 @@ class Processes:
         shared = self.draw([EVEN[0]], "first batch")
         try:
             found = self.alone(shared.whole, shared.projection)
+            if self.learned and not found.finite:
+                raise TargetError("the loss or a gradient is not finite")
         except TargetError as error:
             if not self.learned:
                 raise
@@ -423,9 +445,13 @@ class Processes:
     def differentiates(self, shared: _Shared, gradient: Tensor) -> bool:
         """Return whether a central difference confirms the gradient in one process."""
         direction = torch.randn(shared.projection.shape, generator=self.chance, dtype=torch.float64)
-        ends = [self.alone(shared.whole, shared.projection + step * direction).loss for step in (STEP, -STEP)]
-        expected, slope = (ends[0] - ends[1]) / (2 * STEP), float(gradient @ direction.flatten())
-        return abs(expected - slope) <= STEP_ERROR * float(gradient.norm() * direction.norm())
+        slope, allowed = float(gradient @ direction.flatten()), STEP_ERROR * float(gradient.norm() * direction.norm())
+
+        def confirmed(step: float) -> bool:
+            ends = [self.alone(shared.whole, shared.projection + x * direction).loss for x in (step, -step)]
+            return abs((ends[0] - ends[1]) / (2 * step) - slope) <= allowed
+
+        return any(confirmed(step) for step in STEPS)
 
     def of_world(self, world: int) -> Iterator[Comparison]:
         """Compare a number of processes with one process."""
@@ -537,8 +563,9 @@ class Processes:
                 if away / allowed > one.ratio:
                     words = _difference_in_words(a, b)
                     # The relative difference of a gradient near 0 has no meaning.
+                    factor = float(b.norm()) / size if size > allowed else None
                     size = size if size > allowed else 1.0
-                    worst[part] = _Difference(away / allowed, away / size, allowed / size, shared.name, words)
+                    worst[part] = _Difference(away / allowed, away / size, allowed / size, shared.name, words, factor)
         return worst
 
 
@@ -692,6 +719,27 @@ class Naming:
             return words
         if left_out and self.world > 1:
             return f"{MASK}: on ranks above 0, a row and the row of rank 0 with its number are left out"
+        return self.partly(shared, rows, whole, zero)
+
+    def partly(self, shared: _Shared, rows: list[list[Tensor]], true: Tensor, zero: float) -> str:
+        """Return the mistake if two kinds of rows are contrasted within ranks only; "" if there is none.
+
+        ``true`` are the coefficients of one process. Below the share ``zero`` of the largest one, they count as 0.
+        """
+        found, least = torch.zeros_like(true), float(zero * true.abs().max())
+        for gradients in rows:
+            parts = [iter(one) for one in gradients]
+            full = torch.stack([next(parts[rank]) for rank, _, _ in shared.places])
+            found = found.maximum(self._coefficients(shared, full).abs())
+        owners, kinds = (torch.tensor([place[k] for place in shared.places]) for k in (0, 1))
+        remote = owners[:, None] != owners
+        used, within = found.maximum(found.T) > least, ~remote & ~torch.eye(len(true), dtype=torch.bool)
+        for a, b in combinations_with_replacement(sorted({*kinds.tolist()}, reverse=True), 2):
+            pairs = (kinds[:, None] == a) & (kinds == b)
+            needed, kept = (true.abs() > least) & remote & pairs, used & pairs
+            if needed.any() and (kept & within).any() and not (kept & remote).any():
+                one, other = ("hard negative" if kind < 0 else f"row of view {kind}" for kind in (a, b))
+                return f"{PARTLY}: a {one} and a {other} are contrasted only if they are on the same rank"
         return ""
 
     def self_pairs(self, shared: _Shared) -> str:
@@ -756,7 +804,8 @@ class Naming:
         if factors["loss"] is not None and factors.get(PROJECTION, 1.0) is None and crosses is not None:
             names[PROJECTION] = CROSSING if crosses else UNDIFFERENTIATED
             if not crosses:
-                names[PROJECTION] += ": the loss of a rank has no gradient with respect to the rows of other ranks"
+                other = ": the loss of a rank has no gradient with respect to the rows of other ranks"
+                names[PROJECTION] += other if self.world > 1 else ": without a group, the gathered rows have one"
             if factors["loss"] == self.world > 1:
                 names[PROJECTION] += ", and the loss is multiplied by the world size"
         return names
@@ -842,9 +891,12 @@ def _comparison(name: str, one: _Difference, batches: int, mistake: str) -> Comp
     """Return the comparison of one part. ``mistake`` is a name, or a name and an explanation after a colon."""
     if one.ratio > 1:
         words = f"{one.batch}: {one.words}" + (f". {mistake}" if mistake else "")
-        return Comparison(name, DIFFERS, words, one.relative, one.allowed, one.batch, mistake.partition(": ")[0])
+        mistake = mistake.partition(": ")[0]
+        return Comparison(name, DIFFERS, words, one.relative, one.allowed, one.batch, mistake, one.factor)
     message = f"{batches} batch{'es' * (batches > 1)}, relative difference at most {one.relative:.1g}"
-    return Comparison(name, PASSED, f"{message} (allowed {one.allowed:.1g})", one.relative, one.allowed, one.batch)
+    return Comparison(
+        name, PASSED, f"{message} (allowed {one.allowed:.1g})", one.relative, one.allowed, one.batch, "", one.factor
+    )
 
 
 def _note_on_ranks(facts: Mapping[str, Any]) -> str:

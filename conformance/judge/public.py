@@ -16,15 +16,17 @@ from ..diagnose.explain import Known, Observation, explain
 from ..diagnose.search import Match, Searched
 from ..implementations.base import Implementation, Unavailable
 from ..implementations.callable import External
-from ..implementations.public import FOLDER, PublicLoss
+from ..implementations.public import FOLDER, WORLD_SIZES, PublicCode, PublicLoss, PublicRanks
 from ..implementations.signatures import Claim
 from ..suite.cases import Case
 from ..suite.golden import GoldenCase, load_golden
 from ..suite.levels import Level
 from ..suite.records import Matrix, Outcome
 from .check import CONFORMS, CheckResult, check, is_above, judge_target, load_target
+from .comparisons import ERRORED, PASSED, ParityResult
 from .levels import IN_FLOAT32, ROUNDS_BIAS, ROUNDS_TEMPERATURE
 from .options import Request
+from .parity import parity
 from .proofs import as_claimed, digest_of
 from .ranges import sentences
 from .results import BAD, Check, Status, several
@@ -108,7 +110,7 @@ def dtypes_of(public: PublicLoss) -> tuple[str, ...]:
     return tuple(public.options.get("dtypes", External.dtypes))
 
 
-def written(public: PublicLoss, folder: Path, place: Path) -> str:
+def written(public: PublicCode, folder: Path, place: Path) -> str:
     """Write the module of a loss into the folder ``place``. Return the target of its check."""
     path = place / f"{public.name.replace('-', '_')}.py"
     path.write_text(public.module(folder), encoding="utf-8")
@@ -185,6 +187,49 @@ def judge_live(public: PublicLoss, folder: Path) -> tuple[Finding, CheckResult]:
     passed = [level for level in Level if found.verdict_at(level) == CONFORMS]
     words = (*(one.words for one in found.diagnosis.reasons), *_said(found))
     return Finding(public, len(found.judged), str(max(passed)) if passed else "", words), found
+
+
+@dataclass(frozen=True)
+class RanksFinding:
+    """What was found about a public loss in several processes. The fields are those of ``PublicRanks``."""
+
+    public: PublicRanks
+    agrees: tuple[int, ...]
+    mistakes: tuple[str, ...]
+    gradient: tuple[float, ...]
+    result: ParityResult
+
+    @property
+    def problems(self) -> list[str]:
+        """Differences from the expected fields. The gradients are compared with 3 digits."""
+        public = self.public
+        expected = {"agrees": tuple(public.agrees), "mistakes": tuple(public.mistakes)}
+        wrong = [f"expected {name}: {value}" for name, value in expected.items() if getattr(self, name) != value]
+        same = np.shape(self.gradient) == np.shape(public.gradient) and np.allclose(
+            self.gradient, public.gradient, rtol=1e-3, equal_nan=True
+        )
+        return wrong + [f"expected gradient: {public.gradient}"] * (not same)
+
+    def lines(self) -> list[str]:
+        """The lines of a report."""
+        return [*self.result.lines(), *(f"  FAILED: {problem}" for problem in self.problems)]
+
+
+def judge_ranks(public: PublicRanks, folder: Path) -> RanksFinding:
+    """Compare a loss in several processes with one process, from the folder with the repositories.
+
+    Raises:
+        Unavailable: the repository is missing.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        options = {"world_size": WORLD_SIZES, "only": ("loss", "gradient"), **public.options}
+        found = parity(written(public, folder, Path(place)), **options)
+    at = {w: [one for one in found.comparisons if one.name.startswith(f"world size {w}")] for w in WORLD_SIZES}
+    agrees = tuple(w for w in WORLD_SIZES if {one.status for one in at[w]} == {PASSED})
+    norms = {w: next((one.factor for one in at[w] if one.name.endswith(": gradient")), None) for w in WORLD_SIZES}
+    gradient = tuple(np.nan if norm is None else norm for norm in norms.values())
+    errors = [one.message.partition(";")[0] for one in found.comparisons if one.status == ERRORED and not one.mistake]
+    return RanksFinding(public, agrees, (*found.mistakes, *errors[:1]), gradient, found)
 
 
 def _said(found: CheckResult) -> list[str]:

@@ -228,6 +228,35 @@ def no_offset(view_a: Tensor, view_b: Tensor, temperature: float = 0.1) -> Tenso
     return clip(view_a, view_b, with_gradient(view_a), with_gradient(view_b), 1 / temperature, targets)
 
 
+def anchors_of_own_rank(view_a: Tensor, view_b: Tensor, temperature: float = 0.1) -> Tensor:
+    """The rows of the second view are gathered, but not those of the first view, which are negatives too."""
+    others = (view_a @ view_a.T / temperature).masked_fill(torch.eye(len(view_a), dtype=torch.bool), -torch.inf)
+    logits = torch.cat([view_a @ with_gradient(view_b).T / temperature, others], 1)
+    return F.cross_entropy(logits, torch.arange(len(view_a)) + first(len(view_a)))
+
+
+def masked_before_scaling(view_a: Tensor, view_b: Tensor, temperature: float = 0.1) -> Tensor:
+    """A right loss in which the gradient of the temperature is NaN, because masked similarities are divided by it."""
+    start, n = first(len(view_a)), len(view_a)
+    own = torch.arange(n * world()) == torch.arange(n)[:, None] + start
+    others = (view_a @ with_gradient(view_a).T).masked_fill(own, -torch.inf)
+    logits = torch.cat([view_a @ with_gradient(view_b).T, others], 1) / temperature
+    return F.cross_entropy(logits, torch.arange(n) + start)
+
+
+def steep(view_a: Tensor, view_b: Tensor, temperature: float = 0.1) -> Tensor:
+    """A right loss that subtracts the self pair of a row of norm 1: it is strongly curved at other norms."""
+    rows, columns = torch.cat([view_a, view_b]), torch.cat([with_gradient(view_a), with_gradient(view_b)])
+    positives = (view_a * view_b).sum(1).repeat(2) / temperature
+    others = (rows @ columns.T / temperature).exp().sum(1) - torch.exp(torch.ones(()) / temperature)
+    return (others.log() - positives).mean()
+
+
+def offset_without_gather(view_a: Tensor, view_b: Tensor) -> Tensor:
+    """The targets have the rank's offset although nothing is gathered: https://github.com/lightly-ai/lightly/pull/1176."""
+    return F.cross_entropy(10 * view_a @ view_b.T, torch.arange(len(view_a)) + len(view_a) * rank())
+
+
 def own_rows_first(view_a: Tensor, view_b: Tensor, temperature: float = 0.1) -> Tensor:
     """This rank's rows precede those of the others, but the targets count them in the order of ranks."""
 
