@@ -320,6 +320,7 @@ def test_partners_by_name_are_passed_with_the_call_labels() -> None:
         ("of_a_mask", "supcon", "mask = mask of positives [N, N]"),
         ("multiplied_labels", "supcon", "labels = class ids [N], as a one-hot matrix"),
         ("two_views_and_labels", "nt_xent", "labels = one class per item [items]"),
+        ("of_three_matrices", "multiple_negatives_ranking", "z3 = hard_negatives [N, D]"),
     ],
 )
 def test_identify_reads_signatures_alike(name: str, loss: str, words: str) -> None:

@@ -39,16 +39,7 @@ from .base import (
     targets_of,
     unusable,
 )
-from .forms import (
-    Form,
-    Reading,
-    cannot_be_called,
-    in_one_line,
-    other_readings,
-    plausible_forms,
-    reading,
-    trial_case,
-)
+from .forms import Form, Reading, cannot_be_called, listed, other_readings, plausible_forms, reading, trial_case
 from .gpu import ON_CPU, OnCPU, lacks_gpu
 from .returned import choose, note, parts_of, take
 from .sandbox import (
@@ -256,7 +247,8 @@ class Target:
         self.signature = Signature(thing, init, scale or "")
         matrices = LOSSES[loss].matrices if loss in LOSSES else ()
         self.signature.further = next((name for name in ("negatives", HARD) if name in matrices), "")
-        if not loss and any(ONE_NEGATIVE.fullmatch(p.name.lower()) for p in self.signature.named[2:3]):
+        third = "".join(p.name.lower() for p in self.signature.named[2:3])
+        if not loss and (ONE_NEGATIVE.fullmatch(third) or third in self.signature.third):
             self.signature.further = HARD
         self.thing, self.spec = thing, thing if spec is None else spec
         self.constructs = self.signature.constructs
@@ -365,8 +357,9 @@ class Target:
                 self._failed = _why_not(failures, form)
                 self.notes = self._notes()
                 if attempt is None:
-                    named = ["temperature"] * self.takes_temperature + [*self.trial_keywords]
-                    self.notes += (in_one_line(reading(self.signature, self.form, named)),)
+                    named = [*["temperature"] * self.takes_temperature, *self.trial_keywords]
+                    named += REQUIRED.get(self.probed_as, ())[1:]
+                    self.notes += (listed(reading(self.signature, self.form, named)),)
                 return
         flat = next((k for k, (_, error) in enumerate(failures) if error.startswith(_TransposedVector.__name__)), None)
         self.call_as(0 if flat is None else self.forms.index(failures[flat][0]))
@@ -801,7 +794,7 @@ class External(Implementation):
             found = reading(signature, self.target.form, given, self.claim.loss)
             optional = (p for p in (*signature.constructor.values(), *signature.named) if p.default is None)
             unused = frozenset(p.name for p in optional if p.name not in {*found, *signature.init})
-            self.notes, self.claim = (*self.notes, in_one_line(found)), replace(self.claim, unused=unused)
+            self.notes, self.claim = (*self.notes, listed(found)), replace(self.claim, unused=unused)
             self.readings = tuple(self.target.other_readings(self.claim.loss))
 
     def refuses(self, case: Case) -> str | None:

@@ -452,7 +452,7 @@ def reading(signature: Signature, form: Form, keywords: Collection[str], loss: s
     return {**constructor, **call}
 
 
-def in_one_line(found: Mapping[str, str]) -> str:
+def listed(found: Mapping[str, str]) -> str:
     """Return a reading in one line."""
     return READING + ", ".join(f"{name} = {words}" for name, words in found.items())
 

@@ -278,7 +278,7 @@ class Signature:
         if self.further == name:
             words = (*words, *filter(ONE_NEGATIVE.fullmatch, own))
             if name == HARD:
-                words = (*words, *ALIASES["negatives"], *self._third)
+                words = (*words, *ALIASES["negatives"], *self.third)
         if name in _OTHERS and (name != HARD or self.further == name):
             words = (*words, *filter(_OTHERS[name].fullmatch, own))
         if name == "temperature" and self.scale:
@@ -292,7 +292,7 @@ class Signature:
         return next((p for p in usable if p.name not in self.init and not self._doubtful(p)), None)
 
     @cached_property
-    def _third(self) -> list[str]:
+    def third(self) -> list[str]:
         """The name of the third of three numbered matrices; [] unless the first required parameters are such."""
         named = " ".join(plain_name(p.name) for p in self.named[:3] if p.default is p.empty)
         found = _NUMBERED.fullmatch(named)
