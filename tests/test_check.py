@@ -588,7 +588,7 @@ def test_json_report_has_all_fields(tmp_path: Path, capsys: pytest.CaptureFixtur
         "unused": [],
         "default_temperature": 0.1,
         "unlabelled": False,
-        "one_hard": False,
+        "queue": "",
     }
     assert data["gradients_judged"] is True
     assert data["statuses"] == {

@@ -149,7 +149,25 @@ RIGHT: dict[str, tuple[str, str]] = {
         "supcon",
         "temperature = temperature, _ = None, z = embeddings [N, D], labels = class ids [N]",
     ),
-    "with_an_optional_queue": ("nt_xent", "z_i = first views [N, D], z_j = second views [N, D], temperature = temp"),
+    "with_optional_arrays": ("nt_xent", "z_i = first views [N, D], z_j = second views [N, D], temperature = temp"),
+    "of_three_matrices": (
+        "multiple_negatives_ranking",
+        "z1 = first tower [N, D], z2 = second tower [N, D], z3 = hard_negatives [N, D], temperature = temperature",
+    ),
+    "of_optional_documents": (
+        "multiple_negatives_ranking",
+        "q_reps = first tower [N, D], d_reps_pos = second tower [N, D], d_reps_neg = hard_negatives, temperature",
+    ),
+    "two_views_with_labels_each": (
+        "supcon",
+        "q = first views [N, D], q_label = class ids [items], k = second views [N, D], k_label = class ids [items], ",
+    ),
+    "of_output_and_target": (
+        "supcon",
+        "output = first views [N, D], target = second views [N, D], labels = class ids [items], temperature = temp",
+    ),
+    "of_x_and_y": ("info_nce", "x = first tower [N, D], y = second tower [N, D], temperature = temperature"),
+    "clip_of_named_logits": ("info_nce", "x_y_logits = similarities [N, N] / temperature, y_x_logits = the same, tra"),
 }
 """The loss of each right target, and the start of what its parameters get."""
 
@@ -212,10 +230,16 @@ def test_signature_is_read_as_it_is_meant(name: str) -> None:
     reading = found.notes[-1]
     assert reading.startswith(f"reading: {words}"), found.notes
     one_way = {"direction": "a_to_b"} if found.claim.required else {}
-    case = trial_case(loss, {"temperature": 0.5, **one_way}, found.claim.required)
+    case = trial_case(loss, {"temperature": 0.5, **one_way}, found.claim.required, found.claim.queue)
     if name == "supcon_of_views":
         case = replace(case, arguments={"labels": [2, 0, 2, 3, 3, 1, 1, 0]})
-    if name in ("of_required_labels", "two_views_and_labels", "of_a_tuple"):
+    if name in (
+        "of_required_labels",
+        "two_views_and_labels",
+        "of_a_tuple",
+        "two_views_with_labels_each",
+        "of_output_and_target",
+    ):
         case = replace(case, arguments={"labels": [2, 0, 2, 0, 0, 1, 1, 0]})
     for dtype in ("float64", "float32"):
         assert ratio(found, case, dtype) <= 1
@@ -296,6 +320,7 @@ def test_partners_by_name_are_passed_with_the_call_labels() -> None:
         ("of_a_mask", "supcon", "mask = mask of positives [N, N]"),
         ("multiplied_labels", "supcon", "labels = class ids [N], as a one-hot matrix"),
         ("two_views_and_labels", "nt_xent", "labels = one class per item [items]"),
+        ("of_three_matrices", "multiple_negatives_ranking", "z3 = hard_negatives [N, D]"),
     ],
 )
 def test_identify_reads_signatures_alike(name: str, loss: str, words: str) -> None:
@@ -375,10 +400,10 @@ def of_hard_negatives(
     return fast.info_nce_loss(query, key, temperature=temperature)
 
 
-def test_optional_queue_that_is_never_passed_is_reported() -> None:
-    found = judged("with_an_optional_queue", "nt_xent")
+def test_optional_arrays_that_are_never_passed_are_reported() -> None:
+    found = judged("with_optional_arrays", "nt_xent")
     assert found.exit_code == 0
-    assert "queue, which is never passed" in found.not_tried
+    assert {f"{name}, which is never passed" for name in ("class_labels", "queue")} <= {*found.not_tried}
     hard = check_loss(of_hard_negatives, "info_nce", cases=("golden/info_nce/two-towers",), fuzz=0)
     assert "hard_negatives, which is never passed (--loss multiple_negatives_ranking passes it)" in hard.not_tried
 
@@ -601,10 +626,37 @@ def test_weights_that_are_not_two_numbers_are_refused() -> None:
             External(f"{READINGS}:weighted_directions", loss="info_nce", settings={"direction_weights": weights})
 
 
-def test_temperature_that_is_clamped_at_1_is_named() -> None:
-    found = check_loss(f"{READINGS}:clamped_at_1", "supcon", cases=SOME, dtypes="float64")
+@pytest.mark.parametrize(
+    ("name", "loss", "words"),
+    [
+        ("clamped_at_1", "supcon", "temperatures below 1 are clamped"),
+        ("scaled_by_at_least_1", "info_nce", "temperatures above 1 are clamped"),
+        ("scaled_by_at_most_100", "info_nce", "temperatures below 0.01 are clamped"),
+        ("with_an_epsilon_in_the_norms", "info_nce", "1e-08 is added to the norms"),
+        ("of_unused_matrices", "multiple_negatives_ranking", "the hard negatives that are passed have no effect"),
+    ],
+)
+def test_mistake_with_a_number_or_a_matrix_is_named(name: str, loss: str, words: str) -> None:
+    cases = ("golden/*/[a-d]*",) if loss == "multiple_negatives_ranking" else SOME
+    level = "range" if "0.01" in words else None
+    found = check_loss(f"{READINGS}:{name}", loss, cases=cases, dtypes="float64", level=level)
     assert found.exit_code == 1
-    assert "temperatures below 1 are clamped" in found.summary
+    assert words in found.summary
+
+
+@pytest.mark.slow
+def test_policy_is_named_although_other_rows_have_a_further_mistake() -> None:
+    cases = ("golden/supcon/lonely*", "training-1-1")
+    found = check_loss(f"{READINGS}:without_small_denominators", "supcon", cases=cases, dtypes="float64", seed=1)
+    assert found.exit_code == 1
+    assert found.diagnosis.reasons[0].setting == "no_positive=drop"
+
+
+def test_error_that_no_ordinary_batch_raises_is_said_to_be_one() -> None:
+    cases = ("golden/supcon/lonely-zero", "golden/supcon/two-positives")
+    found = check_loss(f"{READINGS}:with_required_positives", "supcon", cases=cases, dtypes="float64")
+    assert found.exit_code == 1
+    assert "an error (on no batch of the level formula): ValueError: no positives" in found.summary
 
 
 @pytest.mark.usefixtures("without_reasons")
@@ -677,6 +729,14 @@ DOT = "similarities are raw dot products: rows are not normalised"
         ("of_neighbours", "nt_xent", [NEIGHBOURS]),
         ("of_raw_neighbours", "nt_xent", [f"{NEIGHBOURS}; {DOT}"]),
         ("between_the_extremes", "supcon", []),
+        (
+            "one_way_with_an_epsilon",
+            "info_nce",
+            [
+                "an epsilon of 1e-05 is added to the ratio within the logarithm; "
+                "the anchors are only the rows of the first tower"
+            ],
+        ),
         (
             "sigmoid_that_multiplies",
             "sigmoid",

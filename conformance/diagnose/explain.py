@@ -757,7 +757,8 @@ class _Explanation:
 
     def _holds(self, words: str, base: str, explained: Sequence[Observation]) -> bool:
         """Return whether a candidate about the formula also explains cases with random rows."""
-        if words in suspects.EXTREME or words.startswith(FORMULA_RIGHT):
+        policy = words.partition("\0")[2].startswith(("no_positive=", "no_negative="))  # not about the formula
+        if policy or words in suspects.EXTREME or words.startswith(FORMULA_RIGHT):
             return True
         small = [one for one in explained if one.case.size < suspects.COSTLY]
         like = [(one.case, one) for one in (*small[len(small) // 2 :][:1], *small[-1:])]

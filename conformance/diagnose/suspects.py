@@ -24,6 +24,7 @@ from ..truth.baseline import plain_outcome
 from . import variants
 from .positives import (
     CASE,
+    HARD_IGNORED,
     INTERLEAVED_LABELS,
     MIXED_UP,
     POSITIVES,
@@ -68,6 +69,9 @@ DTYPE_NOISE = 1e-6
 
 CLAMPS = (1e-12, 1e-8, 1e-6)
 """Lower limits of norms in torch's ``normalize``, in torch's ``cosine_similarity``, and in other code."""
+
+ADDED_TO_NORMS = (1e-10, 1e-8, 1e-7, 1e-6, 1e-5)
+"""Numbers that public losses add to norms, or to their squares."""
 
 SQUARES_OVERFLOW = (1.8e19, 1.3e154)
 """Norms whose squares overflow in float32 and in float64."""
@@ -621,15 +625,16 @@ NARROWED: Mapping[str, Callable[[int], object]] = {
 """Conversions of labels to narrower types, by a description of the type and of the labels that become equal."""
 
 
-CLAMPED_TEMPERATURES = (1.0, 2.0, 5.0, 10.0)
-"""Lowest temperatures of public losses that clamp ordinary ones."""
+CLAMPED_TEMPERATURES = (0.01, 1.0, 2.0, 5.0, 10.0)
+"""Lowest temperatures of public losses that clamp them. A learned scale is often limited to 1 to 100."""
 
 
 def _batch_settings(found: Failure) -> Iterator[Suspect]:
     case, suspect, right, n = found.case, found.right, found.right.setting, found.case.n
-    for least in (it for it in CLAMPED_TEMPERATURES if it > found.temperature):
-        words = f"the temperature is {least:g}, not {found.temperature:g}"
-        yield replace(suspect, temperature=least, words=words, general=f"temperatures below {least:g} are clamped")
+    limits = [("below", it) for it in CLAMPED_TEMPERATURES if it > found.temperature]
+    for side, limit in (*limits, *[("above", 1.0)] * (found.temperature > 1)):
+        words = f"the temperature is {limit:g}, not {found.temperature:g}"
+        yield replace(suspect, temperature=limit, words=words, general=f"temperatures {side} {limit:g} are clamped")
     labels = {name: case.arguments[name] for name in ("labels", "ref_labels") if name in case.arguments}
     for words, narrow in NARROWED.items() if labels else ():
         with np.errstate(over="ignore"):
@@ -703,6 +708,8 @@ def _case_settings(found: Failure) -> Iterator[Suspect]:
             yield replace(suspect.read(words, member=member), loss=loss)
     if "partners" in case.arguments and "ref_embeddings" not in case.others:
         yield mixed_up(found)
+    if "hard_negatives" in case.others:
+        yield suspect.read(HARD_IGNORED, member=right.member & ~found.part("hard_negatives").T)
     if "negatives" in case.others:
         b, queue = found.part("embeddings_b")[:, 0], found.part("negatives")
         # The tower of the anchor's positive.
@@ -721,7 +728,11 @@ def mixed_up(found: Failure) -> Suspect:
 
 def _other_norms(found: Failure) -> Iterator[Suspect]:
     rows, dot = found.rows, partial(_dot, found)
-    unit = rows / rows.norm(dim=1, keepdim=True)
+    norms = rows.norm(dim=1, keepdim=True)
+    unit = rows / norms
+    for epsilon in ADDED_TO_NORMS:
+        yield dot(rows / (norms + epsilon), f"{epsilon:g} is added to the norms")
+        yield dot(rows / (norms**2 + epsilon).sqrt(), f"{epsilon:g} is added to the squared norms")
     if "negatives" in found.case.others:
         queue = found.part("negatives")
         yield dot(torch.where(queue, rows, unit), variants.QUEUE_NOT_NORMALISED)

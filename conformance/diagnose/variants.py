@@ -826,7 +826,8 @@ class Pairs:
     @cached_property
     def cost(self) -> Tensor:
         """[T, M, M], the cost of each pair, with epsilons."""
-        below, above = self.below, self.above
+        # The denominator of a row without a value may be empty, and an epsilon would make its gradient NaN.
+        below, above = self.below.masked_fill(~self.some[:, None], 0.0), self.above
         kind, *sizes = (self.variant.guard or "none 0").split()
         epsilon = float(sizes[-1])
         if kind in ("below", "twice", "both"):

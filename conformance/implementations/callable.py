@@ -11,7 +11,7 @@ import os
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -39,7 +39,7 @@ from .base import (
     targets_of,
     unusable,
 )
-from .forms import ONE_EACH, Form, Reading, cannot_be_called, other_readings, plausible_forms, reading, trial_case
+from .forms import Form, Reading, cannot_be_called, listed, other_readings, plausible_forms, reading, trial_case
 from .gpu import ON_CPU, OnCPU, lacks_gpu
 from .returned import choose, note, parts_of, take
 from .sandbox import (
@@ -58,6 +58,7 @@ from .sandbox import (
 from .signatures import (
     HARD,
     OF_VIEWS,
+    ONE_NEGATIVE,
     Claim,
     Signature,
     check_call,
@@ -246,6 +247,9 @@ class Target:
         self.signature = Signature(thing, init, scale or "")
         matrices = LOSSES[loss].matrices if loss in LOSSES else ()
         self.signature.further = next((name for name in ("negatives", HARD) if name in matrices), "")
+        third = "".join(p.name.lower() for p in self.signature.named[2:3])
+        if not loss and (ONE_NEGATIVE.fullmatch(third) or third in self.signature.third):
+            self.signature.further = HARD
         self.thing, self.spec = thing, thing if spec is None else spec
         self.constructs = self.signature.constructs
         self.__name__ = str(getattr(thing, "__name__", type(thing).__name__))
@@ -353,8 +357,9 @@ class Target:
                 self._failed = _why_not(failures, form)
                 self.notes = self._notes()
                 if attempt is None:
-                    named = ["temperature"] * self.takes_temperature + [*self.trial_keywords]
-                    self.notes += (reading(self.signature, form, named),)
+                    named = [*["temperature"] * self.takes_temperature, *self.trial_keywords]
+                    named += REQUIRED.get(self.probed_as, ())[1:]
+                    self.notes += (listed(reading(self.signature, self.form, named)),)
                 return
         flat = next((k for k, (_, error) in enumerate(failures) if error.startswith(_TransposedVector.__name__)), None)
         self.call_as(0 if flat is None else self.forms.index(failures[flat][0]))
@@ -776,8 +781,8 @@ class External(Implementation):
         signature: Signature | None = None
         notes: tuple[str, ...] = ("call: command, one JSON object per line",)
         if self.target:
-            one_hard = self.target.form.queue == ONE_EACH
-            self._claimed = replace(self._claimed, call=self.target.call, arrays=self.target.arrays, one_hard=one_hard)
+            form = self.target.form
+            self._claimed = replace(self._claimed, call=form.call, arrays=form.arrays, queue=form.queue)
             signature, notes = self.target.signature, self.target.notes
             if "bfloat16" in self.dtypes and self.target.arrays == "numpy":
                 raise TargetMisused("numpy has no bfloat16")
@@ -788,7 +793,10 @@ class External(Implementation):
             own = {"partners": "partners", "mask": "positives"}.get(self.claim.call)
             given = [name for name in sorted(self.claim.passed) if name != own]
             given += ["temperature"] * (self.claim.temperature is None) + ["bias"] * self.claim.adds_bias
-            self.notes += (reading(signature, self.target.form, given, self.claim.loss),)
+            found = reading(signature, self.target.form, given, self.claim.loss)
+            optional = (p for p in (*signature.constructor.values(), *signature.named) if p.default is None)
+            unused = frozenset(p.name for p in optional if p.name not in {*found, *signature.init})
+            self.notes, self.claim = (*self.notes, listed(found)), replace(self.claim, unused=unused)
             self.readings = tuple(self.target.other_readings(self.claim.loss))
 
     def refuses(self, case: Case) -> str | None:
@@ -831,11 +839,12 @@ class External(Implementation):
         if self.target is None:
             return
 
-        def attempt(_: int) -> Tensor:
+        def attempt(optional: Collection[str], _: int) -> Tensor:
             self._complete()
             options = {name: values[0] for name, values in self.support.options.items()}
             queue = self.target.form.queue if self.target else ""
-            case = trial_case(self.claim.loss, {"temperature": TRIAL_TEMPERATURE, **options}, required, queue)
+            matrices = {*required, *optional}
+            case = trial_case(self.claim.loss, {"temperature": TRIAL_TEMPERATURE, **options}, matrices, queue)
             errors = []
             for dtype in self.dtypes:
                 with within(self.limit):
@@ -846,7 +855,13 @@ class External(Implementation):
             raise errors[0]
 
         required = self.claim.required
-        self.target.settle(attempt)
+        optional = {"negatives", HARD} & self.claim.passed - required
+        try:
+            self.target.settle(partial(attempt, optional))
+        except NoCallFits:
+            if not optional:
+                raise
+            self.target.settle(partial(attempt, ()))
         self._complete()
 
     def _given(self, case: Case, leaves: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

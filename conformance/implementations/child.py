@@ -416,7 +416,7 @@ class IsolatedLoss(External):
             target = External(spec, device=device, **options)
 
             def facts() -> dict[str, Any]:
-                same = ("call", "arrays", "settings", "default_temperature", "unlabelled", "one_hard")
+                same = ("call", "arrays", "settings", "default_temperature", "unlabelled", "queue")
                 claim = {name: getattr(target.claim, name) for name in same}
                 # None if the temperature is passed in each call.
                 at = None if target.claim.temperature is None else float(target.claim.temperature)

@@ -26,8 +26,10 @@ from .signatures import (
     CALLS,
     HARD,
     OF_VIEWS,
+    ONE_EACH,
     ONE_NEGATIVE,
     PARTNERS,
+    SAME_ROWS,
     SCALARS,
     SETTINGS,
     VARIED,
@@ -44,7 +46,7 @@ _MASKS = r"(?:\w+_)?masks?"
 _ONE_HOT = r"(?:\w+_)?(?:one_?hot|multi_?hot)(?:_\w+)?"
 _LABELS = f"labels?|lbls|classes|class_labels|y_true|y|ids|targets?|{_ONE_HOT}"
 _MATRICES = "sim|sims|similarity|similarities|similarity_matrix|sim_matrix|cos_sim|cosine_similarity|logits|scores?"
-_OF_TOWERS = r"logits_(per_)?\w+|(sim|sims|similarity|scores)_\w+"
+_OF_TOWERS = r"logits_(per_)?\w+|(sim|sims|similarity|scores)_\w+|\w+_logits"
 _ROWS = "embeddings?|z|reps|representations?|projections?|outputs?|hidden|embs?|x"
 _NO_VIEWS = "neg|hard|contradict|queue|memory|bank|ref|proto|cent(er|re|roid)|class|label"
 _OF_ARRAYS = re.compile(
@@ -56,7 +58,7 @@ _OF_ARRAYS = re.compile(
 _WORDS = (
     ("features", r"\S+(?=.* labels\b)(?=.* mask\b).*"),
     ("similarities", rf"({_MATRICES}|{_OF_TOWERS})( .*)?"),
-    ("views", r"(online|source) target( .*)?"),
+    ("views", r"((online|source) target|\S+ targets? labels?)( .*)?"),
     ("partners", rf"(\S+ ({_PARTNERS})|({_PARTNERS}) \S+)( .*)?"),
     ("mask", rf"\S+ ({_MASKS})( .*)?"),
     ("views", rf"(student teacher|{VARIED})( .*)?"),
@@ -106,10 +108,6 @@ Other calls are tried only if the names or the docstring indicate them, or if th
 
 _NUMBER = {"stacked": (1, 1), "features": (1, 2), "similarities": (1, 1)}
 """Smallest and largest number of arrays that a call passes; (2, 2) for the other calls."""
-
-
-ONE_EACH = "[N, D]"
-"""How one hard negative of each query is passed."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +215,7 @@ def plausible_forms(
     if call == "labels" and any(snake_case(p.name) in PARTNERS for p in signature.places[:2]):
         call = "partners" if "partners" in (LOSSES[loss].calls if loss in LOSSES else CALLS) else call
     calls = [(call, "")] if call else _guessed(signature, loss)
-    queues: tuple[str, ...] = ("", "[D, K]", "[N, K, D]") if signature.keyword("negatives") is not None else ("",)
+    queues: tuple[str, ...] = ("", "[D, K]", SAME_ROWS) if signature.keyword("negatives") is not None else ("",)
     if signature.further == HARD and (hard := signature.keyword(HARD)) is not None:
         queues = (ONE_EACH, "") if ONE_NEGATIVE.fullmatch(snake_case(hard.name)) else ("", ONE_EACH)
     several = re.search(r"multi[-_ ]?(label|hot)|one[-_ ]?hot", signature.source.lower())
@@ -395,7 +393,9 @@ class Reading:
 
 
 _INDEX = re.compile(r"p|t|j|idx|(\w+_)?(partners?|pos|positives?|pairs?|targets?|match(es)?|ind(ex|ices)|idx)(_\w+)?")
-_NEIGHBOURS = re.compile(r"interleav|adjacent|neighbou?r|consecutive|\^ ?1\b|bitwise_xor|\[\d?::2|(//|%) ?2\b")
+_NEIGHBOURS = re.compile(
+    r"interleav|adjacent|neighbou?r|consecutive|\^ ?1\b|bitwise_xor|\[\d?::2|(//|%) ?2\b|2 ?\* ?\w+ ?\+ ?1\b"
+)
 _HALVES = re.compile(r"/ ?2\b|\.(chunk|roll)\(|\bstack(ed)?\b|first views")
 _SCALED = r"(\b(scale|inverse|1 ?/ ?(temperature|tau|t))\b|multipl)"
 
@@ -432,8 +432,8 @@ def other_readings(signature: Signature, form: Form, loss: str) -> Iterator[Read
             yield Reading({"scale": own.name}, mistake, f"{own.name} means 1 / temperature")
 
 
-def reading(signature: Signature, form: Form, keywords: Collection[str], loss: str = "") -> str:
-    """Return what each parameter of a target gets, in one line.
+def reading(signature: Signature, form: Form, keywords: Collection[str], loss: str = "") -> dict[str, str]:
+    """Return what each parameter of a target gets, in words.
 
     Args:
         signature: its parameters.
@@ -449,8 +449,12 @@ def reading(signature: Signature, form: Form, keywords: Collection[str], loss: s
         given["labels"] = each if signature.requires("labels") else ""
     words = {it: f"{it} {ONE_EACH}" if it == HARD and form.queue == ONE_EACH else it for it in keywords}
     constructor, call = _passed(signature, form, given if form.several else own, words)
-    line = ", ".join(f"{name} = {words}" for name, words in {**constructor, **call}.items())
-    return f"{READING}{line}"
+    return {**constructor, **call}
+
+
+def listed(found: Mapping[str, str]) -> str:
+    """Return a reading in one line."""
+    return READING + ", ".join(f"{name} = {words}" for name, words in found.items())
 
 
 READING = "reading: "

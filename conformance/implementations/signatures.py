@@ -63,6 +63,12 @@ PARTNERS = (
 
 HARD = "hard_negatives"
 
+ONE_EACH = "[N, D]"
+"""How one hard negative of each query is passed."""
+
+SAME_ROWS = "[N, K, D]"
+"""How a queue is passed with the same rows for each anchor."""
+
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "temperature": (*TEMPERATURES, *INVERSES, *LOGARITHMS),
     "base_temperature": ("base_temperature", "base_temp"),
@@ -79,15 +85,17 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
 }
 """Names of parameters for arguments of the catalogue; other arguments have only their own name."""
 
+_FURTHER = r"(?!(n|no|num|use)_|\w*(mask|weight|idx|indices|padding|label|sim|score|logit))(\w+_)?neg(ative)?s?(_\w+)?"
 _OTHERS = {
-    "labels": re.compile(r"(?!one_?hot|multi_?hot)[a-z]+_(ids|labels|classes)"),
-    "negatives": re.compile(r"neg(ative)?s?_(vec|emb|feat|rep|item|doc|passage|candidate)\w*"),
+    "labels": re.compile(r"(?!one_?hot|multi_?hot)[a-z]+_(ids|labels?|classes)"),
+    "negatives": re.compile(rf"(?!\w*hard){_FURTHER}"),
+    HARD: re.compile(_FURTHER),
     "temperature": re.compile(r"logit_scale_\w+"),
 }
-"""Other names of parameters for arguments of the catalogue."""
+"""Other names of parameters for arguments of the catalogue; those of hard negatives only if the loss has them."""
 
 _ITEM = "(vec|emb|embedding|feat|feature|rep|item|doc|document|passage|candidate)"
-ONE_NEGATIVE = re.compile(rf"(hard_)?neg(ative)?(_{_ITEM})?|hard_{_ITEM}s?")
+ONE_NEGATIVE = re.compile(rf"(\w+_)?neg(ative)?(_{_ITEM})?|hard_{_ITEM}s?")
 """Names of parameters for the further negatives of a loss, or for one hard negative of each query."""
 
 FACTS: Mapping[str, tuple[str, ...]] = {
@@ -105,6 +113,9 @@ ONLY_REQUIRED = ("dim", "world_size", "rank")
 
 _DOUBTFUL = ("t", "scale", "similarity", "b")
 """Names of options that may be arrays if they are the first or second parameter."""
+
+_NUMBERED = re.compile(r"(?P<stem>\w+)1 (?P=stem)2 ((?P=stem)3)")
+"""Names of three matrices, such as ``z1``, ``z2`` and ``z3``: two towers and one hard negative of each query."""
 
 VARIED = r"(?P<one>\S+?)_?1? (?P=one)_?(2|aug|pos|bar|hat|tilde|prime)"
 """Names of two views of which one is a variation of the other, such as ``x`` and ``x_aug``."""
@@ -267,14 +278,25 @@ class Signature:
         if self.further == name:
             words = (*words, *filter(ONE_NEGATIVE.fullmatch, own))
             if name == HARD:
-                words = (*words, *ALIASES["negatives"], *filter(_OTHERS["negatives"].fullmatch, own))
-        if name in _OTHERS:
+                words = (*words, *ALIASES["negatives"], *self.third)
+        if name in _OTHERS and (name != HARD or self.further == name):
             words = (*words, *filter(_OTHERS[name].fullmatch, own))
         if name == "temperature" and self.scale:
             words = (plain_name(self.scale),)
         found = self._named(*words)
         usable = (p for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+        if name in (HARD, "negatives"):
+            arrays = {p.name: p for p in usable if not isinstance(p.default, (int, float, str))}
+            clear = len(arrays) == 1 or not arrays.keys().isdisjoint(ALIASES[name])
+            usable = (p for p in arrays.values() if clear)
         return next((p for p in usable if p.name not in self.init and not self._doubtful(p)), None)
+
+    @cached_property
+    def third(self) -> list[str]:
+        """The name of the third of three numbered matrices; [] unless the first required parameters are such."""
+        named = " ".join(plain_name(p.name) for p in self.named[:3] if p.default is p.empty)
+        found = _NUMBERED.fullmatch(named)
+        return [found[2]] if found else []
 
     def _named(self, *words: str) -> Iterator[inspect.Parameter]:
         """Yield the parameters of the constructor, then those of the call, in the order of their names in ``words``."""
@@ -295,7 +317,8 @@ class Signature:
         required = parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
         names = " ".join(snake_case(p.name) for p in self.named[:2])
         rows = re.fullmatch(rf"{VARIED}|(q|quer|anchor)\S* positives", names)
-        doubtful = parameter.name in _DOUBTFUL or rows is not None
+        towers = names == "x y" and any(name.startswith("y_") for name in self.call)
+        doubtful = parameter.name in _DOUBTFUL or rows is not None or towers
         return doubtful and required and any(parameter is p for p in self.named[:2])
 
     @cached_property
@@ -305,8 +328,17 @@ class Signature:
         facts = chain(*FACTS.values(), ALIASES["negatives"], ALIASES[HARD])
         names = {*self.init, *(p.name for p in (*taken, *self._named(*facts)) if p)}
         names |= {key for pack in self.packs if pack.name.lower() in SETTINGS for key in pack.keys}
+        names |= {p.name for p in self.labels_of_views}
         arrays = (p for p in self.named if not isinstance(p.default, (int, float, str)))
         return [p for p in arrays if p.name not in names and not is_ignored(p)]
+
+    @cached_property
+    def labels_of_views(self) -> list[inspect.Parameter]:
+        """The required parameters for the labels of the first and of the second view; [] unless there are both."""
+        own = [p for p in self.named if p.default is p.empty and _OTHERS["labels"].fullmatch(plain_name(p.name))]
+        views = [p.name.partition("_")[0] for p in self.named if p not in own]
+        own = [p for p in own if p.name.partition("_")[0] in views and p.name not in (*self.init, *TOWER_TARGETS)]
+        return own if len(own) == 2 else []
 
     @property
     def labels_first(self) -> bool:
@@ -403,6 +435,8 @@ class Signature:
                 # A base temperature of None means the temperature.
                 value = keywords.get("temperature")
             (constructor if found.name in self.constructor else call)[found.name] = value
+            if name == "labels":
+                call |= {p.name: value for p in self.labels_of_views}
         given: list[Any] = []
         variadic = any(p.kind is p.VAR_POSITIONAL for p in self.call.values())
         places = [p for p in places if not (variadic and p.kind is p.KEYWORD_ONLY) and p.name not in call]
@@ -700,9 +734,9 @@ class Claim:
         passed: the keywords of the catalogue that are passed. All their values are judged.
         required: the passed arrays that the target requires. Only cases with these arrays are judged.
         default_temperature: the temperature that the target uses if none is passed; None if it has no such default.
-        unused: optional parameters for further negatives, which the loss does not have and which are never passed.
+        unused: the parameters with the default None that are never passed.
         unlabelled: whether it gets views without the labels that the loss takes.
-        one_hard: whether it takes at most one hard negative of each query.
+        queue: how the queue or the hard negatives are passed; see ``forms.Form``.
     """
 
     loss: str
@@ -716,7 +750,7 @@ class Claim:
     default_temperature: float | None = None
     unused: frozenset[str] = frozenset()
     unlabelled: bool = False
-    one_hard: bool = False
+    queue: str = ""
 
     def __post_init__(self) -> None:
         """Check that the claim does not contradict itself.
@@ -794,7 +828,7 @@ class Claim:
             also.append(("not every class has two rows, the views of an item", _has_no_pairs))
         elif self.call in OF_VIEWS and entry.targets == "labels":
             also.append(("its items do not have two views", lambda case: len(items_of(case)[0]) != 2))
-        if self.one_hard:
+        if self.queue == ONE_EACH:
             several = ("has several hard negatives of each query", lambda c: len(c.others.get(HARD, ())) > c.n)
             also.append(several)
         if self.call == "mask":
@@ -847,13 +881,10 @@ def complete(claim: Claim, signature: Signature | None) -> tuple[Claim, list[str
         if "negatives" in required and "direction" not in {*settings, *passed}:
             settings["direction"] = LOSSES[claim.loss].default("direction", required)
             notes.append("direction: a_to_b is claimed, the default with negatives, which the target requires")
-        queues = [signature.keyword(name) for name in ("negatives", HARD) if name not in passed]
-        unused = frozenset(queue.name for queue in queues if queue is not None)
         at = signature.default_temperature
         several = claim.call in ("features", *OF_VIEWS) and LOSSES[claim.loss].targets == "labels"
         unlabelled = several and signature.keyword("labels") is None and not signature.takes_anything
-        changed: dict[str, Any] = {"required": frozenset(required), "default_temperature": at, "unused": unused}
-        claim = replace(claim, unlabelled=unlabelled, **changed)
+        claim = replace(claim, unlabelled=unlabelled, required=frozenset(required), default_temperature=at)
         if unlabelled:
             notes.append("labels: none are passed; only batches whose classes are pairs of views are judged")
     claim = replace(claim, settings=settings, passed=frozenset(passed), temperature=temperature)
@@ -907,9 +938,8 @@ def _keywords(claim: Claim, claimed: set[str], signature: Signature, notes: list
             continue
         choices = entry.choices.get(name)
         if choices and found.default not in (found.empty, entry.keywords[name], *choices):
-            notes.append(
-                f"{name}: not passed: its default {found.default!r} is not one of {', '.join(map(str, choices))}"
-            )
+            why = f"its default {found.default!r} is not one of {', '.join(map(str, choices))}"
+            notes.append(f"{name}: not passed: {why}; if it takes these, pass --set {name}=*")
         else:
             passed.add(name)
             if found.name != name:

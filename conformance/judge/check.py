@@ -292,7 +292,9 @@ class CheckResult:
         if not bad:
             return ""
         (message, count), *_ = Counter(shorten(one.message, 100) for one in bad).most_common(1)
-        return f"{'' if count == len(bad) else 'most often '}an error: {message}"
+        ordinary = any(one.level is Level.FORMULA for one in bad)
+        where = "" if ordinary else " (on no batch of the level formula)"
+        return f"{'' if count == len(bad) else 'most often '}an error{where}: {message}"
 
     def worst(self) -> dict[str, float]:
         """Return the largest error of each dtype, in units of its bound."""

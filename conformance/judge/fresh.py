@@ -26,7 +26,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..implementations.signatures import OF_VIEWS, Claim
+from ..implementations.signatures import OF_VIEWS, ONE_EACH, Claim
 from ..suite.cases import Case, row_norms
 from ..suite.catalogue import LOSSES, WEIGHTS, Loss
 from ..suite.flags import saturated, true_flags
@@ -555,7 +555,7 @@ def _factors(claim: Claim) -> dict[str, tuple[Any, ...]]:
             if name in entry.keywords
         },
         **{name: claim.values_of(name) or entry.choices[name] for name in _drawn_options(entry)},
-        **({"hard": (0, 1) if claim.one_hard else (0, 1, 2)} if takes("hard_negatives") else {}),
+        **({"hard": (0, 1) if claim.queue == ONE_EACH else (0, 1, 2)} if takes("hard_negatives") else {}),
         **(harder if takes("hardness_mode") else {}),
     }
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, defaultdict
 
 from ..implementations.base import ARRAY_OPTIONS, matters
-from ..implementations.signatures import Claim
+from ..implementations.signatures import SAME_ROWS, Claim
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from .proofs import case_as_claimed
@@ -48,11 +49,9 @@ class Tried:
                 self._seen[name].add(case.option(name))
 
     def _passing(self, name: str) -> str:
-        """Name the loss that differs from the claimed one in having a parameter for further negatives; "" if none."""
-        matrix, towers = (
-            "hard_negatives" if "hard" in name.lower() else "negatives",
-            LOSSES[self._claim.loss].two_towers,
-        )
+        """Name a loss that passes further negatives, if the name of a parameter says so; "" if there is none."""
+        words, towers = name.lower(), LOSSES[self._claim.loss].two_towers
+        matrix = "hard_negatives" if "hard" in words else "negatives" if re.search("neg|queue|bank", words) else ""
         loss = next((one for one, it in LOSSES.items() if matrix in it.matrices and it.two_towers == towers), "")
         return f" (--loss {loss} passes it)" * bool(loss)
 
@@ -66,6 +65,9 @@ class Tried:
         """
         found = [f"{name}, which is never passed{self._passing(name)}" for name in sorted(self._claim.unused)]
         found += [name for name in self._arrays if name not in self._seen]
+        if self._claim.queue == SAME_ROWS:
+            own = "--loss multiple_negatives_ranking --set hard_negatives_scope=own_only"
+            found.append(f"different negatives for each anchor ({own} passes them)")
         for name, values in self._values.items():
             found += [f"{name}={value}" for value in values if value is not None and value not in self._seen[name]]
             if not values and not self._seen[name]:

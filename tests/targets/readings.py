@@ -190,8 +190,78 @@ def by_a_named_scale(img, txt, alpha=20.0):
     return _clip(img, txt, alpha)
 
 
-def with_an_optional_queue(z_i, z_j, queue=None, temperature=0.1):
+def with_optional_arrays(z_i, z_j, class_labels=None, queue=None, temperature=0.1):
     return two_views_and_unused_labels(z_i, z_j, torch.arange(len(z_i)), temperature)
+
+
+def of_three_matrices(z1, z2, z3, temperature=0.05):
+    logits = F.normalize(z1, dim=1) @ F.normalize(torch.cat([z2, z3]), dim=1).T / temperature
+    return F.cross_entropy(logits, torch.arange(len(z1)))
+
+
+def of_optional_documents(q_reps, d_reps_pos, d_reps_neg=None, temperature=0.05):
+    """The negatives are [N, H, D]."""
+    hard = d_reps_pos[:0] if d_reps_neg is None else d_reps_neg.flatten(0, 1)
+    return of_three_matrices(q_reps, d_reps_pos, hard, temperature)
+
+
+def two_views_with_labels_each(q, q_label, k, k_label, temperature=0.1):
+    labels = torch.cat([q_label, k_label])
+    return _supcon(_cosines(torch.cat([q, k])) / temperature, labels[:, None] == labels)
+
+
+def of_output_and_target(output, target, labels, temperature=0.1):
+    return two_views_and_labels(output, target, labels, temperature)
+
+
+def scaled_by_at_least_1(image, text, logit_scale):
+    return _clip(image, text, logit_scale.clamp(min=0).exp())
+
+
+def scaled_by_at_most_100(image, text, logit_scale):
+    return _clip(image, text, logit_scale.exp().clamp(max=100))
+
+
+def with_an_epsilon_in_the_norms(image, text, temperature=0.1):
+    first, second = (rows / (rows.norm(dim=1, keepdim=True) + 1e-8) for rows in (image, text))
+    logits, target = first @ second.T / temperature, torch.arange(len(first))
+    return (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
+
+
+def of_unused_matrices(query, positive, hard_negatives, temperature=0.05):
+    return of_three_matrices(query, positive, positive[:0], temperature)
+
+
+def without_small_denominators(embeddings, labels, temperature=0.1):
+    """Anchors without positives are left out, and the sums of exponentials are at least 1e-12."""
+    logits, own = _cosines(embeddings) / temperature, torch.eye(len(labels), dtype=torch.bool)
+    logits = logits - logits.max(dim=1, keepdim=True).values.detach()
+    below = logits.exp().masked_fill(own, 0).sum(dim=1, keepdim=True).clamp(min=1e-12)
+    positive = (labels[:, None] == labels) & ~own
+    count = positive.sum(dim=1)
+    each = (below.log() - logits).where(positive, 0).sum(dim=1) / count.clamp(min=1)
+    return each[count > 0].sum() / (count > 0).sum().clamp(min=1)
+
+
+def with_required_positives(embeddings, labels, temperature=0.1):
+    if labels.unique(return_counts=True)[1].min() < 2:
+        raise ValueError("no positives")
+    return _supcon(_cosines(embeddings) / temperature, labels[:, None] == labels)
+
+
+def one_way_with_an_epsilon(image, text, temperature=0.1):
+    ratios = (F.normalize(image, dim=1) @ F.normalize(text, dim=1).T / temperature).softmax(dim=1)
+    return -(ratios.diagonal() + 1e-5).log().mean()
+
+
+def of_x_and_y(x, y, *, x_negatives=None, y_negatives=None, temperature=1.0):
+    assert x_negatives is y_negatives is None
+    return _clip(x, y, 1 / temperature)
+
+
+def clip_of_named_logits(x_y_logits, y_x_logits):
+    target = torch.arange(len(x_y_logits))
+    return (F.cross_entropy(x_y_logits, target) + F.cross_entropy(y_x_logits, target)) / 2
 
 
 def weighted_directions(image, text, temperature=0.1):
