@@ -302,8 +302,9 @@ def test_a_full_disk_is_reported_in_one_line(
     with full_disk(free), pytest.raises(SystemExit) as caught:
         cli.main([*command.split(), *map(str, more.get(command, []))])
     assert caught.value.code == 3
-    (line,) = capsys.readouterr().err.splitlines()
+    *steps, line = capsys.readouterr().err.splitlines()
     assert line.startswith("pairproof: could not run: [Errno 27] File too large")
+    assert {*steps} <= {"pairproof: proving", "pairproof: documents", "pairproof: cases"}
     assert (files(root), files(root.parent / "reference")) == (before, code)
 
 

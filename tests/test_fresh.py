@@ -688,3 +688,14 @@ def test_second_process_proves_the_same_results(monkeypatch: pytest.MonkeyPatch)
         assert golden.expected.values == expected.expected.values
         np.testing.assert_array_equal(golden.expected.gradient, expected.expected.gradient)
     assert known_rounding(found[0].case)
+
+
+def test_case_whose_options_would_contradict_the_claim_is_not_changed() -> None:
+    loss = "multiple_negatives_ranking"
+    every = "query_to_doc+query_to_query+doc_to_query+doc_to_doc"
+    claim = External(LOSSES[loss].fast, loss=loss, settings={"directions": every}).claim
+    claim = replace(claim, passed=claim.passed - {"partition"})
+    cases = [golden.case for golden in load_golden(losses=(loss,)) if golden.case.size <= 40]
+    found = {case.option("partition"): proofs.case_as_claimed(case, claim) is case for case in cases}
+    assert found["per_direction"], "partition per_direction excludes these directions"
+    assert not all(proofs.case_as_claimed(case, claim) is case for case in cases)

@@ -99,7 +99,7 @@ def case_as_claimed(case: Case, claim: Claim, *, thorough: bool = False) -> Case
     if claim.directed_here and case.option("direction") == "both":
         # The mean of both directions would not show that they are exchanged.
         changed["direction"] = claim.settings["direction"]
-    if not changed:
+    if not changed or case.entry.unfit({**case.keywords, **changed, **case.others}):
         return case
     found = _with(case, tuple(changed.items()))
     if len(found.row_weights()) != found.shape[0]:
