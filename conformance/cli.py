@@ -84,7 +84,7 @@ app = Group(help="Check whether implementations of contrastive losses are correc
 fixtures = Group(help="Rebuild, check, extend or explain the fixtures: the cases and their expected results.")
 app.add_typer(fixtures, name="fixtures")
 
-LISTS = ("losses", "implementations", "documents", "cases", "figures", "claims")
+LISTS = ("losses", "implementations", "documents", "cases", "figures", "claims", "faults")
 
 
 class Output(Console):
@@ -625,10 +625,10 @@ def list_everything(
     *,
     losses: tuple[str, ...],
 ) -> None:
-    """List the names that the other commands accept: losses, implementations, documents, cases, figures and claims.
+    """List losses, implementations, documents, cases, figures, claims, and faults: the known mistakes.
 
     Without WHAT, losses, implementations and documents are listed. With only --loss, the loss and its cases are listed.
-    --loss has no effect on implementations, documents, figures and claims.
+    --loss has no effect on implementations, documents, figures, claims and faults.
 
     Examples:
         pairproof list
@@ -670,6 +670,10 @@ def list_everything(
         "figures": [f"{name}: {it.what} ({it.place})" for name, it in figures],
         "claims": [f'{name}: "{it.words}"' for name, it in claims],
     }
+    if what == "faults":
+        from .faults import FAULTS
+
+        lists["faults"] = [f"{it.name}: {it.words}" for it in FAULTS]
     summary = {
         "losses": [f"{name}: {it.function}({takes[name]}), {count[name]} cases" for name, it in entries.items()],
         "implementations": lists["implementations"],

@@ -607,8 +607,9 @@ def _text(
         "on the rounding errors of a straightforward implementation, which holds on every machine"
         + (", and the last digit of a gradient." if kind.gradients else "."),
         f"The file {counts}: those that some stored case of pairproof with these options finds. Comments name them; "
-        "conformance/faults/README.md of pairproof explains the names.",
+        "pairproof list faults explains the names.",
         f"If a test fails, pairproof check FILE.py:LOSS --loss {loss.name} says which mistake it is.",
+        *(["Gradients of batches of training size are compared in few rows or none."] if kind.gradients else []),
         *([f"Not found: {', '.join(missed)}."] if missed else []),
         *([f"In no case, for lack of room: {', '.join(unseen)}."] if unseen else []),
         "",

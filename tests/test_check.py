@@ -700,6 +700,7 @@ def test_declared_deviations_must_occur_and_match_a_check(tmp_path: Path, capsys
         assert call("check", *arguments, "--case", right) == 1
         text = capsys.readouterr().out
         assert "declared to deviate (known.toml, deviations 1) but conforms" in text
+        assert "no reason was found" not in text
         assert f"--deviations {path}" in text
     # The usage is judged in float64.
     path.write_text(entry.format(f'case = "{right}"\ndtype = "float32"'))
@@ -718,6 +719,16 @@ def test_declared_usage_is_not_called_unused_where_usages_could_not_be_judged(tm
     assert any(why.startswith(NONE_PASSES) for why in wrong.inapplicable.values())
     assert wrong.unused == []
     assert len(right.unused) == 1  # it stores no temperature
+
+
+def test_usages_that_need_torch_are_counted_for_other_arrays() -> None:
+    found = check_loss(
+        f"{FOLDER / 'losses.py'}:supcon", "supcon", cases=("golden/supcon/temperature-1", "usage/no-grad")
+    )
+    found.inapplicable = {f"usage/{name}": "not possible for arrays of numpy" for name in ("autocast", "upstream")}
+    assert "autocast, upstream (not possible for arrays of numpy)" in found.not_tried
+    found.request = replace(found.request, cases=())
+    assert "2 usages (not possible for arrays of numpy: --case 'usage/*' lists them)" in found.not_tried
 
 
 def test_errors_do_not_hide_a_failure(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,6 +25,7 @@ from pairproof.conformance import report as reports
 from pairproof.conformance.diagnose import identify as diagnosis
 from pairproof.conformance.documents.load import load_worked
 from pairproof.conformance.explain import find_case, find_golden
+from pairproof.conformance.faults import FAULTS
 from pairproof.conformance.implementations.forms import Form, wrapper
 from pairproof.conformance.implementations.optax_ntxent import Optax
 from pairproof.conformance.implementations.signatures import Signature
@@ -147,6 +148,13 @@ def test_options_with_several_values_have_one_style(one: Any) -> None:
         assert "repeatable or comma-separated" in one.help
         with pytest.raises(UsageError, match="got ''"):
             one.value([""], "")
+
+
+def test_known_mistakes_are_listed_with_their_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("list", "faults") == 0
+    text = unwrapped(capsys.readouterr().out)
+    assert len(FAULTS) > 200
+    assert not [fault.name for fault in FAULTS if f"{fault.name}: {fault.words}" not in text]
 
 
 def test_no_case_has_a_comma_in_its_id() -> None:

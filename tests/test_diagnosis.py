@@ -760,6 +760,15 @@ def test_the_last_reason_says_how_many_cases_are_not_explained() -> None:
     assert Diagnosis([first], failing=1).sentences() == ["reason 0: explains 1 of 1 failing case, none left"]
 
 
+def test_norms_below_a_large_clamp_are_described() -> None:
+    def clamped(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float = 0.1) -> torch.Tensor:
+        rows = torch.nn.functional.normalize(embeddings, dim=1, eps=1e-3)
+        return fast.supcon_loss(rows, labels, temperature=temperature, similarity="dot")
+
+    (reason,) = explain([observed(clamped, "supcon/mixed-norms")[0]], Known()).reasons
+    assert reason.words == "rows are not normalised where their norm is clamped, or its square underflows or overflows"
+
+
 def test_norms_that_are_clamped_are_described() -> None:
     (reason,) = checked(
         "clamps_norms_at_1e_8", "nt_xent", "golden/nt_xent/*norms-float64", level="range"

@@ -67,7 +67,7 @@ ROUNDED_GRADIENT = {dtype: 10 * close for dtype, close in CLOSE_HALF.items()}
 DTYPE_NOISE = 1e-6
 """Relative error up to which a difference is attributed to rounding."""
 
-CLAMPS = (1e-12, 1e-8, 1e-6)
+CLAMPS = (1e-12, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3)
 """Lower limits of norms in torch's ``normalize``, in torch's ``cosine_similarity``, and in other code."""
 
 ADDED_TO_NORMS = (1e-10, 1e-8, 1e-7, 1e-6, 1e-5)

@@ -53,7 +53,7 @@ from .ranges import Limit, find_limits
 from .results import BAD, Check, Status, counted, grouped, phrase, several, unused
 from .shrink import Shrunk, smallest_failure
 from .tried import Tried
-from .usages import NONE_PASSES, UsageJudge, Watch
+from .usages import NONE_PASSES, OTHER_ARRAYS, UsageJudge, Watch
 from .usages import names as usage_names
 from .verify import Report, check_names, flush_denormal, judge_case, load_cases, truth_of
 
@@ -209,8 +209,11 @@ class CheckResult:
         skipped = (check for check in usages if check.status is Status.SKIPPED)
         untried += [f"{check.case.removeprefix('usage/')} ({check.message})" for check in skipped]
         reasons = grouped((why, name.removeprefix("usage/")) for name, why in self.inapplicable.items())
-        # Without patterns, usages that do not apply are not worth a line.
-        return untried + [f"{', '.join(names)} ({why})" for why, names in reasons.items() if self.request.cases]
+        # Without patterns, usages that do not apply are only counted, and only those that need other arrays.
+        if self.request.cases:
+            return untried + [f"{', '.join(names)} ({why})" for why, names in reasons.items()]
+        arrays = (item for item in reasons.items() if item[0].startswith(OTHER_ARRAYS))
+        return untried + [f"{len(names)} usages ({why}: --case 'usage/*' lists them)" for why, names in arrays]
 
     @property
     def scalars(self) -> list[str]:
@@ -447,7 +450,8 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
         result.diagnosis = find_reasons([*observed, *training.values()], facts)
         result.diagnoses |= result.diagnosis.details
         result.advice += _advice(target, failing)
-        if any(one.status is Status.FAILED for one in result.failures_required) and not result.diagnosis.reasons:
+        wrong = (one for one in result.failures_required if one.status is Status.FAILED)
+        if any((one.ratio or math.inf) > 1 for one in wrong) and not result.diagnosis.reasons:
             result.advice.append("no reason was found; --html FILE draws the terms of a batch beside the right ones")
         report.checks += watch.checks
         usages = UsageJudge(

@@ -109,6 +109,8 @@ of their size times the derivative with respect to them.
 The error of a straightforward implementation was at most 1.5 such units on the ordinary cases of all losses.
 """
 
+OTHER_ARRAYS = "not possible for arrays of"
+
 NONE_PASSES = "usages are judged on cases that pass in an ordinary call, and none does"
 """Why none is judged, before the first case that does not pass."""
 
@@ -301,7 +303,7 @@ class UsageJudge:
     def _judged(self, request: Request, usage: Usage) -> Check:
         name = usage.id
         if self.target.claim.arrays not in usage.arrays:
-            raise NotApplicable(f"not possible for arrays of {self.target.claim.arrays}")
+            raise NotApplicable(f"{OTHER_ARRAYS} {self.target.claim.arrays}")
         dtype = usage.dtype or self._cases_and_dtype[1]
         if dtype not in (self.dtypes or (dtype,)):
             raise NotApplicable(f"judged in {dtype}, which --dtype does not select")
