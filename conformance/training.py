@@ -233,7 +233,7 @@ class Diagnosis:
             return "all are NaN"
         side = "below" if finite[-1] < self.levels.chance else "above"
         if not self.crossings:
-            return f"always {side} {self.levels.chance:.4g} (chance)"
+            return f"always {side} {self.levels.chance:.4g}, chance at this temperature"
         times = f"{len(self.crossings)} times, last " if len(self.crossings) > 1 else ""
         return f"crossed chance {times}at step {self.crossings[-1]}, and {side} it since"
 

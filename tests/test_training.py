@@ -433,7 +433,7 @@ def test_bad_input_raises_an_error(given: dict[str, Any], error: type[Exception]
         ((1.2, 1.1, 0.5, 0.4), "crossed chance at step 3, and below it since"),
         ((1.2, math.nan, 0.5), "crossed chance at step 3, and below it since"),
         ((0.9, 1.1, 0.5, 1.3), "crossed chance 3 times, last at step 4, and above it since"),
-        ((0.9, 0.8), "always below {chance:.4g} (chance)"),
+        ((0.9, 0.8), "always below {chance:.4g}, chance at this temperature"),
         ((math.nan,), "all are NaN"),
     ],
 )
