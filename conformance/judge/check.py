@@ -450,8 +450,8 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
         result.diagnosis = find_reasons([*observed, *training.values()], facts)
         result.diagnoses |= result.diagnosis.details
         result.advice += _advice(target, failing)
-        wrong = (one for one in result.failures_required if one.status is Status.FAILED)
-        if any((one.ratio or math.inf) > 1 for one in wrong) and not result.diagnosis.reasons:
+        beyond = (one for one in result.failures_required if one.status is Status.FAILED)
+        if any((one.ratio or math.inf) > 1 for one in beyond) and not result.diagnosis.reasons:
             result.advice.append("no reason was found; --html FILE draws the terms of a batch beside the right ones")
         report.checks += watch.checks
         usages = UsageJudge(
