@@ -678,7 +678,7 @@ def list_everything(
         "losses": [f"{name}: {it.function}({takes[name]}), {count[name]} cases" for name, it in entries.items()],
         "implementations": lists["implementations"],
         "documents": lists["documents"],
-        f"pairproof list {'|'.join(LISTS)}: details": [],
+        f"pairproof list {'|'.join(LISTS)}": [],
     }
     shown = {name: lists[name] for name in ([what] if what else ["losses", "cases"])} if what or losses else summary
     for title, lines in shown.items():
