@@ -628,7 +628,7 @@ def list_everything(
     """List losses, implementations, documents, cases, figures, claims, and faults: the known mistakes.
 
     Without WHAT, losses, implementations and documents are listed. With only --loss, the loss and its cases are listed.
-    --loss has no effect on implementations, documents, figures, claims and faults.
+    --loss has no effect on implementations, documents, figures and claims.
 
     Examples:
         pairproof list
@@ -638,6 +638,7 @@ def list_everything(
     from pairproof.fast.engine import jit
 
     from .documents.load import load_worked
+    from .faults import FAULTS
     from .implementations import ALL
     from .judge.results import several
     from .judge.verify import check_names, load_cases
@@ -669,11 +670,8 @@ def list_everything(
         "cases": [f"{it.id}: {it.loss}, {it.sizes()}" for it in cases],
         "figures": [f"{name}: {it.what} ({it.place})" for name, it in figures],
         "claims": [f'{name}: "{it.words}"' for name, it in claims],
+        "faults": [f"{it.name}: {it.words}" for it in FAULTS if it.loss in entries],
     }
-    if what == "faults":
-        from .faults import FAULTS
-
-        lists["faults"] = [f"{it.name}: {it.words}" for it in FAULTS]
     summary = {
         "losses": [f"{name}: {it.function}({takes[name]}), {count[name]} cases" for name, it in entries.items()],
         "implementations": lists["implementations"],

@@ -595,6 +595,7 @@ def _text(
     kind, loss = LIBRARIES[library], LOSSES[request.loss]
     command = shlex.join(["pairproof", "pack", *command_options(request, Request), "--for", library])
     compared = "values and gradients" if kind.gradients else "values"
+    formulas = any(entry.golden.formulas for entry in entries)
     paragraphs = [
         f"Check a loss on {len(entries)} batches with proved {compared}. Written by pairproof {__version__}:",
         "",
@@ -607,9 +608,9 @@ def _text(
         "on the rounding errors of a straightforward implementation, which holds on every machine"
         + (", and the last digit of a gradient." if kind.gradients else "."),
         f"The file {counts}: those that some stored case of pairproof with these options finds. Comments name them; "
-        "pairproof list faults explains the names.",
+        f"pairproof list faults --loss {loss.name} explains the names.",
         f"If a test fails, pairproof check FILE.py:LOSS --loss {loss.name} says which mistake it is.",
-        *(["Gradients of batches of training size are compared in few rows or none."] if kind.gradients else []),
+        *["Gradients of batches of training size are compared in few rows or none."] * (formulas and kind.gradients),
         *([f"Not found: {', '.join(missed)}."] if missed else []),
         *([f"In no case, for lack of room: {', '.join(unseen)}."] if unseen else []),
         "",
@@ -622,7 +623,6 @@ def _text(
     further = [f"{name}={defaults[name]}" if name in defaults else name for name in used if name not in claimed.words]
     parameters = ", ".join([*claimed.words, *(["*", *further] if further else [])])
     given = "; ".join(f"{name}: {text}" for name, text in claimed.words.items())
-    formulas = any(entry.golden.formulas for entry in entries)
     return "\n".join(
         [
             '"""' + "\n".join(line for text in paragraphs for line in (_filled(text, 0, "  ") or [""])),

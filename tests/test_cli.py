@@ -155,6 +155,9 @@ def test_known_mistakes_are_listed_with_their_words(capsys: pytest.CaptureFixtur
     text = unwrapped(capsys.readouterr().out)
     assert len(FAULTS) > 200
     assert not [fault.name for fault in FAULTS if f"{fault.name}: {fault.words}" not in text]
+    assert call("list", "faults", "--loss", "sigmoid") == 0
+    names = re.findall(r"^  (\w+)/", capsys.readouterr().out, re.MULTILINE)
+    assert {*names} == {"sigmoid"}
 
 
 def test_no_case_has_a_comma_in_its_id() -> None:

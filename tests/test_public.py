@@ -9,6 +9,7 @@ import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,8 +72,8 @@ def loss(view_a, view_b):
 """
 
 
-def committed(folder: Path) -> str:
-    """Write the files of a repository, and return the hash of its commit."""
+def code_in(folder: Path) -> dict[str, Any]:
+    """Commit the files of a repository, and return the fields that describe its code."""
     place = folder / "someone+models"
     place.mkdir()
     (place / "model.py").write_text(SOURCE)
@@ -80,19 +81,17 @@ def committed(folder: Path) -> str:
     git = ("git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-C", str(place))
     for command in (("init", "-q"), ("add", "."), ("commit", "-qm", "a")):
         subprocess.run([*git, *command], check=True)
-    return subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    checksum = hashlib.sha256(SOURCE.encode()).hexdigest()
+    found = {"name": "own", "repository": "someone/models", "commit": commit, "file": "model.py"}
+    return found | {"sha256": checksum, "license": "none"}
 
 
 def own_ranks(folder: Path) -> PublicRanks:
     """Return a loss whose ranks have the loss of all rows, and a gradient of their own rows. It uses two files."""
     return PublicRanks(
-        name="own",
-        repository="someone/models",
-        commit=committed(folder),
-        file="model.py",
-        sha256=hashlib.sha256(SOURCE.encode()).hexdigest(),
+        **code_in(folder),
         others={"gather.py": hashlib.sha256(GATHER.encode()).hexdigest()},
-        license="none",
         shown="`loss`",
         extracts=["FACTOR", "gather.py:gathered"],
         target="loss",
@@ -106,16 +105,10 @@ def own_ranks(folder: Path) -> PublicRanks:
 
 def own(folder: Path, **changed: object) -> PublicLoss:
     """Return a loss in a repository of its own."""
-    commit = committed(folder)
     wrapper = "def loss_of_views(z_i, z_j, temperature=0.5):\n"
     wrapper += "    return loss(SimpleNamespace(divisor=2), z_i, z_j, temperature)"
     public = PublicLoss(
-        name="own",
-        repository="someone/models",
-        commit=commit,
-        file="model.py",
-        sha256=hashlib.sha256(SOURCE.encode()).hexdigest(),
-        license="none",
+        **code_in(folder),
         computes="NT-Xent of two views",
         loss="nt_xent",
         extracts=["FACTOR", "Model.loss"],

@@ -775,7 +775,7 @@ class _Explanation:
                     return False
         return True
 
-    def _some(self) -> bool:
+    def _finite_with_lone_anchors(self) -> bool:
         """Return whether the loss is finite in a case in which some anchors have no positives, but not all."""
         cases = (one for one in (*self.failing, *self.passing) if np.isfinite(one.outcome.values).all())
         return any(0 < len(one.failure.empty) < len(one.failure.anchors) for one in cases)
@@ -788,8 +788,9 @@ class _Explanation:
             return f"{text} (only with {' or '.join(map(str, views))} view{'s' * (views != [1])} per item)"
         if text == suspects.NO_POSITIVES and all(case.has_no_pair for case in cases):
             return NO_PAIR
+        of_nan = text == OPTION_WORDS["no_positive", "nan"]
         alone = not any(case.positives()[i] for case in cases for i in case.anchors())
-        if alone and (text == suspects.NO_POSITIVES or (text == OPTION_WORDS["no_positive", "nan"] and self._some())):
+        if alone and (text == suspects.NO_POSITIVES or (of_nan and self._finite_with_lone_anchors())):
             return f"the loss is NaN or infinite {suspects.WITHOUT_POSITIVES}"
         if text != suspects.OVERFLOW:
             return text

@@ -110,6 +110,7 @@ The error of a straightforward implementation was at most 1.5 such units on the 
 """
 
 OTHER_ARRAYS = "not possible for arrays of"
+"""The start of the reason why a usage that needs other arrays is not judged; their kind follows."""
 
 NONE_PASSES = "usages are judged on cases that pass in an ordinary call, and none does"
 """Why none is judged, before the first case that does not pass."""
